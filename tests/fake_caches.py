@@ -176,7 +176,7 @@ class FakeRecurrent:
 
 
 KINDS: dict[str, Callable[[KVGroup, int, int], FakeCache]] = {
-    **dict.fromkeys(("full", "sliding", "chunked", "conv"), FakePaged),
+    **dict.fromkeys(("full", "sliding", "chunked", "conv", "latent"), FakePaged),
     "cross": FakeStates,
     "recurrent": FakeRecurrent,
     toy_recurrent.KIND: FakeRecurrent,

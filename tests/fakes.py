@@ -29,6 +29,7 @@ PLACEHOLDER = 90
 _MASK = (1 << 61) - 1
 
 FULL = KVGroup("full", (0,), 1, 8, 8)
+LATENT = KVGroup("latent", (6,), 1, 12, 8, values_in_keys=True)
 CROSS = KVGroup("cross", (3,), 1, 8, 8, num_states=12)
 
 

@@ -663,6 +663,7 @@ def _cache_folder(name: str) -> Path:
 from tests import (  # noqa: E402  # noqa: E402
     tiny_adapted,
     tiny_cross,
+    tiny_decoders,
     tiny_grid,
     tiny_masks,
     tiny_more,
@@ -684,11 +685,24 @@ def _of_own(name: str) -> tuple[str, ...]:
     return tuple(family for module in _OWN for family in getattr(module, name, ()))
 
 
-_FURTHER = (tiny_more, tiny_grid, tiny_masks, tiny_new, tiny_ocr, tiny_sound, tiny_peculiar, tiny_cross, tiny_adapted)
-for _further in (*_FURTHER, tiny_recurrent, tiny_quantized):
+_FURTHER = (
+    tiny_more,
+    tiny_grid,
+    tiny_masks,
+    tiny_new,
+    tiny_ocr,
+    tiny_sound,
+    tiny_peculiar,
+    tiny_cross,
+    tiny_adapted,
+    tiny_decoders,
+    tiny_recurrent,
+)
+for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
     IMAGE_FAMILIES += _further.IMAGE_FAMILIES
     VIDEO_FAMILIES += _further.VIDEO_FAMILIES
+TEXT_FAMILIES += tiny_decoders.TEXT_FAMILIES
 for _own in _OWN:
     TINY |= _own.TINY
     IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())

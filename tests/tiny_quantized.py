@@ -1,6 +1,6 @@
-"""Small checkpoints with FP8 weights, as compressed-tensors writes them, made of those that are not quantized.
+"""Small checkpoints of quantized weights, FP8 as compressed-tensors writes them or MXFP4, made of plain ones.
 
-Each has a folder `plain` inside: the same model with the numbers that its FP8 weights stand for, which transformers
+Each has a folder `plain` inside: the same model with the numbers that its weights stand for, which transformers
 reads without that package.
 """
 
@@ -59,6 +59,40 @@ def quantize(source: Path, path: Path, scale_dtype: str) -> None:
     text.write_json(path / "config.json", config | {"quantization_config": scheme()})
 
 
+def quantize_mxfp4(source: Path, path: Path) -> None:
+    """Write `source` into the empty folder `path` with MXFP4 experts as openai stores them, and its plain twin."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    plain = path / PLAIN
+    for folder in (path, plain):
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors*", PLAIN))
+    levels = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    stored: dict[str, Any] = {}
+    meant: dict[str, Any] = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = weight
+            meant[name] = weight.float()
+            continue
+        # In groups of 32 inputs, outputs first; exponents such that a group's largest number is between 4 and 6.
+        groups = weight.float().transpose(1, 2).unflatten(2, (-1, 32))
+        exponents = (groups.abs().amax(-1).clamp(min=1e-30).log2() - 2.0).ceil()
+        numbers = groups / exponents.exp2().unsqueeze(-1)
+        places = (numbers.abs().unsqueeze(-1) - levels).abs().argmin(-1)
+        codes = (places + 8 * (numbers < 0)).to(torch.uint8)
+        stored[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).contiguous()
+        stored[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
+        rounded = levels[places] * numbers.sign() * exponents.exp2().unsqueeze(-1)
+        meant[name] = rounded.flatten(2).transpose(1, 2).contiguous()
+    save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    save_file(meant, plain / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    spared = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    entry = {"modules_to_not_convert": spared, "quant_method": "mxfp4"}
+    text.write_json(path / "config.json", config | {"quantization_config": entry})
+
+
 def scheme() -> dict[str, Any]:
     """The entry `quantization_config`."""
     common = {
@@ -89,7 +123,7 @@ def scheme() -> dict[str, Any]:
 
 def readable(family: str, folder: Path) -> Path:
     """Where transformers reads the checkpoint of `family` that lies in `folder`."""
-    return folder / PLAIN if family in TINY else folder
+    return folder / PLAIN if (folder / PLAIN).is_dir() else folder
 
 
 TINY: dict[str, Callable[[Path], None]] = {"glm4v_moe_fp8": make_glm4v_moe_fp8}

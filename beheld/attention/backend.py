@@ -115,6 +115,34 @@ class LayerKV:
         self.values[blocks].zero_()
 
 
+@dataclass(eq=False)
+class LayerLatent:
+    """Latents and rotary keys of one layer, (num_blocks, block_size, W); see attention/latent.py.
+
+    Attributes:
+        rank: R.
+        shared: the same numbers as keys of one head, whose first R numbers are its values.
+    """
+
+    latents: Tensor
+    rank: int
+    group: int
+    shared: LayerKV = field(init=False)
+
+    def __post_init__(self) -> None:
+        keys = self.latents.unsqueeze(2)
+        self.shared = LayerKV(keys, keys[..., : self.rank], self.group)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of blocks, the null block included."""
+        return len(self.latents)
+
+    def clear(self, blocks: slice) -> None:
+        """Zero these blocks."""
+        self.latents[blocks].zero_()
+
+
 class Sharing(NamedTuple):
     """When a backend reads prefixes that decoding sequences share only once.
 
@@ -152,8 +180,23 @@ class AttentionBackend(Protocol):
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Store the step's keys and values, and attend causally to all known positions; returns (T, H, C)."""
+        """Store the step's keys and values, and attend causally to all known positions; returns (T, H, C).
+
+        `sinks_H`: each head's logit of one more position, which every query sees and whose value is zero.
+        """
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """Store the step's keys and values without computing attention."""
+
+    def attend_latent(
+        self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
+    ) -> Tensor:
+        """Store the step's latents, and attend causally to all known positions; returns (T, H, V).
+
+        Shapes are those of attention/latent.py.
+        """
+
+    def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
+        """Store the step's latents without computing attention."""

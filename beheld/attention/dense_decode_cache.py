@@ -131,6 +131,7 @@ class DenseDecodeCache:
         columns: DenseColumns,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Attend one query per sequence to its columns, (B, H, D).
 
@@ -164,7 +165,10 @@ class DenseDecodeCache:
             scores_NGL = torch.baddbmm(mask_N1L, q_NGC, keys_NCL, alpha=scale)
         else:
             scores_NGL = torch.bmm(q_NGC * scale, keys_NCL)
-        return torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD).view(B, -1, D)
+        out_NGD = torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD)
+        if sinks_H is not None:
+            out_NGD *= left_by_sinks(scores_NGL, sinks_H.view(K, -1).repeat(B, 1))
+        return out_NGD.view(B, -1, D)
 
     def _copies(self, kv: LayerKV, N: int, C: int, D: int, capacity: int) -> tuple[Tensor, Tensor]:
         """Return the layer's copies, keys (N, C, capacity) and values (N, capacity, D), allocated once."""
@@ -180,3 +184,8 @@ class DenseDecodeCache:
 
 def _bytes(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def left_by_sinks(scores_L: Tensor, sinks: Tensor) -> Tensor:
+    """Return the share of the softmax (..., 1) that scores (..., L) keep from sinks (...)."""
+    return torch.sigmoid(torch.logsumexp(scores_L, dim=-1) - sinks.float()).unsqueeze(-1)

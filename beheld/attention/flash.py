@@ -174,13 +174,15 @@ class FlashBackend(TritonBackend):
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
         size, heads = q_THC.shape[2], q_THC.shape[1] // k_TKC.shape[1]
-        takes = q_THC.dtype == torch.bfloat16 and size == v_TKC.shape[2] and _plain(metadata, group, q_THC.shape[0])
+        takes = q_THC.dtype == torch.bfloat16 and size == v_TKC.shape[2] and sinks_H is None
+        takes = takes and _plain(metadata, group, q_THC.shape[0])
         if not takes or not computes(self._platform, size, heads, softcap or 0.0):
-            return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap)
+            return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap, sinks_H)
         self.store(k_TKC, v_TKC, kv, metadata)
         return self._flash(q_THC, k_TKC, v_TKC, metadata.cu_q_B1, scale, causal=True, softcap=softcap or 0.0)
 

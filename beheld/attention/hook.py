@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.op import attend_layer
+from beheld.attention.latent import LatentUp
+from beheld.attention.op import attend_latent, attend_layer
 from beheld.core.errors import ModelError
 
 NAME = "beheld_paged"
@@ -51,11 +52,13 @@ def paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     query_scale: Tensor | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer: query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
 
-    `query_scale` (1, 1, T, 1) multiplies the queries of layers with `scales_queries` set at load.
+    `s_aux` (H) is transformers' name for sinks, see AttentionBackend.attend. `query_scale` (1, 1, T, 1) multiplies the
+    queries of layers with `scales_queries` set at load.
 
     Raises:
         ModelError: the layer asks for something that the backends do not compute.
@@ -66,10 +69,28 @@ def paged_attention(
     if query_scale is not None and getattr(module, "scales_queries", False):
         query = (query * query_scale).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    up = getattr(module, "kv_b_proj", None)
+    if isinstance(up, LatentUp):
+        if sliding_window is not None or softcap is not None or s_aux is not None:
+            raise ModelError(f"{type(module).__name__} has latents with a window, a soft cap or sinks.")
+        return _latent_attention(module, query, key, up, scale), None
     if torch.compiler.is_compiling():
         # The layer's number as a tensor (op.number_layers), so that layers share one compiled form.
-        return torch.ops.beheld.attend(query, key, value, module.layer_number, sliding_window, scale, softcap), None
-    layer = getattr(module, "layer_idx", None)
+        number = module.layer_number
+        return torch.ops.beheld.attend(query, key, value, number, sliding_window, scale, softcap, s_aux), None
+    return attend_layer(_layer_of(module), query, key, value, sliding_window, scale, softcap, s_aux), None
+
+
+def _latent_attention(module: Any, query: Tensor, latent: Tensor, up: LatentUp, scale: float) -> Tensor:
+    """Attend to latents, (1, 1, T, W); see models/surgery/latent.py."""
+    if torch.compiler.is_compiling():
+        made: Tensor = torch.ops.beheld.attend_latent(query, latent, up.up_HDR, module.layer_number, scale)
+        return made
+    return attend_latent(_layer_of(module), query, latent, up.up_HDR, scale)
+
+
+def _layer_of(module: Any) -> int:
+    layer: int | None = getattr(module, "layer_idx", None)
     if layer is None:
         raise ModelError(f"{type(module).__name__} called attention without a layer index of the text model.")
-    return attend_layer(layer, query, key, value, sliding_window, scale, softcap), None
+    return layer

@@ -15,18 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import LayerKV
+from beheld.attention.backend import LayerKV, LayerLatent
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
 
 
 def attend_layer(
-    layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTD: Tensor, window: int | None, scale: float, softcap: float | None
+    layer: int,
+    q_1HTC: Tensor,
+    k_1KTC: Tensor,
+    v_1KTD: Tensor,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
 
     Raises:
-        ModelError: the text model has no such layer, or its cache was made for another window.
+        ModelError: the text model has no such layer, or its cache was made for another window or shape.
     """
     context = current()
     kv = context.kv.get(layer)
@@ -36,6 +43,9 @@ def attend_layer(
     known = group.window if group.chunk is None else None
     if window != known:
         raise ModelError(f"Layer {layer} has the window {window}, but its cache was made for {known}.")
+    given, made = (k_1KTC.shape[1], k_1KTC.shape[3], v_1KTD.shape[3]), (*kv.keys.shape[2:], kv.values.shape[3])
+    if given != made:
+        raise ModelError(f"Layer {layer} gives {_shape_of(given)}, but its cache was made for {_shape_of(made)}.")
     metadata, tail = context.metadata, context.tail
     if tail is not None and layer >= tail.first_layer:
         if tail.storing:
@@ -53,8 +63,35 @@ def attend_layer(
         metadata,
         scale,
         softcap,
+        sinks_H,
     )
     return out_THD.unsqueeze(0)
+
+
+def _shape_of(sizes: tuple[int, ...]) -> str:
+    return f"{sizes[0]} key-value heads of {sizes[1]} and {sizes[2]} numbers"
+
+
+def attend_latent(layer: int, q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tensor, scale: float) -> Tensor:
+    """Attend to latents in one layer of the current pass; returns (1, T, H, V), shapes as in attention/latent.py.
+
+    Raises:
+        ModelError: the layer has no latents in the text model, or their size is another.
+    """
+    context = current()
+    kv, latent_TW = context.kv.get(layer), latent_11TW[0, 0]
+    if not isinstance(kv, LayerLatent) or kv.latents.shape[2] != latent_TW.shape[1]:
+        raise ModelError(f"Attention was called for layer {layer}, which has no such latents in the text model.")
+    metadata, tail = context.metadata, context.tail
+    if tail is not None and layer >= tail.first_layer:
+        if tail.storing:
+            context.backend.store_latent(latent_TW, kv, metadata)
+            tail.stored = True
+            return _latent_shape(q_1HTC, latent_11TW, up_HDR).zero_()
+        metadata = tail.metadata
+    context.called[layer] = context.called.get(layer, 0) + 1
+    q_THC = q_1HTC[0].transpose(0, 1)
+    return context.backend.attend_latent(q_THC, latent_TW, up_HDR, kv, metadata, scale).unsqueeze(0)
 
 
 def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
@@ -94,8 +131,9 @@ def _attend(
     window: int | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
-    return attend_layer(int(layer), q_1HTC, k_1KTC, v_1KTD, window, scale, softcap)
+    return attend_layer(int(layer), q_1HTC, k_1KTC, v_1KTD, window, scale, softcap, sinks_H)
 
 
 def _attend_shape(
@@ -106,14 +144,32 @@ def _attend_shape(
     window: int | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
     """Describe the result for torch.compile."""
     return q_1HTC.new_empty((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
 
 
+def _attend_latent(q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tensor, layer: Tensor, scale: float) -> Tensor:
+    return attend_latent(int(layer), q_1HTC, latent_11TW, up_HDR, scale)
+
+
+def _latent_shape(
+    q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tensor, layer: Tensor | None = None, scale: float = 1.0
+) -> Tensor:
+    """Describe the result for torch.compile."""
+    _, heads, tokens, size = q_1HTC.shape
+    values = up_HDR.shape[1] + latent_11TW.shape[3] - up_HDR.shape[2] - size
+    return q_1HTC.new_empty((1, tokens, heads, values))
+
+
 _library = torch.library.Library("beheld", "FRAGMENT")
 _library.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap) -> Tensor"
+    "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap, Tensor? sinks)"
+    " -> Tensor"
 )
 _library.impl("attend", _attend, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::attend", _attend_shape, lib=_library)
+_library.define("attend_latent(Tensor q, Tensor latent, Tensor up, Tensor layer, float scale) -> Tensor")
+_library.impl("attend_latent", _attend_latent, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::attend_latent", _latent_shape, lib=_library)

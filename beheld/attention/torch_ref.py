@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Sharing
-from beheld.attention.dense_decode_cache import DenseDecodeCache
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent, Sharing
+from beheld.attention.dense_decode_cache import DenseDecodeCache, left_by_sinks
+from beheld.attention.latent import absorbed, absorbs, expanded, raised
+
+# Scores of a prompt that are computed at a time, where PyTorch's own attention does not compute them.
+_MOST_SCORES = 1 << 24
 
 
 class TorchBackend:
@@ -46,6 +50,7 @@ class TorchBackend:
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
@@ -56,16 +61,10 @@ class TorchBackend:
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
-            columns, q_BHC = group.extra.get("columns"), q_THC[:decodes]
-            if columns is not None and self._dense.take(kv, columns, q_BHC):
-                out_THC[:decodes] = self._dense.attend(
-                    q_BHC, k_TKC[:decodes], v_TKC[:decodes], kv, columns, scale, softcap
-                )
-            else:
-                if "decode" not in group.extra:
-                    group.extra["decode"] = _decode_slots(metadata, group)
-                slots_BL, hidden_BL = group.extra["decode"]
-                out_THC[:decodes] = _decode(q_BHC, keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap)
+            rows = slice(decodes)
+            out_THC[rows] = self._decodes(
+                q_THC[rows], k_TKC[rows], v_TKC[rows], kv, metadata, group, scale, softcap, sinks_H
+            )
         token = decodes
         for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
             count = metadata.lengths[sequence] - metadata.starts[sequence]
@@ -74,9 +73,71 @@ class TorchBackend:
                 k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
             else:
                 k_LKC, v_LKC = keys_SKC.index_select(0, slots_L), values_SKC.index_select(0, slots_L)
-            out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap)
+            out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H)
             token += count
         return out_THC
+
+    def _decodes(
+        self,
+        q_BHC: Tensor,
+        k_BKC: Tensor,
+        v_BKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        group: GroupMetadata,
+        scale: float,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
+        columns = group.extra.get("columns")
+        if columns is not None and self._dense.take(kv, columns, q_BHC):
+            return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H)
+        if "decode" not in group.extra:
+            group.extra["decode"] = _decode_slots(metadata, group)
+        slots_BL, hidden_BL = group.extra["decode"]
+        keys_SKC, values_SKC = kv.keys.flatten(0, 1), kv.values.flatten(0, 1)
+        return _decode(q_BHC, keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap, sinks_H)
+
+    def attend_latent(
+        self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
+    ) -> Tensor:
+        """Decoding sequences absorb; prompts do what costs less; see AttentionBackend."""
+        group = metadata.groups[kv.group]
+        if not metadata.stored:
+            self.store_latent(latent_TW, kv, metadata)
+        rank, width = kv.rank, latent_TW.shape[1]
+        plain = q_THC.shape[2] - (width - rank)
+        out_THV = q_THC.new_empty((*q_THC.shape[:2], up_HDR.shape[1] - plain))
+        decodes = metadata.num_decodes
+        if decodes:
+            own_B1W = latent_TW[:decodes].unsqueeze(1)
+            q_BHW = absorbed(q_THC[:decodes], up_HDR, width - rank)
+            seen_BHR = self._decodes(q_BHW, own_B1W, own_B1W[..., :rank], kv.shared, metadata, group, scale)
+            out_THV[:decodes] = raised(seen_BHR, up_HDR, plain)
+        token = decodes
+        for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
+            count = metadata.lengths[sequence] - metadata.starts[sequence]
+            rows = slice(token, token + count)
+            q_PHC = q_THC[rows]
+            latent_LW = latent_TW[rows] if slots_L is None else kv.latents.flatten(0, 1).index_select(0, slots_L)
+            latent_LW = latent_LW.to(q_PHC.dtype)
+            if absorbs(count, q_PHC.shape[2], up_HDR, width):
+                seen_PHR = _prefill_shared(absorbed(q_PHC, up_HDR, width - rank), latent_LW, rank, mask_PL, scale)
+                out_THV[rows] = raised(seen_PHR, up_HDR, plain)
+            else:
+                k_LHC, v_LHV = expanded(latent_LW, up_HDR, plain)
+                # PyTorch's fast attention has values as large as keys.
+                v_LHC = F.pad(v_LHV, (0, max(0, k_LHC.shape[2] - v_LHV.shape[2])))
+                out_PHC = _prefill(q_PHC, k_LHC, v_LHC, mask_PL, scale, None, None)
+                out_THV[rows] = out_PHC[..., : v_LHV.shape[2]]
+            token += count
+        return out_THV
+
+    def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
+        """See AttentionBackend."""
+        slots_T = metadata.groups[kv.group].slots_T
+        kv.latents.flatten(0, 1).index_copy_(0, slots_T, latent_TW.to(kv.latents.dtype))
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""
@@ -155,6 +216,7 @@ def _decode(
     hidden_BL: Tensor | None,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
     """Attend one query per sequence to its whole context; returns (B, H, C)."""
     B, L = slots_BL.shape
@@ -164,7 +226,7 @@ def _decode(
     # Query heads that share a key are laid out as queries of one head, so that keys are read in place and never
     # repeated.
     q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)
-    if softcap is None:
+    if softcap is None and sinks_H is None:
         mask_BKGL = None
         if hidden_BL is not None:
             mask_BL = torch.zeros(B, L, dtype=k_BKLC.dtype, device=slots_BL.device)
@@ -172,29 +234,61 @@ def _decode(
         out_BKGC = F.scaled_dot_product_attention(q_BKGC, k_BKLC, v_BKLC, attn_mask=mask_BKGL, scale=scale)
         return out_BKGC.flatten(1, 2).to(q_BHC.dtype)
     scores_BKGL = torch.matmul(q_BKGC * scale, k_BKLC.transpose(2, 3)).float()
-    scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
+    if softcap is not None:
+        scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
     if hidden_BL is not None:
         scores_BKGL.masked_fill_(hidden_BL[:, None, None, :], float("-inf"))
     weights_BKGL = torch.softmax(scores_BKGL, dim=-1).to(v_BKLC.dtype)
-    return torch.matmul(weights_BKGL, v_BKLC).flatten(1, 2).to(q_BHC.dtype)
+    out_BKGC = torch.matmul(weights_BKGL, v_BKLC)
+    if sinks_H is not None:
+        out_BKGC *= left_by_sinks(scores_BKGL, sinks_H.view(K, -1))
+    return out_BKGC.flatten(1, 2).to(q_BHC.dtype)
 
 
 def _prefill(
-    q_PHC: Tensor, k_LKC: Tensor, v_LKC: Tensor, mask_PL: Tensor | None, scale: float, softcap: float | None
+    q_PHC: Tensor,
+    k_LKC: Tensor,
+    v_LKC: Tensor,
+    mask_PL: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks_H: Tensor | None,
 ) -> Tensor:
     """Attend one sequence's P new tokens causally to L positions; returns (P, H, C)."""
     G = q_PHC.shape[1] // k_LKC.shape[1]
     q_HPC = q_PHC.transpose(0, 1)
     k_HLC = k_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
     v_HLC = v_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
-    if softcap is None:
+    if softcap is None and sinks_H is None:
         out = F.scaled_dot_product_attention(
             q_HPC[None], k_HLC[None], v_HLC[None], attn_mask=mask_PL, is_causal=mask_PL is None, scale=scale
         )
         return out[0].transpose(0, 1)
-    scores_HPL = torch.matmul(q_HPC * scale, k_HLC.transpose(1, 2)).float()
-    scores_HPL = softcap * torch.tanh(scores_HPL / softcap)
     if mask_PL is None:
-        mask_PL = torch.ones(scores_HPL.shape[1:], dtype=torch.bool, device=scores_HPL.device).tril()
-    scores_HPL.masked_fill_(~mask_PL, float("-inf"))
-    return torch.matmul(torch.softmax(scores_HPL, dim=-1).to(v_HLC.dtype), v_HLC).transpose(0, 1)
+        mask_PL = torch.ones(q_HPC.shape[1], k_HLC.shape[1], dtype=torch.bool, device=q_HPC.device).tril()
+    out_PHC = q_PHC.new_empty((*q_PHC.shape[:2], v_HLC.shape[2]))
+    rows = max(1, _MOST_SCORES // (k_HLC.shape[0] * k_HLC.shape[1]))
+    for own_HPC, seen_PL, out in zip(q_HPC.split(rows, 1), mask_PL.split(rows), out_PHC.split(rows), strict=True):
+        scores_HPL = torch.matmul(own_HPC * scale, k_HLC.transpose(1, 2)).float()
+        if softcap is not None:
+            scores_HPL = softcap * torch.tanh(scores_HPL / softcap)
+        scores_HPL.masked_fill_(~seen_PL, float("-inf"))
+        own_out_HPC = torch.matmul(torch.softmax(scores_HPL, dim=-1).to(v_HLC.dtype), v_HLC)
+        if sinks_H is not None:
+            own_out_HPC *= left_by_sinks(scores_HPL, sinks_H[:, None])
+        out.copy_(own_out_HPC.transpose(0, 1))
+    return out_PHC
+
+
+def _prefill_shared(q_PHW: Tensor, latent_LW: Tensor, rank: int, mask_PL: Tensor | None, scale: float) -> Tensor:
+    """Attend one sequence's P new tokens to L latents, which all heads share; returns (P, H, R)."""
+    P, H, W = q_PHW.shape
+    if mask_PL is None:
+        mask_PL = torch.ones(P, len(latent_LW), dtype=torch.bool, device=q_PHW.device).tril()
+    # Heads that share a key are laid out as queries of one head, so that latents are never repeated.
+    mask_RL = mask_PL.repeat_interleave(H, dim=0)
+    latent_11LW = latent_LW[None, None]
+    out = F.scaled_dot_product_attention(
+        q_PHW.reshape(1, 1, P * H, W), latent_11LW, latent_11LW, attn_mask=mask_RL, scale=scale
+    )
+    return out.view(P, H, W)[..., :rank]

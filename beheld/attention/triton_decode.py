@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, capped, join, products, unit
+from beheld.attention.triton_math import accumulate, capped, join, products, sunk, unit
 from beheld.attention.triton_shared import (
     MAX_ROWS,
     MIN_PART,
@@ -227,6 +227,7 @@ def _decode(
     acc_ptr,
     sums_ptr,
     arrived_ptr,
+    sinks_ptr,
     scale,
     softcap,
     q_token,
@@ -302,7 +303,11 @@ def _decode(
         tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, own_v_C, mask=own_D)
     factor = unit(scale, SOFTCAP)
     s_R = capped(tl.sum(q_RC.to(tl.float32) * own_k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
-    m_R = tl.where(last > 0, s_R, float("-inf"))
+    most_R = s_R
+    if sinks_ptr is not None:
+        sink_R = sunk(sinks_ptr, head * GROUP + heads_R, heads_R < GROUP, factor)
+        most_R = tl.maximum(s_R, sink_R)
+    m_R = tl.where(last > 0, most_R, float("-inf"))
     # Summing over a tile's keys crosses warps and costs a barrier, so sums per key are kept until the end.
     l_RN = tl.zeros([ROWS, TILE], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
@@ -335,6 +340,8 @@ def _decode(
     # The new value is added last, its weight rounded like all others.
     p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
     l_R = tl.sum(l_RN, 1) + p_R
+    if sinks_ptr is not None:
+        l_R += tl.where(last > 0, tl.exp2((sink_R - m_R) * factor), 0.0)
     acc_RC += p_R.to(own_v_C.dtype).to(tl.float32)[:, None] * own_v_C.to(tl.float32)[None, :]
     out_RC = out_ptr + ((row.to(tl.int64) * KV_HEADS + head) * GROUP + heads_R)[:, None] * V_SIZE + d_C[None, :]
     if parts == 1:
@@ -423,6 +430,7 @@ def decode(
     plan: DecodePlan,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None = None,
     *,
     early: bool,
 ) -> None:
@@ -436,7 +444,7 @@ def decode(
     v_size = kv.values.shape[3]
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
     tile, warps, stages = shape_of(width, kv.keys.element_size(), plan.crowded)
-    workspace = _workspace(plan, heads, v_size, q_THC.device)
+    workspace = workspace_of(plan, heads, v_size, q_THC.device)
     if plan.shared is not None:
         shared = plan.shared
         decode_shared(
@@ -455,6 +463,7 @@ def decode(
         group.tables_BN,
         *workspace,
         plan.arrived_BK,
+        sinks_H,
         scale,
         softcap or 0.0,
         *q_THC.stride()[:2],
@@ -481,7 +490,8 @@ def decode(
     )
 
 
-def _workspace(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def workspace_of(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the workspace for parts' results, made by a group's first layer."""
     if plan.workspace is None:
         plan.workspace = (
             torch.empty((plan.num_lines, heads, v_size), dtype=torch.float32, device=device),

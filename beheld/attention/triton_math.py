@@ -30,6 +30,12 @@ def unit(scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def sunk(sinks_ptr, head_R, there_R, factor):
+    """Return the heads' sinks, (R), as scores that `factor` turns into exponents of two."""
+    return tl.load(sinks_ptr + head_R, mask=there_R, other=0.0).to(tl.float32) * (_LOG2_E / factor)
+
+
+@triton.jit
 def weigh(s_RN, m_R, l_R, factor, GUARD: tl.constexpr, LATE: tl.constexpr = False):
     """Add a tile's scores to the running maximum and sum.
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Sharing
+from beheld.attention import triton_latent
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent, Sharing
+from beheld.attention.latent import absorbed, expanded, raised
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
 from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
@@ -51,6 +53,7 @@ class TritonBackend:
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
@@ -60,19 +63,74 @@ class TritonBackend:
         if decodes:
             plan = self._decode_plan(metadata, group, kv.keys.shape[2], (q_THC.shape[1], q_THC.shape[2]))
             early = self._facts_of(q_THC.device).early_launch
-            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, early=early)
+            decode(q_THC, k_TKC, v_TKC, out_THC, kv, group, plan, scale, softcap, sinks_H, early=early)
         if len(metadata.starts) > decodes:
             if decodes:
                 store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
             else:
                 store(k_TKC, v_TKC, kv, group.slots_T)
             prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
-            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap)
+            prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap, sinks_H)
         return out_THC
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""
         store(_dense_heads(k_TKC), _dense_heads(v_TKC), kv, metadata.groups[kv.group].slots_T)
+
+    def attend_latent(
+        self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
+    ) -> Tensor:
+        """Prompts without prefixes are expanded, all else is absorbed; see AttentionBackend."""
+        group = metadata.groups[kv.group]
+        heads, both, _ = up_HDR.shape
+        rotary = latent_TW.shape[1] - kv.rank
+        plain = q_THC.shape[2] - rotary
+        latent_TW = latent_TW if latent_TW.stride(1) == 1 else latent_TW.contiguous()
+        out_THV = q_THC.new_empty((*q_THC.shape[:2], both - plain))
+        decodes = metadata.num_decodes
+        if decodes:
+            plan = self._decode_plan(metadata, group, triton_latent.tiles_of(heads))
+            q_BHW = absorbed(q_THC[:decodes], up_HDR, rotary)
+            seen_BHR = triton_latent.decode(q_BHW, latent_TW, kv, group, plan, scale)
+            out_THV[:decodes] = raised(seen_BHR, up_HDR, plain)
+        if len(metadata.starts) > decodes:
+            triton_latent.store(latent_TW[decodes:], kv, group.slots_T[decodes:])
+            if any(metadata.starts[decodes:]):
+                self._absorb_prompts(q_THC, up_HDR, kv, metadata, group, scale, out_THV)
+            else:
+                k_THC, v_THV = expanded(latent_TW, up_HDR, plain)
+                nothing = triton_latent.nothing_cached(kv, k_THC, v_THV)
+                prefill_plan = self._prefill_plan(metadata, group, q_THC, heads)
+                prefill(_dense_heads(q_THC), k_THC, v_THV, out_THV, nothing, group, prefill_plan, scale, None)
+        return out_THV
+
+    def _absorb_prompts(
+        self,
+        q_THC: Tensor,
+        up_HDR: Tensor,
+        kv: LayerLatent,
+        metadata: AttnMetadata,
+        group: GroupMetadata,
+        scale: float,
+        out_THV: Tensor,
+    ) -> None:
+        """Attend for prefilling sequences, whose latents are stored; writes their rows of `out_THV`."""
+        heads, decodes = q_THC.shape[1], metadata.num_decodes
+        rotary = kv.latents.shape[2] - kv.rank
+        rows = triton_latent.rows_of(kv.latents.element_size(), self._facts_of(q_THC.device).shared_bytes)
+        tiles_L8 = group.extra.get("absorbed")
+        if tiles_L8 is None:
+            make = make_tiles if metadata.starts_B is None else make_tiles_on_device
+            tiles_L8 = group.extra["absorbed"] = make(metadata, heads, rows, q_THC.shape[0])
+        q_THW = absorbed(q_THC, up_HDR, rotary)
+        seen_THR = q_THW.new_empty((*q_THW.shape[:2], kv.rank))
+        triton_latent.prefill(q_THW, kv, group, tiles_L8, rows, seen_THR, scale)
+        out_THV[decodes:] = raised(seen_THR[decodes:], up_HDR, q_THC.shape[2] - rotary)
+
+    def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
+        """See AttentionBackend."""
+        latent_TW = latent_TW if latent_TW.stride(1) == 1 else latent_TW.contiguous()
+        triton_latent.store(latent_TW, kv, metadata.groups[kv.group].slots_T)
 
     def _decode_plan(
         self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int, queries: tuple[int, int] | None = None

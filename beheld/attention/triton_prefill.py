@@ -30,7 +30,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, capped, products, unit
+from beheld.attention.triton_math import accumulate, capped, products, sunk, unit
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def _prefill(
     k_tiles,
     v_tiles,
     sees_ptr,
+    sinks_ptr,
     scale,
     softcap,
     q_token,
@@ -125,8 +126,13 @@ def _prefill(
         mask=there_R[:, None] & inside_C[None, :],
         other=0.0,
     )
-    m_R = tl.full([ROWS], float("-inf"), tl.float32)
-    l_R = tl.zeros([ROWS], tl.float32)
+    factor = unit(scale, SOFTCAP)
+    if sinks_ptr is None:
+        m_R = tl.full([ROWS], float("-inf"), tl.float32)
+        l_R = tl.zeros([ROWS], tl.float32)
+    else:
+        m_R = sunk(sinks_ptr, head_R, there_R, factor)
+        l_R = tl.full([ROWS], 1.0, tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     low = first_row // GROUP
     # Of the step's tokens, a query sees those before `sees_R`: up to itself, or to the end of its image.
@@ -137,7 +143,6 @@ def _prefill(
         sees_R = tl.load(sees_ptr + token_R, mask=there_R, other=0)
         high = tl.max(sees_R, 0)
 
-    factor = unit(scale, SOFTCAP)
     # The prefix, through the block table; all of it precedes every query.
     if PREFIX:
         begin = 0
@@ -291,6 +296,7 @@ def prefill(
     plan: PrefillPlan,
     scale: float,
     softcap: float | None,
+    sinks_H: Tensor | None = None,
 ) -> None:
     """Attend for all sequences of the plan; writes their rows of `out_THC`. The prefix must be in the cache."""
     heads = q_THC.shape[1]
@@ -308,6 +314,7 @@ def prefill(
         group.tables_BN,
         *_tiles_of(k_TKC, v_TKC, shape),
         plan.sees_T,
+        sinks_H,
         scale,
         softcap or 0.0,
         q_THC.stride(0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beheld.checkpoint import quantized
 from beheld.checkpoint.checks.config import check_activations, check_heads
@@ -190,6 +190,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
+    if both_ways != "nowhere" and any(group.values_in_keys for group in groups):
+        raise ModelError(f"{_architecture(config)} reads media both ways in layers with latents, which cannot run yet.")
     return ModelInfo(
         path=str(path),
         name=args.model or "mote",
@@ -297,7 +299,7 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
     cross_layers = frozenset(getattr(text, "cross_attention_layers", None) or ())
     # The last layers of some models read the keys and values of the last one of their kind before them.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
-    layers_by_form: dict[tuple[str, int, int], list[int]] = {}
+    layers_by_form: dict[tuple[str, _Form], list[int]] = {}
     readers_by_source: dict[int, list[int]] = {}
     recurrent: list[int] = []
     for layer, name in enumerate(types):
@@ -319,31 +321,51 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
             readers_by_source.setdefault(source, []).append(layer)
             continue
         # A convolution has one input of the hidden size where attention has keys.
-        form = (1, text.hidden_size) if kind == "conv" else _form(text, layer)
-        layers_by_form.setdefault((kind if windows.get(kind) else "full", *form), []).append(layer)
+        form = _Form(1, text.hidden_size, 0) if kind == "conv" else _form(text, layer)
+        kind = kind if windows.get(kind) else "latent" if form.values_in_keys else "full"
+        if form.values_in_keys and kind != "latent":
+            raise ModelError(f"Layer {layer} of {text.model_type} has latents and a window, which cannot be run yet.")
+        layers_by_form.setdefault((kind, form), []).append(layer)
     groups = [
         KVGroup(
             kind,
             tuple(layers),
-            heads,
-            head_dim,
-            0 if kind == "conv" else head_dim,
+            *form[:3],
             windows.get(kind),
             tuple((reader, source) for source in layers for reader in readers_by_source.get(source, ())),
+            values_in_keys=form.values_in_keys,
         )
-        for (kind, heads, head_dim), layers in layers_by_form.items()
+        for (kind, form), layers in layers_by_form.items()
     ]
     if recurrent:
         groups.append(KVGroup("recurrent", tuple(recurrent), 0, 0, 0, state=state))
     return tuple(groups)
 
 
-def _form(text: Any, layer: int) -> tuple[int, int]:
-    """Key-value heads and head size of one layer; in some models layers differ."""
+class _Form(NamedTuple):
+    """What a layer keeps of a position; see KVGroup."""
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    values_in_keys: bool = False
+
+
+def _form(text: Any, layer: int) -> _Form:
+    """What one layer keeps of a position; in some models layers differ."""
     if getattr(text, "is_heterogeneous", False):
         text = text.per_layer_config[layer]
+    rank, rotary = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
+    if rank and rotary:
+        if getattr(text, "index_topk", None):
+            raise ModelError(
+                f"An indexer of {text.model_type} chooses the positions that a query sees, which cannot be run yet.",
+                "Models of latent attention (MLA) without an indexer can.",
+            )
+        return _Form(1, rank + rotary, rank, values_in_keys=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return _Form(heads, head_dim, head_dim)
 
 
 def _reach(text: Any) -> int:

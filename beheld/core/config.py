@@ -129,6 +129,7 @@ class KVGroup:
         kind: what they keep; a key of scheduler/cache/registry.py and runner/cache/registry.py.
         layers: layer indices in the text model.
         num_kv_heads, head_dim, value_dim: shape of the key and the value at one position.
+        values_in_keys: whether a value is the first `value_dim` numbers of its key, and takes no room of its own.
         window: how many positions the layers look back, the current one included; None for all.
         readers: pairs (layer, source layer). The layer has no keys and values of its own and reads those of the source,
             which is in `layers`.
@@ -147,10 +148,12 @@ class KVGroup:
     num_states: int = 0
     state: StateShape | None = None
     checkpoint_tokens: int = 512
+    values_in_keys: bool = False
 
     def bytes_per_token(self, element_bytes: int) -> int:
         """Bytes of keys and values over all layers of the group, for one position or one item state."""
-        return len(self.layers) * self.num_kv_heads * (self.head_dim + self.value_dim) * element_bytes
+        stored = self.head_dim + (0 if self.values_in_keys else self.value_dim)
+        return len(self.layers) * self.num_kv_heads * stored * element_bytes
 
     def bytes_per_sequence(self, element_bytes: int) -> int:
         """Bytes of one sequence's recurrent states over all layers of the group, whatever the sequence's length."""

@@ -82,9 +82,10 @@ class HFAdapter:
         self.tail_from: int | None = None
         if family.tail_from is not None and self._platform.synchronous:
             self.tail_from = surgery.apply("tail", "the forward of layers that write no keys", family.tail_from)
-        self.tail_stores = self.tail_from is None and self._columns is None and self._cross is None
+        layers = text_model(model).layers
+        whole = self.tail_from is None and self._columns is None and self._cross is None
+        self.tail_stores = whole and last_layer.can_shorten(layers[-1])
         if self.tail_stores:
-            layers = text_model(model).layers
             shorten = last_layer.shorten
             surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1

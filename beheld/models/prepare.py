@@ -17,6 +17,7 @@ from beheld.models.recurrent import recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.latent import pass_latents_on
 from beheld.models.surgery.linears import (
     PackedLinear,
     PaddedLinear,
@@ -107,6 +108,10 @@ def _exact_float32(target: Target, changes: Changes) -> None:
 def _two_scales(target: Target, changes: Changes) -> None:
     model = target.model
     replace_two_scales(model.get_decoder() if hasattr(model, "get_decoder") else model, changes)
+
+
+def _latents(target: Target, changes: Changes) -> None:
+    logger.debug("%d layers pass latents on.", pass_latents_on(text_model(target.model), changes))
 
 
 def _fuse_on_cpu(target: Target, changes: Changes) -> None:
@@ -213,6 +218,13 @@ OPERATIONS = (
         needs="a rotary embedding of the type longrope",
         replaces="it, by one that chooses its scale per sequence",
         apply=_two_scales,
+    ),
+    Operation(
+        "latents",
+        Stage.ADAPT,
+        needs="layers of latent attention: with kv_a_proj_with_mqa, kv_b_proj and expand_kv",
+        replaces="kv_b_proj and expand_kv, so that attention gets latents",
+        apply=_latents,
     ),
     Operation(
         "fused linears",

@@ -209,7 +209,7 @@ def open_weights(path: Path, device: str) -> dict[str, Any]:
     from safetensors import safe_open
 
     slices: dict[str, Any] = {}
-    for file in _files(path):
+    for file in weight_files(path):
         opened = safe_open(file, framework="pt", device="cpu")
         slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
     found: dict[str, Any] = {}
@@ -246,10 +246,10 @@ def _scale_of(name: str, weight: Any, scale: Any) -> Any:
 
 def stored_bytes(path: Path) -> int:
     """Return the bytes that the weights in `path` take as stored."""
-    return sum(file.stat().st_size for file in _files(path))
+    return sum(file.stat().st_size for file in weight_files(path))
 
 
-def _files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """Return the model's weight files; the folder may hold others."""
     index = path / _INDEX
     if index.is_file():
@@ -258,5 +258,7 @@ def _files(path: Path) -> list[Path]:
     whole = path / "model.safetensors"
     files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
-        raise ModelError("FP8 weights are read from safetensors files only, and there are none.", _REMEDY)
+        raise ModelError(
+            "Quantized weights are read from safetensors files only, and there are none.", "Fetch the checkpoint again."
+        )
     return files

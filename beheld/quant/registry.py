@@ -15,6 +15,7 @@ from beheld.quant.none import Unquantized
 # A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
 METHODS: dict[str, str] = {
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
+    "mxfp4": "beheld.quant.mxfp4:make",
 }
 
 # The option's value -> the function that makes the method that quantizes any checkpoint's weights as they are loaded.

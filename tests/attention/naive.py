@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent
 
 
 @dataclass
@@ -81,7 +81,7 @@ def make_case(
     return Case(q.to(device), torch.stack(new_k).to(device), torch.stack(new_v).to(device), kv, metadata, history)
 
 
-def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
+def expected(case: Case, scale: float, softcap: float | None, sinks_H: Tensor | None = None) -> Tensor:
     """What attention must give, (T, H, C) in float64, one query and one head at a time."""
     group = case.metadata.groups[0]
     heads_per_kv = case.q_THC.shape[1] // case.k_TKC.shape[1]
@@ -98,7 +98,10 @@ def expected(case: Case, scale: float, softcap: float | None) -> Tensor:
                 scores = seen @ q[token, head] * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
-                out[token, head] = torch.softmax(scores, 0) @ v[first : position + 1, head // heads_per_kv].double()
+                if sinks_H is not None:
+                    scores = torch.cat([scores, sinks_H[head : head + 1].double()])
+                weights = torch.softmax(scores, 0)[: len(seen)]
+                out[token, head] = weights @ v[first : position + 1, head // heads_per_kv].double()
             token += 1
     return out
 
@@ -115,3 +118,51 @@ def share(case: Case, prefixes: dict[int, tuple[list[int], int]]) -> None:
             for own, of_owner in zip(case.history[sequence], case.history[owner], strict=True):
                 own[:count] = of_owner[:count]
     group.shared_B = shared_B
+
+
+def sinks(heads: int) -> Tensor:
+    """A sink of each head: some matter little, some take nearly all of a query's weight."""
+    return torch.linspace(-3.0, 4.0, heads)
+
+
+@dataclass
+class LatentCase:
+    """A random step of latent attention; `expanded` is the same step with keys and values of all heads."""
+
+    q_THC: Tensor
+    latent_TW: Tensor
+    up_HDR: Tensor
+    kv: LayerLatent
+    metadata: AttnMetadata
+    expanded: Case
+
+    def expected(self, scale: float) -> Tensor:
+        """What attention must give, (T, H, V) in float64."""
+        return expected(self.expanded, scale, None)
+
+
+def make_latent_case(
+    pieces: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    rank: int = 24,
+    rotary: int = 8,
+    plain: int = 12,
+    values: int = 20,
+    block_size: int = 8,
+    seed: int = 0,
+) -> LatentCase:
+    """See make_case."""
+    case = make_case(pieces, heads=heads, kv_heads=1, size=rank + rotary, block_size=block_size, seed=seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    up_HDR = torch.randn(heads, plain + values, rank, generator=generator) / rank**0.5
+    q_THC = torch.randn(len(case.q_THC), heads, plain + rotary, generator=generator)
+    history = []
+    for latent_L1W, _ in case.history:
+        made_LHD = torch.einsum("lr,hdr->lhd", latent_L1W[:, 0, :rank].double(), up_HDR.double())
+        rotary_LHP = latent_L1W[:, :, rank:].double().expand(-1, heads, -1)
+        history.append((torch.cat([made_LHD[..., :plain], rotary_LHP], dim=2), made_LHD[..., plain:]))
+    shape = q_THC.new_empty(len(q_THC), heads, plain + rotary), q_THC.new_empty(len(q_THC), heads, values)
+    whole = Case(q_THC, *shape, case.kv, case.metadata, history)
+    kv = LayerLatent(case.kv.keys.squeeze(2), rank, 0)
+    return LatentCase(q_THC, case.k_TKC[:, 0], up_HDR, kv, case.metadata, whole)

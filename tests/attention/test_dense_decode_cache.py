@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from beheld.attention import dense_decode_cache
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.torch_ref import TorchBackend
-from tests.attention.naive import Case, expected
+from tests.attention.naive import Case, expected, sinks
 
 BLOCK = 4
 BLOCKS_EACH = 12
@@ -43,7 +43,13 @@ class Story:
             self.kv.keys[block, p % BLOCK], self.kv.values[block, p % BLOCK] = k[p], v[p]
         self.history[number] = (k, v)
 
-    def step(self, numbers: list[int], softcap: float | None = None, fails: bool = False) -> None:
+    def step(
+        self,
+        numbers: list[int],
+        softcap: float | None = None,
+        fails: bool = False,
+        sinks_H: torch.Tensor | None = None,
+    ) -> None:
         """Each of these sequences gets one token; `fails`: the step is launched, and what it did forgotten."""
         before = dict(self.history)
         slots, new_k, new_v = [], [], []
@@ -68,9 +74,9 @@ class Story:
         q = torch.randn(len(numbers), self.heads, 8, generator=self.generator)
         case = Case(q, torch.cat(new_k), torch.cat(new_v), self.kv, metadata, [self.history[n] for n in numbers])
         self.backend.begin(metadata)
-        out = self.backend.attend(q, case.k_TKC, case.v_TKC, self.kv, metadata, 0.3, softcap)
+        out = self.backend.attend(q, case.k_TKC, case.v_TKC, self.kv, metadata, 0.3, softcap, sinks_H)
         assert not out.isnan().any()
-        torch.testing.assert_close(out.double(), expected(case, 0.3, softcap), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(out.double(), expected(case, 0.3, softcap, sinks_H), atol=2e-6, rtol=1e-5)
         self.dense += "decode" not in metadata.groups[0].extra
         if fails:
             self.history = before
@@ -89,6 +95,20 @@ def test_steps_of_the_same_sequences(
     for _ in range(20):
         story.step([0, 1, 2], softcap)
     assert story.dense == 19, "all but the first step read copies"
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_sinks_take_a_share_of_every_query(
+    heads: int, kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    story = Story(heads, kv_heads, window)
+    for number, length in enumerate((3, 17, 9)):
+        story.admit(number, number, length)
+    for _ in range(8):
+        story.step([0, 1, 2], softcap, sinks_H=sinks(heads))
+    assert story.dense == 7
 
 
 def test_sequences_of_one_length_need_no_mask() -> None:

@@ -13,7 +13,7 @@ from beheld.attention.hook import paged_attention
 from beheld.attention.op import number_layers
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
-from tests.attention.naive import Case, make_case
+from tests.attention.naive import Case, expected, make_case, sinks
 
 PIECES = [(7, 8), (0, 9), (5, 21)]
 
@@ -54,18 +54,34 @@ def test_refuses_what_the_cache_was_not_made_for() -> None:
             Layer(7)(*inputs(case))
         with pytest.raises(ModelError, match="window 4"):
             Layer(0)(*inputs(case), sliding_window=4)
-        with pytest.raises(ModelError, match="s_aux"):
-            Layer(0)(*inputs(case), s_aux=torch.ones(4))
+        q, k, v = inputs(case)
+        with pytest.raises(
+            ModelError, match=r"4 key-value heads of 16 and 16 numbers, but .* 2 key-value heads of 16 and 16"
+        ):
+            Layer(0)(q, k.repeat(1, 2, 1, 1), v)
+        with pytest.raises(ModelError, match="2 key-value heads of 16 and 8 numbers, but"):
+            Layer(0)(q, k, v[..., :8])
+        with pytest.raises(ModelError, match="position_bias"):
+            Layer(0)(*inputs(case), position_bias=torch.ones(4))
         with pytest.raises(ModelError, match="layer index"):
             paged_attention(torch.nn.Linear(1, 1), *inputs(case), None)
 
 
-def test_one_compiled_layer_serves_all_layers() -> None:
+def test_s_aux_are_the_heads_sinks() -> None:
+    case, own = make_case(PIECES), sinks(4)
+    with forward_context(context_of(case)):
+        out = Layer(0)(*inputs(case), s_aux=own)[0] / 2
+    torch.testing.assert_close(out.double(), expected(case, 0.3, None, own), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sunk", [False, True], ids=["plain", "sinks"])
+def test_one_compiled_layer_serves_all_layers(sunk: bool) -> None:
     cases = [make_case(PIECES, seed=seed) for seed in range(3)]
+    aux = [None, None, None] if not sunk else [seed * sinks(4) for seed in range(3)]
     layers = torch.nn.ModuleList(Layer(index) for index in range(3))
     context = context_of(*cases)
     with forward_context(context):
-        plain = [layer(*inputs(case)) for layer, case in zip(layers, cases, strict=True)]
+        plain = [layer(*inputs(case), s_aux=own) for layer, case, own in zip(layers, cases, aux, strict=True)]
     assert number_layers(layers) == 3
     graphs = []
 
@@ -77,7 +93,7 @@ def test_one_compiled_layer_serves_all_layers() -> None:
     for layer in layers:
         layer.compile(backend=compiler, fullgraph=True)
     with forward_context(context_of(*cases)) as context:
-        compiled = [layer(*inputs(case)) for layer, case in zip(layers, cases, strict=True)]
+        compiled = [layer(*inputs(case), s_aux=own) for layer, case, own in zip(layers, cases, aux, strict=True)]
     assert len(graphs) == 1, "the layers' numbers were compiled in"
     assert context.called == {0: 1, 1: 1, 2: 1}
     for a, b in zip(plain, compiled, strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beheld.attention.torch_ref import TorchBackend
-from tests.attention.naive import expected, make_case
+from tests.attention.naive import expected, make_case, sinks
 
 DECODES = [(0, 1), (5, 6), (8, 9), (40, 41)]
 MIXED = [(7, 8), (31, 32), (0, 9), (5, 21), (16, 24), (30, 33)]
@@ -35,6 +35,27 @@ def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: 
     backend.begin(case.metadata)
     out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, None)
     torch.testing.assert_close(out.double(), expected(case, 0.3, None), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [DECODES, MIXED, [(0, 33)], [(12, 13)]], ids=["decodes", "mixed", "prefill", "one"])
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (6, 1)])
+def test_sinks_take_a_share_of_every_query(
+    pieces: list[tuple[int, int]],
+    window: int | None,
+    softcap: float | None,
+    heads: int,
+    kv_heads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Few rows of a prompt at a time, so that there are several parts of it.
+    monkeypatch.setattr("beheld.attention.torch_ref._MOST_SCORES", 4 * heads * 33)
+    case, sinks_H = make_case(pieces, heads=heads, kv_heads=kv_heads, window=window), sinks(heads)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, softcap, sinks_H)
+    torch.testing.assert_close(out.double(), expected(case, 0.3, softcap, sinks_H), atol=2e-6, rtol=1e-5)
 
 
 def test_stores_keys_and_values_where_the_slots_say() -> None:

@@ -9,7 +9,10 @@ import pytest
 
 from tests import interpreted
 
-FILES = [Path(__file__).with_name(name) for name in ("triton_interpreted.py", "cross_interpreted.py")]
+FILES = [
+    Path(__file__).with_name(name)
+    for name in ("triton_interpreted.py", "cross_interpreted.py", "latent_interpreted.py")
+]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

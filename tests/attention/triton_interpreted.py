@@ -15,23 +15,23 @@ from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
 from beheld.attention.triton_tower import attend_windows
 from beheld.platform.registry import CPU
-from tests.attention.naive import Case, expected, make_case, share
+from tests.attention.naive import Case, expected, make_case, share, sinks
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
 SPLIT = [(0, 1), (600, 601), (130, 131)]
 
 
-def run(case: Case, softcap: float | None = None) -> torch.Tensor:
+def run(case: Case, softcap: float | None = None, sinks_H: torch.Tensor | None = None) -> torch.Tensor:
     """Two layers of one step: the second finds what the first left behind."""
     backend = TritonBackend()
     backend.begin(case.metadata)
     for _ in range(2):
-        out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, softcap)
+        out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, softcap, sinks_H)
     return out
 
 
-def check(case: Case, out: torch.Tensor, softcap: float | None = None) -> None:
-    want = expected(case, 0.3, softcap)
+def check(case: Case, out: torch.Tensor, softcap: float | None = None, sinks_H: torch.Tensor | None = None) -> None:
+    want = expected(case, 0.3, softcap, sinks_H)
     torch.testing.assert_close(out.double(), want, atol=3e-6, rtol=1e-5)
     slots = case.metadata.groups[0].slots_T
     assert torch.equal(case.kv.keys.flatten(0, 1)[slots], case.k_TKC)
@@ -56,6 +56,17 @@ def test_a_plan_made_before_all_layers(
     case.metadata.groups[0].kv_heads = 2
     check(case, run(case, softcap), softcap)
     assert case.metadata.groups[0].extra["decode"].settled
+
+
+@pytest.mark.parametrize("pieces", [[(300, 301), (0, 1), (0, 9), (16, 24)], SPLIT], ids=["mixed", "split"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (6, 5.0), (150, None)])
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+def test_sinks_take_a_share_of_every_query(
+    pieces: list[tuple[int, int]], window: int | None, softcap: float | None, early: bool
+) -> None:
+    case, own = make_case(pieces, heads=6, kv_heads=2, window=window), sinks(6)
+    case.metadata.groups[0].kv_heads = 2 if early else None
+    check(case, run(case, softcap, own), softcap, own)
 
 
 @pytest.mark.parametrize("pieces", [MIXED, SPLIT], ids=["mixed", "split"])

@@ -31,6 +31,9 @@ SOFTCAPPED = ("gemma2", "paligemma2")
 """Families whose attention scores are capped: transformers does that in its eager attention alone. Phi-4's tower looks
 both ways there alone, too: see families/phi4_multimodal/model.py."""
 
+SUNK = ("gpt_oss",)
+"""Families whose heads have sinks: so has transformers' eager attention alone."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -69,7 +72,8 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         kind = getattr(transformers, tiny.THINKERS[family])
     # Gemma 4's tower for sound and GOT-OCR's for pictures take no fused attention: transformers chooses for each part.
     chooses = family in ("gemma4", "got_ocr2")
-    attention = "eager" if family in (*SOFTCAPPED, *tiny.ADAPTED_FAMILIES) else None if chooses else "sdpa"
+    eager = family in (*SOFTCAPPED, *SUNK, *tiny.ADAPTED_FAMILIES)
+    attention = "eager" if eager else None if chooses else "sdpa"
     loaded = kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
     # The checkpoint's own defaults (sampling, a repetition penalty) would otherwise fill what a call leaves open.
     if loaded.config.is_encoder_decoder:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from beheld.core.config import EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import CapacityError
 from beheld.platform import host
 from beheld.runner import capacity
+from beheld.runner.cache.registry import make_caches
 from tests.inputs import pipes
 
 FULL = KVGroup("full", (0, 1), 2, 8, 8)
@@ -20,6 +22,7 @@ SLIDING = KVGroup("sliding", (2, 3, 4), 2, 8, 8, window=32)
 CONV = KVGroup("conv", (5,), 1, 64, 0, window=4)
 RECURRENT = KVGroup("recurrent", (7, 8), 0, 0, 0, state=StateShape((4, 2, 4), 10, 4), checkpoint_tokens=32)
 CROSS = KVGroup("cross", (6,), 2, 8, 8, num_states=40)
+LATENT = KVGroup("latent", (0, 1), 1, 576, 512, values_in_keys=True)
 # float32: of a block of 16 positions.
 FULL_BLOCK, SLIDING_BLOCK = 16 * 2 * 2 * 16 * 4, 16 * 3 * 2 * 16 * 4
 
@@ -109,6 +112,20 @@ def test_a_number_of_blocks_that_was_asked_for_is_kept() -> None:
     found = capacity.measure(info, config(info, num_blocks_override=100), 0)
     assert found.num_blocks == (101, 57)
     assert found.kv_bytes == bytes_of((101, 57), info.kv_groups)
+
+
+def test_a_latent_takes_its_own_numbers_alone() -> None:
+    assert LATENT.bytes_per_token(2) == 2 * 576 * 2
+    info = model(LATENT)
+    made = config(info, num_blocks_override=20)
+    (count,) = capacity.measure(info, made, 0).num_blocks
+    layers = make_caches(info).allocate(made, capacity.measure(info, made, 0), torch.device("cpu"))
+    held = sum(kv.latents.numel() * kv.latents.element_size() for kv in layers.values())
+    assert held == count * 16 * LATENT.bytes_per_token(4)
+    layers[0].latents.fill_(1.0)
+    layers[0].clear(slice(3, 5))
+    assert layers[0].num_blocks == count
+    assert layers[0].latents.sum() == (count - 2) * 16 * 576
 
 
 def test_states_beside_the_text_have_their_share() -> None:

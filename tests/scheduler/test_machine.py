@@ -24,6 +24,7 @@ from beheld.scheduler.shared_prefill import SharedPrefills
 from tests.fakes import (
     CROSS,
     FULL,
+    LATENT,
     VOCAB,
     FakeRunner,
     chunked,
@@ -55,6 +56,8 @@ GROUPS: list[tuple[KVGroup, ...]] = [
     (FULL, chunked(7)),
     (FULL, conv(4)),
     (sliding(9), conv(3)),
+    (LATENT,),
+    (LATENT, sliding(6), conv(4)),
     (RECURRENT,),
     (FULL, RECURRENT),
     (FULL, sliding(6), RECURRENT, CROSS),

@@ -8,7 +8,11 @@ FAMILY = Family(
     model_types=("internvl",),
     tested=(
         KnownCheckpoint(
-            "internvl", "InternVLForConditionalGeneration", "OpenGVLab/InternVL3-1B-hf", IMAGE_AND_VIDEO, "tiles"
+            "internvl",
+            "InternVLForConditionalGeneration",
+            "OpenGVLab/InternVL3-1B-hf",
+            IMAGE_AND_VIDEO,
+            "tiles; over gpt-oss, too",
         ),
     ),
     videos_as_images=True,

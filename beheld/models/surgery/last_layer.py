@@ -21,11 +21,25 @@ from beheld.models.surgery.operation import Changes
 _NORMS = ("input_layernorm", "operator_norm", "self_attn_layer_norm")
 
 
+def can_shorten(layer: nn.Module) -> bool:
+    """Return whether a layer has one attention and a norm before it, under known names, so that the two run alone.
+
+    A layer of another form, such as one of two attentions in turn, always runs for all tokens.
+    """
+    parts = _parts(layer)
+    return all(part is not None and not isinstance(part, nn.ModuleList) for part in parts)
+
+
+def _parts(layer: nn.Module) -> tuple[Any, Any]:
+    """Return a layer's attention and the norm before it; None for what it does not have."""
+    norm = next((found for name in _NORMS if (found := getattr(layer, name, None)) is not None), None)
+    return getattr(layer, "self_attn", None), norm
+
+
 def shorten(layer: nn.Module, changes: Changes) -> None:
     """Let a layer process a pass's tail; without a tail it does as before."""
     forward: Callable[..., Any] = layer.forward
-    attention = getattr(layer, "self_attn", None)
-    norm = next((found for name in _NORMS if (found := getattr(layer, name, None)) is not None), None)
+    attention, norm = _parts(layer)
 
     def shortened(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         part = tail()

@@ -8,6 +8,8 @@ Shapes: M rows of activations, I inputs, O outputs.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -154,11 +156,28 @@ def replace_linears(
     Layers are replaced one by one, so that only one layer's weights are ever held twice.
     """
 
+    read = {id(child) for module in model.modules() for name, child in module.named_children() if _reads(module, name)}
+
     def made(child: Any) -> nn.Module | None:
         wanted = type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel()
-        return kind(child) if wanted else None
+        return kind(child) if wanted and id(child) not in read else None
 
     return replace_children(model, made, changes)
+
+
+def _reads(module: nn.Module, name: str) -> bool:
+    """Return whether a module multiplies a linear layer's weight itself, instead of calling the layer."""
+    kind: Any = type(module)
+    return re.search(rf"\blinear\(.*\bself\.{name}\.weight\b", _source(kind)) is not None
+
+
+@functools.cache
+def _source(kind: Any) -> str:
+    """Return the text of a class's forward; empty if it has none."""
+    try:
+        return inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return ""
 
 
 def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes: Changes) -> int:

@@ -48,7 +48,11 @@ def _holds(part: nn.Module, searched: nn.Module) -> bool:
 
 
 def text_model(model: Any) -> Any:
-    """Return the part of a transformers model that holds the decoder layers."""
+    """Return the part of a transformers model that holds the decoder layers.
+
+    Raises:
+        ModelError: it has no such part.
+    """
     decoder, outer = model, None
     # A language model nested in another one has its own decoder.
     while not hasattr(decoder, "layers") and hasattr(decoder, "get_decoder") and decoder is not outer:
@@ -59,6 +63,9 @@ def text_model(model: Any) -> Any:
     if not hasattr(decoder, "layers"):
         # Some name encoder and decoder together this way.
         decoder = getattr(decoder, "decoder", decoder)
-    layers = getattr(decoder, "layers", None)
-    assert isinstance(layers, nn.ModuleList), f"{type(decoder).__name__} keeps its layers elsewhere"
+    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
+        raise ModelError(
+            f"{type(model).__name__} cannot be run yet: its {type(decoder).__name__} has no list `layers` of decoder "
+            "layers, as most text models of transformers have."
+        )
     return decoder

@@ -10,6 +10,7 @@ from beheld.runner.cache.chunked import ChunkedCache
 from beheld.runner.cache.conv import ConvCache
 from beheld.runner.cache.cross import CrossCache
 from beheld.runner.cache.full import FullCache
+from beheld.runner.cache.latent import LatentCache
 from beheld.runner.cache.recurrent import RecurrentCache
 from beheld.runner.cache.sliding import SlidingCache
 
@@ -20,6 +21,7 @@ TABLES: dict[str, Callable[[KVGroup, int], TableCache]] = {
     "chunked": ChunkedCache,
     "conv": ConvCache,
     "recurrent": RecurrentCache,
+    "latent": LatentCache,
 }
 STATES: dict[str, Callable[[KVGroup, int], StateCache]] = {"cross": CrossCache}
 

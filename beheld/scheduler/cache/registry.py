@@ -11,6 +11,7 @@ from beheld.scheduler.cache.conv import ConvGroup
 from beheld.scheduler.cache.cross import CrossGroup
 from beheld.scheduler.cache.full import FullGroup
 from beheld.scheduler.cache.group import CacheGroup
+from beheld.scheduler.cache.latent import LatentGroup
 from beheld.scheduler.cache.recurrent import RecurrentGroup
 from beheld.scheduler.cache.sliding import SlidingGroup
 
@@ -21,6 +22,7 @@ KINDS: dict[str, Callable[[KVGroup, int, int, int], CacheGroup]] = {
     "chunked": ChunkedGroup,
     "conv": ConvGroup,
     "recurrent": RecurrentGroup,
+    "latent": LatentGroup,
     "cross": CrossGroup,
 }
 

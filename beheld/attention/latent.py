@@ -1,0 +1,74 @@
+"""Latent attention (MLA): keys and values of all heads follow from one latent of each position.
+
+With the latent c (R numbers), the rotary key p (P numbers, shared by all heads) and a head's matrices U_k and U_v:
+
+    key = [U_k c | p]        value = U_v c        query = [q_n | q_p]
+
+The cache holds [c | p] alone. There are two ways to the same result:
+
+    expanded    keys and values of all positions are computed from their latents: for prompts, whose queries share them
+    absorbed    q_n U_k c = (U_k^T q_n) c, so queries meet latents directly, as one key for all heads whose first R
+                numbers are its value; the output is U_v times the weighted latent: for decoding, which reads W numbers
+                of each position
+
+Shapes: T tokens, L positions, H heads, N numbers of a query without position, P rotary ones, C = N + P, V value size,
+D = N + V, R latent size, W = R + P.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class LatentUp(nn.Module):
+    """The matrices U_k and U_v of a layer's heads, in place of the linear layer that makes keys and values of latents.
+
+    Args:
+        weight: (H D, R).
+        heads: H.
+    """
+
+    def __init__(self, weight: Tensor, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.heads = heads
+
+    @property
+    def up_HDR(self) -> Tensor:
+        """Return the matrices, U_k before U_v."""
+        return self.weight.view(self.heads, -1, self.weight.shape[1])
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Compute (..., R) -> (..., H D)."""
+        return nn.functional.linear(latent, self.weight)
+
+
+def absorbed(q_THC: Tensor, up_HDR: Tensor, rotary: int) -> Tensor:
+    """Return queries of latents, (T, H, W)."""
+    plain_THN, rotary_THP = q_THC.split([q_THC.shape[2] - rotary, rotary], dim=2)
+    latent_THR = torch.bmm(plain_THN.transpose(0, 1), up_HDR[:, : plain_THN.shape[2]]).transpose(0, 1)
+    return torch.cat([latent_THR, rotary_THP], dim=2)
+
+
+def raised(out_THR: Tensor, up_HDR: Tensor, plain: int) -> Tensor:
+    """Return heads' outputs (T, H, V) from weighted latents; `plain` is N."""
+    return torch.bmm(out_THR.transpose(0, 1), up_HDR[:, plain:].transpose(1, 2)).transpose(0, 1)
+
+
+def expanded(latent_LW: Tensor, up_HDR: Tensor, plain: int) -> tuple[Tensor, Tensor]:
+    """Return keys (L, H, C) and values (L, H, V) of positions; `plain` is N."""
+    heads, _, rank = up_HDR.shape
+    made_LHD = nn.functional.linear(latent_LW[:, :rank], up_HDR.flatten(0, 1)).unflatten(1, (heads, -1))
+    rotary_LHP = latent_LW[:, rank:].unsqueeze(1).expand(-1, heads, -1)
+    return torch.cat([made_LHD[..., :plain], rotary_LHP], dim=2), made_LHD[..., plain:]
+
+
+def absorbs(count: int, q_size: int, up_HDR: Tensor, width: int) -> bool:
+    """Return whether `count` queries of one sequence cost less absorbed than expanded.
+
+    Absorbed, each product with a position takes W + R numbers instead of C + V; expanded, each position costs R D.
+    """
+    both, rank = up_HDR.shape[1:]
+    values = both - (q_size - (width - rank))
+    return count * (width + rank - q_size - values) <= rank * both

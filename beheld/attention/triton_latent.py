@@ -1,0 +1,331 @@
+"""Latent attention on the paged cache: queries that are absorbed into the latents, for decoding and after prefixes.
+
+All heads read the same row of a position, whose first numbers are also its value: one load serves as key and as value.
+Heads are cut into tiles for the matrix units; the work of decoding sequences is cut as in triton_decode.
+
+Shapes as in attention/latent.py; of a tile, G heads, padded to R rows, and N positions; A the latent's size, B the
+rotary key's.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from beheld.attention.backend import GroupMetadata, LayerKV, LayerLatent
+from beheld.attention.triton_decode import DecodePlan, workspace_of
+from beheld.attention.triton_math import accumulate, join, products, unit
+
+# Parts that are joined at a time, limited by registers: a latent is four times as large as most heads.
+_JOINED = 2
+_MOST_HEADS = 32
+
+
+@triton.jit
+def _rows(
+    cache_ptr,
+    table_ptr,
+    position,
+    stop,
+    RANK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTARY_WIDTH: tl.constexpr,
+):
+    """Return latents (N, A) and rotary keys (N, B) of positions from `position` to `stop`, zeros after it."""
+    a_A = tl.arange(0, WIDTH)
+    b_B = tl.arange(0, ROTARY_WIDTH)
+    position_N = position + tl.arange(0, TILE)
+    live_N = position_N < stop
+    block_N = tl.load(table_ptr + position_N // BLOCK_SIZE, mask=live_N, other=0).to(tl.int64)
+    line_N1 = ((block_N * BLOCK_SIZE + position_N % BLOCK_SIZE) * (RANK + ROTARY))[:, None]
+    latent_NA = tl.load(cache_ptr + line_N1 + a_A[None, :], mask=live_N[:, None] & (a_A < RANK)[None, :], other=0.0)
+    rotary_NB = tl.load(
+        cache_ptr + line_N1 + RANK + b_B[None, :], mask=live_N[:, None] & (b_B < ROTARY)[None, :], other=0.0
+    )
+    return latent_NA, rotary_NB
+
+
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
+def _decode(
+    q_ptr,
+    own_ptr,
+    cache_ptr,
+    out_ptr,
+    items_ptr,
+    slots_ptr,
+    tables_ptr,
+    acc_ptr,
+    sums_ptr,
+    arrived_ptr,
+    scale,
+    q_token,
+    q_head,
+    own_token,
+    table_row,
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTARY_WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """One program computes one item and one tile of heads."""
+    tile = tl.program_id(0)
+    item = tl.program_id(1)
+    row = tl.load(items_ptr + item * 8 + 0)
+    first = tl.load(items_ptr + item * 8 + 1)
+    stop = tl.load(items_ptr + item * 8 + 2)
+    part = tl.load(items_ptr + item * 8 + 3)
+    parts = tl.load(items_ptr + item * 8 + 4)
+    first_item = tl.load(items_ptr + item * 8 + 5)
+    if parts == 0:
+        return
+    heads_R = tl.arange(0, ROWS)
+    a_A = tl.arange(0, WIDTH)
+    b_B = tl.arange(0, ROTARY_WIDTH)
+    there_R1 = (heads_R < GROUP)[:, None]
+    q_R1 = q_ptr + row.to(tl.int64) * q_token + ((tile * GROUP + heads_R) * q_head)[:, None]
+    q_RA = tl.load(q_R1 + a_A[None, :], mask=there_R1 & (a_A < RANK)[None, :], other=0.0)
+    q_RB = tl.load(q_R1 + RANK + b_B[None, :], mask=there_R1 & (b_B < ROTARY)[None, :], other=0.0)
+    # The last part stores the step's latent, and adds it to its sums.
+    last = (part == parts - 1).to(tl.int32)
+    own_A = a_A < RANK * last
+    own_B = b_B < ROTARY * last
+    line_ptr = own_ptr + row.to(tl.int64) * own_token
+    new_A = tl.load(line_ptr + a_A, mask=own_A, other=0.0).to(cache_ptr.dtype.element_ty)
+    new_B = tl.load(line_ptr + RANK + b_B, mask=own_B, other=0.0).to(cache_ptr.dtype.element_ty)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    # Padding has slots of the null block, which stays unchanged. The heads' tiles all write the same numbers.
+    if slot >= BLOCK_SIZE:
+        tl.store(cache_ptr + slot * (RANK + ROTARY) + a_A, new_A, mask=own_A)
+        tl.store(cache_ptr + slot * (RANK + ROTARY) + RANK + b_B, new_B, mask=own_B)
+    factor = unit(scale, False)
+    s_R = tl.sum(q_RA.to(tl.float32) * new_A.to(tl.float32)[None, :], 1)
+    s_R += tl.sum(q_RB.to(tl.float32) * new_B.to(tl.float32)[None, :], 1)
+    m_R = tl.where(last > 0, s_R, float("-inf"))
+    l_RN = tl.zeros([ROWS, TILE], tl.float32)
+    acc_RA = tl.zeros([ROWS, WIDTH], tl.float32)
+    q_RA = q_RA.to(cache_ptr.dtype.element_ty)
+    q_RB = q_RB.to(cache_ptr.dtype.element_ty)
+    table_ptr = tables_ptr + row.to(tl.int64) * table_row
+    for position in range(first, stop, TILE):
+        latent_NA, rotary_NB = _rows(
+            cache_ptr, table_ptr, position, stop, RANK, ROTARY, BLOCK_SIZE, TILE, WIDTH, ROTARY_WIDTH
+        )
+        s_RN = products(q_RA, latent_NA) + products(q_RB, rotary_NB)
+        s_RN = tl.where((position + tl.arange(0, TILE) < stop)[None, :], s_RN, float("-inf"))
+        m_R, l_RN, acc_RA = accumulate(s_RN, latent_NA, m_R, l_RN, acc_RA, factor, False, True)
+    p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
+    l_R = tl.sum(l_RN, 1) + p_R
+    acc_RA += p_R.to(new_A.dtype).to(tl.float32)[:, None] * new_A.to(tl.float32)[None, :]
+    inside_RA = there_R1 & (a_A < RANK)[None, :]
+    out_RA = out_ptr + ((row.to(tl.int64) * TILES + tile) * GROUP + heads_R)[:, None] * RANK + a_A[None, :]
+    if parts == 1:
+        tl.store(out_RA, acc_RA / l_R[:, None], mask=inside_RA)
+    else:
+        line_R = (item * TILES + tile) * GROUP + heads_R
+        tl.store(acc_ptr + line_R[:, None] * RANK + a_A[None, :], acc_RA, mask=inside_RA)
+        tl.store(sums_ptr + line_R * 2, m_R * factor, mask=heads_R < GROUP)
+        tl.store(sums_ptr + line_R * 2 + 1, l_R, mask=heads_R < GROUP)
+        # All threads' results must be written before one thread signals that they are.
+        tl.debug_barrier()
+        counter_ptr = arrived_ptr + row * TILES + tile
+        if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == parts - 1:
+            joined_RA = join(acc_ptr, sums_ptr, first_item, parts, tile, TILES, GROUP, RANK, ROWS, WIDTH, PARTS)
+            tl.store(out_RA, joined_RA, mask=inside_RA)
+            tl.store(counter_ptr, 0)
+
+
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables_ptr"])
+def _prefill(
+    q_ptr,
+    cache_ptr,
+    out_ptr,
+    tiles_ptr,
+    tables_ptr,
+    scale,
+    q_token,
+    q_head,
+    table_row,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROTARY_WIDTH: tl.constexpr,
+):
+    """One program computes one tile of rows, each a query and a head; the step's latents are already in the cache."""
+    tile = tl.program_id(0)
+    sequence = tl.load(tiles_ptr + tile * 8 + 0)
+    first_row = tl.load(tiles_ptr + tile * 8 + 1)
+    token = tl.load(tiles_ptr + tile * 8 + 2)
+    count = tl.load(tiles_ptr + tile * 8 + 3)
+    start = tl.load(tiles_ptr + tile * 8 + 4)
+    row_R = first_row + tl.arange(0, ROWS)
+    query_R = row_R // HEADS
+    head_R = row_R % HEADS
+    a_A = tl.arange(0, WIDTH)
+    b_B = tl.arange(0, ROTARY_WIDTH)
+    there_R1 = (query_R < count)[:, None]
+    token_R = (token + query_R).to(tl.int64)
+    q_R1 = q_ptr + (token_R * q_token + head_R * q_head)[:, None]
+    q_RA = tl.load(q_R1 + a_A[None, :], mask=there_R1 & (a_A < RANK)[None, :], other=0.0)
+    q_RB = tl.load(q_R1 + RANK + b_B[None, :], mask=there_R1 & (b_B < ROTARY)[None, :], other=0.0)
+    q_RA = q_RA.to(cache_ptr.dtype.element_ty)
+    q_RB = q_RB.to(cache_ptr.dtype.element_ty)
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    l_R = tl.zeros([ROWS], tl.float32)
+    acc_RA = tl.zeros([ROWS, WIDTH], tl.float32)
+    factor = unit(scale, False)
+    table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
+    # Every row sees the first position, rows that pad the last tile too. A tile of no sequence has no positions.
+    stop = tl.where(count > 0, start + tl.minimum((first_row + ROWS - 1) // HEADS + 1, count), 0)
+    for position in range(0, stop, TILE):
+        latent_NA, rotary_NB = _rows(
+            cache_ptr, table_ptr, position, stop, RANK, ROTARY, BLOCK_SIZE, TILE, WIDTH, ROTARY_WIDTH
+        )
+        s_RN = products(q_RA, latent_NA) + products(q_RB, rotary_NB)
+        position_N = position + tl.arange(0, TILE)
+        seen_RN = (position_N[None, :] <= start + query_R[:, None]) & (position_N < stop)[None, :]
+        s_RN = tl.where(seen_RN, s_RN, float("-inf"))
+        m_R, l_R, acc_RA = accumulate(s_RN, latent_NA, m_R, l_R, acc_RA, factor, False)
+    out_RA = out_ptr + ((token_R * HEADS + head_R) * RANK)[:, None] + a_A[None, :]
+    tl.store(out_RA, acc_RA / l_R[:, None], mask=there_R1 & (a_A < RANK)[None, :])
+
+
+def tiles_of(heads: int) -> int:
+    """Return into how many tiles heads are cut for decoding: equal ones, of at most 32."""
+    return next(tiles for tiles in range(1, heads + 1) if heads % tiles == 0 and heads // tiles <= _MOST_HEADS)
+
+
+def decode(
+    q_THW: Tensor,
+    latent_TW: Tensor,
+    kv: LayerLatent,
+    group: GroupMetadata,
+    plan: DecodePlan,
+    scale: float,
+) -> Tensor:
+    """Store and attend for the first rows of the step, one token each; returns weighted latents (B, H, R).
+
+    Args:
+        plan: for as many key-value heads as there are tiles of heads.
+    """
+    heads, tiles = q_THW.shape[1], plan.arrived_BK.shape[1]
+    block_size, width = kv.latents.shape[1:]
+    rank, rotary = kv.rank, width - kv.rank
+    out_BHR = q_THW.new_empty((plan.arrived_BK.shape[0], heads, rank))
+    float32 = kv.latents.element_size() == 4
+    _decode[(tiles, plan.items_W8.shape[0])](
+        q_THW,
+        latent_TW,
+        kv.latents,
+        out_BHR,
+        plan.items_W8,
+        group.slots_T,
+        group.tables_BN,
+        *workspace_of(plan, heads, rank, q_THW.device),
+        plan.arrived_BK,
+        scale,
+        *q_THW.stride()[:2],
+        latent_TW.stride(0),
+        group.tables_BN.stride(0),
+        tiles,
+        heads // tiles,
+        rank,
+        rotary,
+        block_size,
+        max(16, triton.next_power_of_2(heads // tiles)),
+        16 if float32 else 32,
+        max(16, triton.next_power_of_2(rank)),
+        max(16, triton.next_power_of_2(rotary)),
+        _JOINED,
+        num_warps=8,
+        num_stages=2,
+        enable_fp_fusion=True,
+    )
+    return out_BHR
+
+
+def rows_of(element_bytes: int, shared_bytes: int) -> int:
+    """Return the rows of a tile of `prefill`; queries and two stages of latents must fit the shared memory."""
+    return 16 if element_bytes == 4 else 64 if shared_bytes >= 160_000 else 16
+
+
+def prefill(
+    q_THW: Tensor, kv: LayerLatent, group: GroupMetadata, tiles_L8: Tensor, rows: int, out_THR: Tensor, scale: float
+) -> None:
+    """Attend for prefilling sequences, whose latents are stored; writes their rows of `out_THR`.
+
+    Args:
+        tiles_L8: see triton_prefill.make_tiles, for H heads to a key-value head and `rows` rows.
+    """
+    heads = q_THW.shape[1]
+    block_size, width = kv.latents.shape[1:]
+    rank, rotary = kv.rank, width - kv.rank
+    _prefill[(tiles_L8.shape[0],)](
+        q_THW,
+        kv.latents,
+        out_THR,
+        tiles_L8,
+        group.tables_BN,
+        scale,
+        *q_THW.stride()[:2],
+        group.tables_BN.stride(0),
+        heads,
+        rank,
+        rotary,
+        block_size,
+        rows,
+        16 if kv.latents.element_size() == 4 else 32,
+        max(16, triton.next_power_of_2(rank)),
+        max(16, triton.next_power_of_2(rotary)),
+        num_warps=8 if rows > 16 else 4,
+        num_stages=2,
+        enable_fp_fusion=True,
+    )
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+def _store(new_ptr, cache_ptr, slots_ptr, new_token, SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """One program moves one row; padding has slots of the null block, which stays unchanged."""
+    token = tl.program_id(0)
+    slot = tl.load(slots_ptr + token).to(tl.int64)
+    cells = tl.arange(0, WIDTH)
+    if slot >= BLOCK_SIZE:
+        new = tl.load(new_ptr + token.to(tl.int64) * new_token + cells, mask=cells < SIZE)
+        tl.store(cache_ptr + slot * SIZE + cells, new.to(cache_ptr.dtype.element_ty), mask=cells < SIZE)
+
+
+def store(latent_TW: Tensor, kv: LayerLatent, slots_T: Tensor) -> None:
+    """Write token t's latent and rotary key to slot `slots_T[t]`; tokens with slots of the null block are skipped."""
+    block_size, width = kv.latents.shape[1:]
+    _store[(latent_TW.shape[0],)](
+        latent_TW,
+        kv.latents,
+        slots_T,
+        latent_TW.stride(0),
+        width,
+        block_size,
+        triton.next_power_of_2(width),
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+
+
+def nothing_cached(kv: LayerLatent, k_THC: Tensor, v_THV: Tensor) -> LayerKV:
+    """Return an empty cache for expanded keys and values, of prompts without a prefix, which never read it."""
+    block_size = kv.latents.shape[1]
+    keys, values = (x.new_empty((0, block_size, *x.shape[1:]), dtype=kv.latents.dtype) for x in (k_THC, v_THV))
+    return LayerKV(keys, values, kv.group)

@@ -1,0 +1,75 @@
+"""The Triton kernels of latent attention in Triton's interpreter; test_triton.py runs this file in its own process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from beheld.attention.triton_latent import tiles_of
+from beheld.attention.triton_paged import TritonBackend
+from tests.attention.naive import LatentCase, make_latent_case
+
+MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
+SPLIT = [(0, 1), (600, 601), (130, 131)]
+
+
+def run(case: LatentCase) -> torch.Tensor:
+    """Two layers of one step: the second finds what the first left behind."""
+    backend = TritonBackend()
+    backend.begin(case.metadata)
+    for _ in range(2):
+        out = backend.attend_latent(case.q_THC, case.latent_TW, case.up_HDR, case.kv, case.metadata, 0.3)
+    return out
+
+
+def check(case: LatentCase, out: torch.Tensor) -> None:
+    torch.testing.assert_close(out.double(), case.expected(0.3), atol=5e-6, rtol=2e-5)
+    slots = case.metadata.groups[0].slots_T
+    assert torch.equal(case.kv.latents.flatten(0, 1)[slots], case.latent_TW)
+    assert (case.kv.latents[0] == 0).all(), "the null block stays empty"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [MIXED, SPLIT, [(0, 33)], [(7, 8), (0, 9), (0, 40)], [(20, 21)], [(9, 60)]],
+    ids=["mixed", "split", "prompt", "decodes and prompts", "one", "prefix"],
+)
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"heads": 5, "rank": 16, "rotary": 4, "plain": 6, "values": 14}, {"heads": 40, "rank": 40, "block_size": 16}],
+    ids=["", "odd", "tiles"],
+)
+def test_equals_naive(pieces: list[tuple[int, int]], shape: dict[str, int]) -> None:
+    case = make_latent_case(pieces, **shape)
+    check(case, run(case))
+
+
+def test_strided_inputs() -> None:
+    case = make_latent_case(MIXED)
+    case.q_THC = case.q_THC.transpose(0, 1).contiguous().transpose(0, 1)
+    case.latent_TW = case.latent_TW.t().contiguous().t()
+    check(case, run(case))
+
+
+def test_padding_rows_touch_nothing() -> None:
+    """Rows that fill up a graph: length 1 or 0, slot 0, a table of null blocks."""
+    case = make_latent_case(SPLIT)
+    latents = case.kv.latents.clone()
+    case.metadata.lengths_B = torch.tensor([1, 1, 0], dtype=torch.int32)
+    case.metadata.groups[0].slots_T.zero_()
+    case.metadata.groups[0].tables_BN.zero_()
+    out = run(case)
+    values_THV = torch.einsum("tr,hvr->thv", case.latent_TW[:, : case.kv.rank], case.up_HDR[:, 12:])
+    torch.testing.assert_close(out, values_THV)
+    assert torch.equal(case.kv.latents.nan_to_num(7.0), latents.nan_to_num(7.0))
+
+
+def test_a_tail_stores_alone() -> None:
+    case = make_latent_case(MIXED)
+    TritonBackend().store_latent(case.latent_TW, case.kv, case.metadata)
+    assert torch.equal(case.kv.latents.flatten(0, 1)[case.metadata.groups[0].slots_T], case.latent_TW)
+
+
+@pytest.mark.parametrize(("heads", "tiles"), [(1, 1), (20, 1), (32, 1), (40, 2), (64, 2), (128, 4), (37, 37), (66, 3)])
+def test_heads_are_cut_into_equal_tiles(heads: int, tiles: int) -> None:
+    assert tiles_of(heads) == tiles

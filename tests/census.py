@@ -1,0 +1,241 @@
+"""Says of every text type that the installed transformers defines whether it runs here, is refused, or is broken.
+
+python -m tests.census [TYPE ...]
+
+Each gets a tiny random checkpoint, made of its configuration class with small sizes. It *runs* if the engine's greedy
+answers, with prompts cut into steps, equal those of transformers' generate(); it is *refused* if the engine says why it
+cannot run; all else is *broken*, and then the exit status is 1. What transformers itself cannot make or run in a small
+size is *untried*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import multiprocessing
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from beheld.core.errors import BeheldError
+from tests import tiny
+from tests import tiny_text as text
+
+_MOST_S = 120.0
+_ANSWER_TOKENS = 8
+# The prompts' lengths: within a step, several steps, beyond every window and chunk.
+_LENGTHS = (1, 5, 23, 40, 61)
+_TOLERANCE = 1e-3
+_LAYERS = 4
+
+# The names of sizes in configurations, and small values that fit each other.
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "embed_dim", "word_embed_proj_dim"), 64),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "inner_dim", "dim_ff"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_sequence_length"), 1024),
+    **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "num_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size", "window_size", "attention_window_size"), 24),
+    **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size"), 16),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "rotary_dim"), 16),
+    "head_dim": 16,
+    "kv_lora_rank": 32,
+    "mamba_d_head": 16,
+    "mamba_n_heads": 8,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "vocab_size": tiny.VOCAB,
+    "zero_expert_num": 2,
+}
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+# Of classes whose sizes depend on each other in another way.
+PECULIAR: dict[str, dict[str, Any]] = {
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
+    "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one type.
+
+    Attributes:
+        verdict: "run", "refused", "broken" or "untried".
+        said: why, unless it runs.
+    """
+
+    verdict: str
+    said: str = ""
+
+
+def text_types() -> list[str]:
+    """Return the model types of text that generate, by transformers' own list."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = []
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        known = CONFIG_MAPPING[kind]
+        if not {"vision_config", "audio_config", "text_config"} & set(getattr(known, "sub_configs", None) or ()):
+            found.append(kind)
+    return found
+
+
+def tiny_config(kind: str) -> Any:
+    """Return a small configuration of this type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]
+    names = {field.name for field in dataclasses.fields(known)} | set(known.attribute_map)
+    sizes = {name: value for name, value in (SIZES | IDS).items() if name in names}
+    if "kv_lora_rank" in names:
+        # Every head has a key of its own, which follows from the latent.
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    # One name for each size: what others stand for would be set twice.
+    sizes = {name: value for name, value in sizes.items() if known.attribute_map.get(name) not in sizes}
+    return known(**sizes | PECULIAR.get(kind, {}))
+
+
+def make(kind: str, folder: Path) -> Any:
+    """Write a tiny checkpoint of this type into the empty folder; returns transformers' model of it."""
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(kind)
+    speaker: Any = getattr(transformers, type(config).__name__.removesuffix("Config") + "ForCausalLM", None)
+    speaker = speaker or AutoModelForCausalLM._model_mapping[type(config)]
+    text.write_qwen_tokenizer(folder, text.QWEN_TEXT_SPECIALS, "<|im_end|>", {})
+    torch.manual_seed(0)
+    model = speaker._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    tiny._fill(model)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    return speaker.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def prompts() -> list[list[int]]:
+    """Return token ids of prompts, the same in every run."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 400, (length,), generator=generator).tolist() for length in _LENGTHS]
+
+
+def expected(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+    """Return transformers' greedy answer and the logits of each step (N, V)."""
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    with torch.inference_mode():
+        made = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=_ANSWER_TOKENS,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    return made.sequences[0, len(prompt) :].tolist(), torch.cat(list(made.logits))
+
+
+def compare(folder: Path, model: Any) -> str:
+    """Return how the engine's answers differ from transformers'; empty if they do not."""
+    from beheld import LLM, SamplingParams
+
+    wanted = [expected(model, prompt) for prompt in prompts()]
+    params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
+    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8}
+    with LLM(
+        model=str(folder), dtype="float32", max_model_len=256, num_gpu_blocks_override=256, disable_log_stats=True,
+        **options,
+    ) as llm:  # fmt: skip
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts()], params, use_tqdm=False)
+    for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
+        logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
+        for step, token in enumerate(output.outputs[0].token_ids):
+            off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
+            if not off < _TOLERANCE:
+                return f"after {len(prompt)} + {step} tokens a log-probability is off by {off:.2g}"
+            if token != tokens[step]:
+                # The two best are as near as rounding; what follows is another text.
+                break
+    return ""
+
+
+def examine(kind: str) -> Finding:
+    """Return what becomes of this type."""
+    with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
+        folder = Path(name)
+        try:
+            model = make(kind, folder)
+            expected(model, prompts()[1])
+        except Exception as error:
+            return Finding("untried", _first(error))
+        try:
+            said = compare(folder, model)
+        except BeheldError as error:
+            # What fails only when the engine first computes was let in.
+            return Finding("broken" if "cannot compute a text" in str(error) else "refused", _first(error))
+        except Exception as error:
+            return Finding("broken", _first(error))
+    return Finding("broken", said) if said else Finding("run")
+
+
+def _first(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _quietly(kind: str, send: Any) -> None:
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    send.send(examine(kind))
+
+
+def apart(kind: str) -> Finding:
+    """Examine a type in a process of its own, which is ended when it takes too long."""
+    forked = multiprocessing.get_context("fork")
+    receive, send = forked.Pipe(duplex=False)
+    process = forked.Process(target=_quietly, args=(kind, send))
+    process.start()
+    send.close()
+    try:
+        if not receive.poll(_MOST_S):
+            return Finding("broken", f"it took more than {_MOST_S:.0f} s")
+        found: Finding = receive.recv()
+        return found
+    except EOFError:
+        return Finding("broken", "its process died")
+    finally:
+        process.kill()
+        process.join()
+
+
+def main(kinds: list[str]) -> int:
+    """Print a line for each type, and their numbers."""
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    for kind in kinds or text_types():
+        found = apart(kind)
+        counts[found.verdict] += 1
+        print(f"{found.verdict:8} {kind}{': ' if found.said else ''}{found.said}", flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
+    return 1 if counts["broken"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
