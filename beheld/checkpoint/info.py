@@ -12,6 +12,7 @@ from beheld.checkpoint.checks.config import check_activations, check_heads
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.pooling import longest, pooler_of
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo
 from beheld.core.errors import ConfigError, ModelError
 from beheld.families import registry
@@ -171,7 +172,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     config = read_config(path, args) if config is None else config
     try:
         return _info(path, args, config)
-    except ModelError:
+    except (ModelError, ConfigError):
         raise
     except _OF_VALUES as error:
         # What a value means is known to the class that reads it, and that it is of the wrong kind only here.
@@ -203,6 +204,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text)
     cross = family.cross_group(config) if family.cross_group is not None else None
     placeholders = _placeholders(config, family)
+    pooler = pooler_of(path, args, config, family)
+    reach = _reach(text)
     both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
@@ -217,7 +220,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=text.decoder_layers if encodes else text.num_hidden_layers,
-        max_model_len=_reach(text),
+        max_model_len=reach if pooler is None else min(reach, longest(path) or reach),
+        pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
         position_axes=_axes(text),

@@ -10,6 +10,7 @@ from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
+from beheld.core.pooling import PoolerInfo
 from beheld.core.request import LoRARequest
 
 
@@ -28,6 +29,9 @@ class EngineArgs:
     skip_tokenizer_init: bool = False
     task: str = "auto"
     runner: str = "auto"
+    convert: str = "auto"
+    override_pooler_config: dict[str, Any] | None = None
+    pooler_config: dict[str, Any] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -160,6 +164,7 @@ class ModelInfo:
         decoder_start_id: the token that starts every answer of an encoder-decoder model.
         rope_switch: for models with two rotary scales, the longest sequence that uses the short scale. A longer prompt
             uses the long scale from its start; an answer ends where its sequence would have to switch.
+        pooler: how it makes vectors or scores of prompts; None for a model that generates.
     """
 
     path: str
@@ -186,12 +191,13 @@ class ModelInfo:
     decoder_start_id: int | None = None
     rope_switch: int | None = None
     family: str = ""
+    pooler: PoolerInfo | None = None
 
     @property
     def cross(self) -> KVGroup | None:
         """The group whose layers attend to states of media items, or None."""
-        last = self.kv_groups[-1]
-        return last if last.num_states else None
+        last = self.kv_groups[-1] if self.kv_groups else None
+        return last if last is not None and last.num_states else None
 
     @property
     def paged_groups(self) -> tuple[KVGroup, ...]:

@@ -153,6 +153,8 @@ class Family:
             its id; the tokenizer's files do.
         videos_as_images: whether a video's frames use the placeholders of images.
         is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
+        encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
+        pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
@@ -175,6 +177,8 @@ class Family:
     placeholder_tokens: Mapping[str, str] = field(default_factory=dict)
     videos_as_images: bool = False
     is_encoder_decoder: bool = False
+    encodes: bool = False
+    pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
     cross_group: Callable[[Any], KVGroup | None] | None = None
     both_ways: str = "nowhere"

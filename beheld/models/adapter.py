@@ -1,7 +1,7 @@
 """The protocol of a model as the runner uses it, whichever library defines the model.
 
-Shapes: T tokens of a step, S positions whose logits are needed, H hidden size, V vocabulary, X position axes, E
-embeddings.
+Shapes: T tokens of a step, S positions whose logits are needed, H hidden size, V vocabulary, D numbers of a
+vector, X position axes, E embeddings.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class ModelAdapter(Protocol):
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Return logits (S, V) of last hidden states."""
+
+    def pool(self, hidden_SH: Tensor) -> Tensor:
+        """Return vectors or scores (S, D) of pooled hidden states, neither truncated nor activated."""
 
     def weights_bytes(self) -> int:
         """Return the bytes that the weights take."""

@@ -62,7 +62,8 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
-    if platform.graphs is not None and not config.enforce_eager:
+    # Prompts to be pooled never decode.
+    if info.pooler is None and platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
         if reason is None:
             with explained("capture CUDA graphs", platform, f"{_less_cache(config)} Or set enforce_eager=True."):
@@ -153,7 +154,7 @@ def _activation_bytes(
 ) -> int:
     """Memory that a step takes in addition to weights and cache, including what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
-    captures = not config.enforce_eager and make_caches(info).no_graph is None
+    captures = info.pooler is None and not config.enforce_eager and make_caches(info).no_graph is None
     found = memory_profile.measure(probe, adapter, info, config, captures=captures)
     del probe
     platform_of(config.device).empty_cache()
