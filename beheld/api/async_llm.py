@@ -42,7 +42,7 @@ from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, InputPipeline, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 
-__all__ = ["AsyncLLM", "EngineLocation", "EngineStats", "Pieces"]
+__all__ = ["AsyncLLM", "Chat", "EngineLocation", "EngineStats", "Pair", "Pieces", "PromptType"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -136,6 +136,7 @@ class AsyncLLM:
         self._engine = engine
         self._inputs = inputs
         self._defaults = self._inputs.default_params()
+        self._scoring_template = args.chat_template
         self._pools = Pools()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _LiveRequest] = {}
@@ -304,6 +305,11 @@ class AsyncLLM:
     def chat_template(self) -> str | None:
         """The template for conversations with tools; None if there is none."""
         return self._inputs.chat_template
+
+    @property
+    def scoring_template(self) -> str | None:
+        """The template that makes the prompt of a pair, if the engine was started with one."""
+        return self._scoring_template
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that the model's generation_config.json recommends."""

@@ -283,20 +283,10 @@ class LLM:
             # The error is the same as for any other pooling.
             self.encode("", pooling_params, use_tqdm=False)
             raise AssertionError("a generating model pools")
-        left, right = scoring.pairs(data_1, data_2)
-        if scoring.crosses(pooler):
-            template = chat_template or self._args.chat_template
-            both = [scoring.prompt_of_pair(a, b, template) for a, b in zip(left, right, strict=True)]
-            params = _pooling(pooling_params, "classify", truncate_prompt_tokens)
-            outputs = self._all(self._jobs(both, params, lora_request, None), use_tqdm, on_error)
-            return [ScoringRequestOutput.of(output) for output in outputs]
-        params = _pooling(pooling_params, "embed", truncate_prompt_tokens)
-        # One text on the left is compared with many, and read once.
-        once = [scoring.prompt_of(entry) for entry in (left[:1] if left[:1] * len(left) == left else left)]
-        prompts = [*once, *map(scoring.prompt_of, right)]
-        outputs = self._all(self._jobs(prompts, params, lora_request, None), use_tqdm, on_error)
-        lefts = outputs[: len(once)] if len(once) == len(left) else outputs[:1] * len(left)
-        return scoring.cosines(lefts, outputs[len(once) :])
+        first, second = scoring.pairs(data_1, data_2)
+        scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
+        params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
+        return scores.of(self._all(self._jobs(scores.prompts, params, lora_request, None), use_tqdm, on_error))
 
     # ------------------------------------------------------------------ asking about the engine
 

@@ -55,7 +55,7 @@ def _entries(name: str, side: Any) -> list[Scored]:
     return given
 
 
-def crosses(info: PoolerInfo) -> bool:
+def _crosses(info: PoolerInfo) -> bool:
     """Return whether the model reads both sides of a pair at once.
 
     Raises:
@@ -70,41 +70,93 @@ def crosses(info: PoolerInfo) -> bool:
     return True
 
 
-def prompt_of(entry: Scored) -> PromptType | Chat:
-    """Return the prompt of one side, for a model of vectors."""
-    if isinstance(entry, str) or "content" not in entry:
-        return entry
-    return Chat([{"role": "user", "content": entry["content"]}], chat_template=_JOINED, content_format="string")
+class PairScores:
+    """Pairs of a model: the prompts that are made of them, and their scores.
 
+    A model with one class reads both sides at once. Of a model of vectors, each side is read alone, and a side that is
+    compared with many is read once.
 
-def prompt_of_pair(
-    first: Scored, second: Scored, chat_template: str | None, template_kwargs: Mapping[str, Any] | None = None
-) -> Chat | Pair:
-    """Return the one prompt of a pair: a template's, whose messages have the roles query and document, or both texts.
+    Args:
+        first, second: both sides, equally long.
+        info: how the model pools.
+        chat_template: makes the prompt of a pair, for a model that reads both at once; its messages have the roles
+            "query" and "document". None joins the texts.
+        template_kwargs: further variables of the template.
+        salt: separates prefix caches.
+
+    Attributes:
+        prompts: what the engine reads.
+        task: of the prompts.
+        has_template: whether a template makes them.
 
     Raises:
-        ParamsError: a side is neither a text nor a mapping with content.
+        ParamsError: the model gives no score of a pair, or a side has no text.
     """
-    if chat_template is None and isinstance(first, str) and isinstance(second, str):
-        return Pair(first, second)
-    messages = []
-    for role, side in (("query", first), ("document", second)):
-        content = side if isinstance(side, str) else side.get("content")
-        if content is None:
-            raise ParamsError(
-                "A pair of this model is given as texts or contents.", 'Write {"content": [parts]}.', param="data_1"
-            )
-        messages.append({"role": role, "content": content})
-    return Chat(
-        messages,
-        chat_template=chat_template or _JOINED,
-        content_format=None if chat_template else "string",
-        add_generation_prompt=chat_template is not None,
-        template_kwargs=template_kwargs,
-    )
+
+    def __init__(
+        self,
+        first: Sequence[Scored],
+        second: Sequence[Scored],
+        info: PoolerInfo,
+        chat_template: str | None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        salt: str | None = None,
+    ) -> None:
+        self._salt = salt
+        self._crosses = _crosses(info)
+        self._num_first = 0
+        self.has_template = self._crosses and chat_template is not None
+        if self._crosses:
+            self.task = "classify"
+            self.prompts: list[Any] = [
+                self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
+            ]
+            return
+        self.task = "embed"
+        once = first[:1] if all(entry is first[0] for entry in first) else first
+        self._num_first = len(once)
+        self.prompts = [self._alone(entry) for entry in (*once, *second)]
+
+    def of(self, outputs: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
+        """Return the scores of the pairs from the outputs of the prompts."""
+        if self._crosses:
+            return [ScoringRequestOutput.of(output) for output in outputs]
+        first, second = outputs[: self._num_first], outputs[self._num_first :]
+        return _cosines(first if len(first) == len(second) else [first[0]] * len(second), second)
+
+    def _alone(self, entry: Scored) -> PromptType | Chat:
+        if isinstance(entry, str):
+            made: Any = {"prompt": entry} if self._salt is None else {"prompt": entry, "cache_salt": self._salt}
+            return made
+        if "content" not in entry:
+            return entry
+        messages = [{"role": "user", "content": entry["content"]}]
+        return Chat(messages, chat_template=_JOINED, content_format="string", cache_salt=self._salt)
+
+    def _pair(
+        self, first: Scored, second: Scored, chat_template: str | None, template_kwargs: Mapping[str, Any] | None
+    ) -> Chat | Pair:
+        if chat_template is None and isinstance(first, str) and isinstance(second, str):
+            return Pair(first, second, self._salt)
+        messages = []
+        for role, side in (("query", first), ("document", second)):
+            content = side if isinstance(side, str) else side.get("content")
+            if content is None:
+                raise ParamsError(
+                    "A pair of this model is given as texts or contents.", 'Write {"content": [parts]}.', param="data_1"
+                )
+            messages.append({"role": role, "content": content})
+        return Chat(
+            messages,
+            chat_template=chat_template or _JOINED,
+            content_format=None if chat_template else "string",
+            add_generation_prompt=chat_template is not None,
+            template_kwargs=template_kwargs,
+            cache_salt=self._salt,
+        )
 
 
-def cosines(
+def _cosines(
     lefts: Sequence[PoolingRequestOutput], rights: Sequence[PoolingRequestOutput]
 ) -> list[ScoringRequestOutput]:
     """Return the cosine of each pair of vectors; the usage of a pair is that of both sides."""

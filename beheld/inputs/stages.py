@@ -52,10 +52,12 @@ class Pair:
 
     Attributes:
         first, second: the texts.
+        cache_salt: separates prefix caches.
     """
 
     first: str
     second: str
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,7 +124,10 @@ class PromptReader:
         """
         assert self._info.pooler is not None
         if not self._info.pooler.encodes:
-            return self.read_prompt(pair.first + pair.second, params)
+            joined: Any = {"prompt": pair.first + pair.second}
+            return self.read_prompt(
+                joined if pair.cache_salt is None else joined | {"cache_salt": pair.cache_salt}, params
+            )
         texts = self._cased(pair.first), self._cased(pair.second)
         for text in texts:
             self._tokenizer.check_size(text, self._config.max_model_len)
