@@ -201,11 +201,13 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"{_architecture(config)} is an encoder-decoder model.",
             f"Of those only {', '.join(runs)} can be run so far.",
         )
-    groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text)
+    # An encoder keeps nothing of a prompt, which one step computes.
+    groups = () if family.encodes else family.kv_groups(config) if family.kv_groups is not None else kv_groups(text)
     cross = family.cross_group(config) if family.cross_group is not None else None
     placeholders = _placeholders(config, family)
     pooler = pooler_of(path, args, config, family)
-    reach = _reach(text)
+    first = 0 if family.first_position is None else family.first_position(config)
+    reach = _reach(text) - first
     both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
@@ -224,7 +226,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
-        position_axes=_axes(text),
+        position_axes=2 if family.encodes else _axes(text),
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config)),

@@ -149,7 +149,7 @@ class ModelInfo:
         max_model_len: the number of positions that the model supports.
         modalities: the media that the model accepts.
         placeholder_ids: modality -> the token id at the position of one embedding.
-        position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones.
+        position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones; 2 for an encoder: position and type.
         eos_ids: ids that end an answer.
         bos_id, pad_id: None if the model has none.
         kv_groups: the cache groups of the layers; a group that attends to item states comes last.

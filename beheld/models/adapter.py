@@ -48,10 +48,12 @@ class ModelAdapter(Protocol):
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; return one tensor (E, H) per item, in order, with extra columns as in `embed`."""
 
-    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
+    ) -> tuple[np.ndarray, int]:
         """Return rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index for its position.
 
-        Both are in units of 1 / `position_unit`.
+        Both are in units of 1 / `position_unit`. `second` is where the second of two texts starts, see Pooling.
         """
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:

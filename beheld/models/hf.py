@@ -235,7 +235,9 @@ class HFAdapter:
         value = self._upload(value)
         return value.to(self.dtype) if value.is_floating_point() else value
 
-    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
+    ) -> tuple[np.ndarray, int]:
         """Return plain positions, or the model's multi-axis ones."""
         count = len(token_ids)
         if self._rope_index is None or not spans:

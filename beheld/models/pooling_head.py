@@ -24,12 +24,22 @@ _PREFIXES = ("linear.", "dense.", "")
 _OWN = "pooling_head"
 
 
+class NoHead(nn.Identity):
+    """Stands where a generating head was."""
+
+    # Models with a bias of their own share it with the head.
+    bias = None
+
+
 def unneeded(model: Any, info: ModelInfo) -> frozenset[str]:
     """Return the names of weights that pooling does not use and that the checkpoint may lack."""
-    head = model.get_output_embeddings()
-    if head is None or (info.pooler is not None and info.pooler.scores == "tokens"):
-        return frozenset()
-    own = {id(parameter) for parameter in head.parameters()}
+    pooler = info.pooler
+    assert pooler is not None
+    parts = [] if pooler.scores == "tokens" else [model.get_output_embeddings()]
+    if pooler.encodes and not pooler.scores:
+        # The layer on the first token's state, which only some heads read.
+        parts.append(getattr(model.base_model, "pooler", None))
+    own = {id(parameter) for part in parts if part is not None for parameter in part.parameters()}
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in own)
 
 
@@ -54,7 +64,7 @@ def give(model: Any, info: ModelInfo) -> None:
         layers = [layer for entry in pooler.dense for layer in _dense(Path(info.path), entry)]
         model.add_module(_OWN, nn.Sequential(*layers).to(embedding.device, embedding.dtype))
     if head is not None:
-        model.set_output_embeddings(nn.Identity())
+        model.set_output_embeddings(NoHead())
     model.requires_grad_(False)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.cross import CrossBackend
+from beheld.attention.packed import PackedBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
@@ -46,7 +47,9 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     platform = platform_of(config.device)
     share = _begin(hf_config, info, config)
     adapter = registry.build(hf_config, info, config)
-    backend = select(platform, config.attention_backend, info.both_ways)
+    backend: AttentionBackend = PackedBackend()
+    if info.kv_groups:
+        backend = select(platform, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(platform)
     _choose_threads(adapter, platform)
     if share is None:

@@ -108,7 +108,10 @@ class Rows:
             LoRAError: its adapter is gone.
         """
         self._take_slot(admission.row, admission.lora)
-        positions_XN, delta = self._adapter.positions(admission.token_ids[: admission.num_prompt], admission.spans)
+        params = admission.params
+        second = params.second if isinstance(params, Pooling) else None
+        prompt_ids = admission.token_ids[: admission.num_prompt]
+        positions_XN, delta = self._adapter.positions(prompt_ids, admission.spans, second)
         extra = len(admission.token_ids) - admission.num_prompt
         if extra:
             tail = self.position_of(np.arange(admission.num_prompt, len(admission.token_ids)), delta)

@@ -81,3 +81,54 @@ def drawn(model: Any) -> None:
                 weight.copy_(0.2 * noise + (1 if "orm.weight" in name else 0))
             else:
                 weight.copy_(1.5 / weight.shape[-1] ** 0.5 * noise)
+
+
+def encoder(folder: Path, architecture: str, **changes: Any) -> Path:
+    """A checkpoint of an encoder: its tokenizer knows letters, its weights are drawn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = getattr(transformers, architecture)
+    tokens = _write_letters(folder, "Roberta" in architecture)
+    shape = {
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "max_position_embeddings": 130,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "pad_token_id": 0,
+        "vocab_size": tokens,
+    }
+    config = kind.config_class(architectures=[architecture], **shape | changes)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = kind._from_config(config, dtype=torch.float32)
+        drawn(model)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _write_letters(folder: Path, bars: bool) -> int:
+    """Write a tokenizer of letters with BERT's specials, or with RoBERTa's two separators; returns how many ids."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,?!"
+    specials = ["<pad>", "<unk>", "<s>", "</s>"] if bars else ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocab = {token: number for number, token in enumerate([*specials, *letters, *(f"##{each}" for each in letters)])}
+    made = Tokenizer(models.WordPiece(vocab, unk_token=specials[1]))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    first, last = specials[2:]
+    middle = f"{last} {last}" if bars else last
+    pair = f"{first} $A {middle} $B:{0 if bars else 1} {last}" + ("" if bars else ":1")
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{first} $A {last}", pair=pair, special_tokens=[(first, 2), (last, 3)]
+    )
+    made.add_special_tokens(specials)
+    # As the published MiniLM has it: texts would be cut and filled up.
+    made.enable_truncation(20)
+    made.enable_padding(length=20)
+    made.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), specials, strict=True))
+    given = ["input_ids", "attention_mask", *([] if bars else ["token_type_ids"])]
+    settings = names | {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": given}
+    write(folder / "tokenizer_config.json", settings)
+    return len(vocab)

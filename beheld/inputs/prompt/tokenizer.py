@@ -132,7 +132,8 @@ class PromptTokenizer:
             else:
                 self._pairs.enable_truncation(most, strategy="longest_first")
             found = self._pairs.encode(first, second)
-        types = found.type_ids
+        # Tokenizers of models without types may have them in their templates, and transformers leaves them out.
+        types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
         return list(found.ids), types.index(1) if 1 in types else None
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
