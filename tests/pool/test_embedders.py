@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
+from beheld.checkpoint.weights import chosen
 from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
 from tests import tiny
 from tests.oracle import reference
@@ -149,6 +150,11 @@ def test_an_embedder_without_a_head_and_with_modules(tmp_path: Path) -> None:
         found = vectors(llm.embed(TEXTS, use_tqdm=False))
     wanted = torch.stack([state.mean(0) for state in hidden(folder, TEXTS)])
     assert_equal(found, F.normalize(torch.tanh(wanted @ weight.T), dim=-1))
+
+
+def test_layers_after_pooling_are_fetched_with_the_weights(tmp_path: Path) -> None:
+    names = ["config.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors", "onnx/x.onnx"]
+    assert chosen(names, tmp_path) == ("model.safetensors", "2_Dense/model.safetensors")
 
 
 def test_without_the_module_vectors_keep_their_length_and_the_length_of_texts_is_theirs(tmp_path: Path) -> None:

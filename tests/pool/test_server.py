@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ import openai
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from beheld import LLM
 from tests import tiny
+from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
 
 TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square.", "Hello"]
@@ -130,3 +134,46 @@ def test_many_texts_in_one_request(running: Running) -> None:
     alone = running.post("/v1/embeddings", {"input": texts[77]}).json()["data"][0]["embedding"]
     assert data[77]["embedding"] == pytest.approx(alone, abs=1e-5)
     running.idle()
+
+
+def test_vlm2vec_as_its_documentation_serves_it() -> None:
+    """With the older option, its own template, and an image in a message."""
+    family, text = "phi3_v", "Represent the given image."
+    served = Running(family, ENGINE | {"task": "embed", "chat_template": "examples/template_vlm2vec.jinja"})
+    try:
+        url = data_url(90, 60, seed=1)
+        found = served.post("/v1/embeddings", {"messages": talk(text, url), "encoding_format": "float"}).json()
+    finally:
+        served.close()
+    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1])))
+    prompt = {"prompt": f"<|image_1|> {text}", "multi_modal_data": {"image": image}}
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "limit_mm_per_prompt": {"image": 1}}
+    with LLM(str(tiny.checkpoint(family)), task="embed", **options) as llm:
+        turned = llm.embed({**prompt, "prompt": f"{text} <|image_1|>"}, use_tqdm=False)[0].outputs.embedding
+        straight = llm.embed(prompt, use_tqdm=False)[0].outputs.embedding
+    vector = found["data"][0]["embedding"]
+    # The template keeps the order of the message's parts.
+    assert vector in (pytest.approx(straight, abs=1e-5), pytest.approx(turned, abs=1e-5))
+
+
+def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
+    try:
+        body = {"query": TEXTS[0], "documents": TEXTS}
+        ranked = served.post("/v2/rerank", body).json()
+        pair = served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
+        refused = served.post("/v1/embeddings", {"input": "x"})
+    finally:
+        served.close()
+    scores = [entry["score"] for entry in pair["data"]]
+    assert [entry["relevance_score"] for entry in ranked["results"]] == pytest.approx(sorted(scores, reverse=True))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
+    folder = encoder(tmp_path / "two", "BertForSequenceClassification", id2label={0: "calm", 1: "glad"})
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
+    try:
+        (entry,) = served.post("/classify", {"input": TEXTS[0]}).json()["data"]
+    finally:
+        served.close()
+    assert entry["label"] == ("calm", "glad")[entry["probs"][1] > entry["probs"][0]]
+    assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
