@@ -206,7 +206,7 @@ def _score(
         data = [
             {"index": index, "object": "score", "score": output.outputs.score} for index, output in enumerate(scores)
         ]
-        return {**_head(head, "list"), "data": data, "usage": _usage(scores)}
+        return {**_head(head, "list"), "data": data}
 
     return _pairs(llm, body, sides, info, options, salt, answer)
 
@@ -222,9 +222,8 @@ def _rerank(
             if body.return_documents is not False:
                 found["document"] = _shown(body.documents[index])
             results.append(found)
-        usage = _usage(scores)
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-        return {"id": head.id, "model": head.model, "results": results, "usage": usage, "meta": meta}
+        return {"id": head.id, "model": head.model, "results": results, "meta": meta}
 
     return _pairs(llm, body, (body.query, body.documents), info, options, salt, answer)
 
@@ -250,7 +249,11 @@ def _pairs(
     scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
     if variables and not scores.has_template:
         raise ParamsError("chat_template_kwargs need a template.", "Leave it out.", param="chat_template_kwargs")
-    return PoolingWork(scores.prompts, _params(body, scores.task), lambda outputs: answer(scores.of(outputs)))
+    return PoolingWork(
+        scores.prompts,
+        _params(body, scores.task),
+        lambda outputs: answer(scores.of(outputs)) | {"usage": _usage(outputs)},
+    )
 
 
 # ---------------------------------------------------------------------- what is answered

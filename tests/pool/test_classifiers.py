@@ -144,6 +144,19 @@ def test_a_template_makes_the_prompt_of_a_pair(reranker: LLM) -> None:
     assert found.outputs.score == pytest.approx(float(wanted), abs=1e-5)
 
 
+def test_qwen3_rerankers_prompt(reranker: LLM) -> None:
+    """As its model card writes it."""
+    text = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a '
+        "web search query, retrieve relevant passages that answer the query\n<Query>: a cat\n<Document>: a dog"
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    (found,) = reranker.score("a cat", "a dog", chat_template="template_qwen3_reranker.jinja", use_tqdm=False)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint("qwen2"))
+    assert found.prompt_token_ids == tokenizer(text)["input_ids"]
+
+
 def test_tokens_without_post_processing() -> None:
     overrides = {
         "architectures": ["Qwen2ForSequenceClassification"],
