@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +158,16 @@ def test_vlm2vec_as_its_documentation_serves_it() -> None:
     assert vector in (pytest.approx(straight, abs=1e-5), pytest.approx(turned, abs=1e-5))
 
 
+def ranked_by_cohere(url: str) -> list[list[int]]:
+    """The two best documents by both of Cohere's clients; nothing if the package is not there."""
+    if find_spec("cohere") is None:
+        return []
+    cohere = import_module("cohere")
+    asked = {"model": "tiny", "query": TEXTS[0], "documents": TEXTS, "top_n": 2}
+    clients = [kind("none", base_url=url) for kind in (cohere.ClientV2, cohere.Client)]
+    return [[entry.index for entry in client.rerank(**asked).results] for client in clients]
+
+
 def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path) -> None:
     folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
     served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
@@ -164,10 +176,13 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
         ranked = served.post("/v2/rerank", body).json()
         pair = served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
         refused = served.post("/v1/embeddings", {"input": "x"})
+        by_client = ranked_by_cohere(served.url)
     finally:
         served.close()
     scores = [entry["score"] for entry in pair["data"]]
     assert [entry["relevance_score"] for entry in ranked["results"]] == pytest.approx(sorted(scores, reverse=True))
+    order = [entry["index"] for entry in ranked["results"]]
+    assert all(found == order[:2] for found in by_client)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
     folder = encoder(tmp_path / "two", "BertForSequenceClassification", id2label={0: "calm", 1: "glad"})
     served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
