@@ -98,8 +98,7 @@ class ModelRunner:
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
-        # From hidden states to what a pass is tested by, and how wide that is.
-        self._head = adapter.logits if info.pooler is None else adapter.pool
+        # How wide a pass's outputs are.
         self._width = info.vocab_size if info.pooler is None else info.pooler.width
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
@@ -187,6 +186,10 @@ class ModelRunner:
             found = pooler.pool(batch.sampling, of_wanted(hidden_TH, batch.wanted_S)) if batch.sampling else []
         handle.pooled = [values.start_copy() for values in found]
         return self._marked(handle)
+
+    def _head(self, hidden_SH: torch.Tensor) -> torch.Tensor:
+        """Logits (S, V), or what the pooler's head makes (S, D)."""
+        return self._adapter.logits(hidden_SH) if self.pooler is None else self._adapter.pool(hidden_SH)
 
     @contextmanager
     def _pass(self, batch: Batch) -> Iterator[torch.Tensor]:
