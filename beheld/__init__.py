@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from beheld.api.llm import LLM
     from beheld.core.config import EngineArgs
     from beheld.core.errors import BeheldError, EngineError, UserError
-    from beheld.core.outputs import CompletionOutput, RequestOutput
+    from beheld.core.outputs import (
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from beheld.core.params import PoolingParams, SamplingParams
     from beheld.core.request import LoRARequest
 
@@ -27,6 +34,10 @@ _HOMES = {
     "PoolingParams": "beheld.core.params",
     "LoRARequest": "beheld.core.request",
     "RequestOutput": "beheld.core.outputs",
+    "PoolingRequestOutput": "beheld.core.outputs",
+    "EmbeddingRequestOutput": "beheld.core.outputs",
+    "ClassificationRequestOutput": "beheld.core.outputs",
+    "ScoringRequestOutput": "beheld.core.outputs",
     "CompletionOutput": "beheld.core.outputs",
     "BeheldError": "beheld.core.errors",
     "UserError": "beheld.core.errors",
@@ -37,13 +48,17 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "BeheldError",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineError",
     "LoRARequest",
     "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "UserError",
 ]
 

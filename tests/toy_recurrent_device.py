@@ -105,7 +105,9 @@ class ToyAdapter:
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         return []
 
-    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: Any = None
+    ) -> tuple[np.ndarray, int]:
         return np.arange(len(token_ids), dtype=np.int64)[None], 0
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[Any, ...]:

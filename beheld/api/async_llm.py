@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from beheld.api.pools import Pools
-from beheld.api.seeds import answers, mix
+from beheld.api.collectors import Params, RequestCollector, collector_of
+from beheld.api.pools import Pools, has_grammar
+from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
-from beheld.core.outputs import RequestOutput, TokenEvent
-from beheld.core.params import SamplingParams
+from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.engine.messages import (
     Abort,
@@ -38,11 +39,10 @@ from beheld.engine.messages import (
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.stats import EngineStats
 from beheld.engine.thread import EngineThread
-from beheld.inputs.pipeline import Chat, InputPipeline, PromptType, RequestOrder
+from beheld.inputs.pipeline import Chat, InputPipeline, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
-from beheld.text.collect import Collector
 
-__all__ = ["AsyncLLM", "EngineLocation", "EngineStats", "Pieces"]
+__all__ = ["AsyncLLM", "Chat", "EngineLocation", "EngineStats", "Pair", "Pieces", "PromptType"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -68,7 +68,7 @@ class EngineLocation(StrEnum):
 class _LiveRequest:
     """A submitted request that has not ended."""
 
-    collector: Collector
+    collector: RequestCollector
     request_ids: tuple[str, ...]
     pieces: Pieces
     started: float
@@ -136,6 +136,7 @@ class AsyncLLM:
         self._engine = engine
         self._inputs = inputs
         self._defaults = self._inputs.default_params()
+        self._scoring_template = args.chat_template
         self._pools = Pools()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _LiveRequest] = {}
@@ -198,6 +199,24 @@ class AsyncLLM:
             prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared, client
         )
 
+    def encode(
+        self,
+        prompt: PromptType | Chat | Pair,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """Pool a prompt, a conversation or a pair of texts; otherwise like `generate`. There is one output.
+
+        Args:
+            pooling_params: what to make of it; None takes the model's defaults.
+        """
+        params = PoolingParams() if pooling_params is None else pooling_params
+        return self._answer(prompt, params, request_id, lora_request, priority, Pieces.FINAL, client=client)
+
     async def abort(self, request_id: str) -> None:
         """End a request; its generator yields a last output with the finish reason "abort"."""
         found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
@@ -244,13 +263,17 @@ class AsyncLLM:
         """
         if isinstance(prompt, str) and not add_special_tokens:
             return await self._run_in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
-        order = RequestOrder(prompt, SamplingParams(max_tokens=1), "tokens")
+        order = RequestOrder(prompt, self._cheapest(), "tokens")
         return list((await self._prepared(order)).token_ids)
 
     async def chat_token_ids(self, messages: Messages, *, client: str = "", **options: Any) -> list[int]:
         """The token ids of a conversation, including those of its media; `client` as for `generate`."""
-        order = RequestOrder(Chat(messages, **options), SamplingParams(max_tokens=1), "tokens", client=client)
+        order = RequestOrder(Chat(messages, **options), self._cheapest(), "tokens", client=client)
         return list((await self._prepared(order)).token_ids)
+
+    def _cheapest(self) -> Params:
+        """Parameters of a request of which only the prompt is wanted."""
+        return SamplingParams(max_tokens=1) if self.info.pooler is None else PoolingParams()
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, with special tokens.
@@ -282,6 +305,11 @@ class AsyncLLM:
     def chat_template(self) -> str | None:
         """The template for conversations with tools; None if there is none."""
         return self._inputs.chat_template
+
+    @property
+    def scoring_template(self) -> str | None:
+        """The template that makes the prompt of a pair, if the engine was started with one."""
+        return self._scoring_template
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that the model's generation_config.json recommends."""
@@ -323,8 +351,8 @@ class AsyncLLM:
 
     async def _answer(
         self,
-        prompt: PromptType | Chat,
-        params: SamplingParams | None,
+        prompt: PromptType | Chat | Pair,
+        params: Params | None,
         request_id: str | None,
         lora: LoRARequest | None,
         priority: int,
@@ -332,7 +360,7 @@ class AsyncLLM:
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
         client: str = "",
-    ) -> AsyncGenerator[RequestOutput, None]:
+    ) -> AsyncGenerator[Any, None]:
         live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client)
         # The input may be large, and the answer may take long.
         del prompt
@@ -354,8 +382,8 @@ class AsyncLLM:
 
     async def _submit(
         self,
-        prompt: PromptType | Chat,
-        params: SamplingParams | None,
+        prompt: PromptType | Chat | Pair,
+        params: Params | None,
         request_id: str | None,
         lora: LoRARequest | None,
         priority: int,
@@ -372,12 +400,12 @@ class AsyncLLM:
         chosen.verify()
         if name in self._live or f"{name}#0" in self._live:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
-        base = chosen.seed if chosen.seed is not None else mix(self.config.seed, number)
+        seed = seed_of(chosen, self.config.seed, number)
         first = await self._prepared(
-            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=base, client=client)
+            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=seed, client=client)
         )
-        requests = answers(first, chosen.n, base)
-        collector = Collector(name, chosen, requests, self._inputs.tokenizer, marks)
+        requests = answers(first, chosen, seed)
+        collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks)
         ids = tuple(request.id for request in requests)
         live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
         self._check_alive()
@@ -398,7 +426,7 @@ class AsyncLLM:
             read = await self._run_in(reading, inputs.read, order)
             async with inputs.fetched(read) as fetched:
                 made = await self._run_in(pool, inputs.make_items, fetched)
-            if order.params.structured_outputs is not None:
+            if has_grammar(order.params):
                 pool = self._pools.grammar
             return await self._run_in(pool, inputs.seal, made)
         finally:

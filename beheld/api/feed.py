@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from beheld.core.params import SamplingParams
+from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import Request
 from beheld.utils.gil import take_turns
 from beheld.utils.interrupts import uninterrupted
@@ -49,7 +49,7 @@ class Job:
     """
 
     id: str
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     requests: Callable[[], list[Request]]
     tokenizer: Any
     light: bool = False

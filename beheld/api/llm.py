@@ -9,19 +9,27 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
-from beheld.api import iterables
+from beheld.api import iterables, scoring
+from beheld.api.collectors import Params
 from beheld.api.feed import Job, Jobs
+from beheld.api.pools import has_grammar
 from beheld.api.run import OfflineRun
-from beheld.api.seeds import answers, mix
+from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
-from beheld.core.outputs import RequestOutput
-from beheld.core.params import SamplingParams
+from beheld.core.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
+from beheld.core.params import PoolingParams, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
-from beheld.inputs.pipeline import Chat, PromptType, RequestOrder
+from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.utils.log import get_logger
 
@@ -164,6 +172,122 @@ class LLM:
         (job,) = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options).each
         return self._live().stream(job)
 
+    # ------------------------------------------------------------------ pooling
+
+    def encode(
+        self,
+        prompts: PromptType | Iterable[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        pooling_task: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        priority: Sequence[int] | None = None,
+        on_error: str = "raise",
+    ) -> list[PoolingRequestOutput]:
+        """Pool one prompt or many; the model is started with runner="pooling".
+
+        Args:
+            prompts: as for `generate`.
+            pooling_params: one for all, or one per prompt; None takes the model's defaults.
+            pooling_task: "embed" (a vector), "token_embed" (a vector for each position), "classify" (scores) or
+                "token_classify" (scores at each position); None takes the model's own.
+            truncate_prompt_tokens: keep this many tokens of a longer text, from its start; -1 means as many as fit.
+            on_error: as for `generate`.
+
+        Returns:
+            One output per prompt, in order; `outputs.data` is a tensor.
+        """
+        items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
+        params = _pooling(pooling_params, pooling_task, truncate_prompt_tokens)
+        jobs = self._jobs(items, params, lora_request, priority)
+        return self._all(jobs, use_tqdm, on_error)
+
+    def embed(
+        self,
+        prompts: PromptType | Iterable[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **options: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of prompts, as `outputs.embedding`; `options` are keywords of `encode`."""
+        pooled = self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed", **options
+        )
+        return [EmbeddingRequestOutput.of(output) for output in pooled]
+
+    def classify(
+        self,
+        prompts: PromptType | Iterable[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **options: Any,
+    ) -> list[ClassificationRequestOutput]:
+        """The scores of the classes, as `outputs.probs`; `options` are keywords of `encode`."""
+        pooled = self.encode(
+            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="classify", **options
+        )
+        return [ClassificationRequestOutput.of(output) for output in pooled]
+
+    def reward(
+        self,
+        prompts: PromptType | Iterable[PromptType],
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        **options: Any,
+    ) -> list[PoolingRequestOutput]:
+        """The scores at each position, as `outputs.data`; `options` are keywords of `encode`."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="token_classify",
+            **options,
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        /,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        chat_template: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        on_error: str = "raise",
+    ) -> list[ScoringRequestOutput]:
+        """How well the texts of pairs go together: one with one, one with many, or many with as many.
+
+        A model with one class reads both at once; of a model of vectors, the score is the cosine of both vectors.
+
+        Args:
+            data_1, data_2: texts, or {"content": [parts of a chat message]} with images.
+            chat_template: makes the prompt of a pair, for a model that reads both at once; its messages have the roles
+                "query" and "document". None takes the engine's, and without one the texts are joined.
+
+        Returns:
+            One output per pair, in order; `outputs.score` is a number.
+        """
+        pooler = self._info.pooler
+        if pooler is None:
+            # The error is the same as for any other pooling.
+            self.encode("", pooling_params, use_tqdm=False)
+            raise AssertionError("a generating model pools")
+        first, second = scoring.pairs(data_1, data_2)
+        scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
+        params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
+        return scores.of(self._all(self._jobs(scores.prompts, params, lora_request, None), use_tqdm, on_error))
+
     # ------------------------------------------------------------------ asking about the engine
 
     def plan(self, media: Sequence[MediaRef]) -> list[MediaReceipt]:
@@ -236,7 +360,7 @@ class LLM:
     def _jobs(
         self,
         items: Iterable[Any],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Params | Sequence[Params] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
         chat: Mapping[str, Any] | None = None,
@@ -249,7 +373,7 @@ class LLM:
         if params is None:
             params = self.get_default_sampling_params()
         for one in params if isinstance(params, list | tuple) else (params,):
-            if not isinstance(one, SamplingParams):
+            if not isinstance(one, SamplingParams | PoolingParams):
                 raise ParamsError(
                     f"sampling_params must be SamplingParams, not {type(one).__name__}.",
                     "Write SamplingParams(temperature=0, ...).",
@@ -278,30 +402,64 @@ class LLM:
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _job(self, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int) -> Job:
+    def _job(self, prompt: PromptType | Chat | Pair, params: Params, lora: LoRARequest | None, priority: int) -> Job:
         """A job with numbered answers; without a given seed, all answers differ."""
         number = next(self._numbers)
         self._live()
-        light = _is_light(prompt) and lora is None and params.structured_outputs is None
+        light = _is_light(prompt) and lora is None and not has_grammar(params)
         prepare = partial(self._requests, number, prompt, params, lora, priority)
         return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 
     def _requests(
-        self, number: int, prompt: PromptType | Chat, params: SamplingParams, lora: LoRARequest | None, priority: int
+        self, number: int, prompt: PromptType | Chat | Pair, params: Params, lora: LoRARequest | None, priority: int
     ) -> list[Request]:
         """Prepare one job in the calling thread: a request for each answer."""
         params.verify()
-        base = params.seed if params.seed is not None else mix(self._config.seed, number)
+        base = seed_of(params, self._config.seed, number)
         order = RequestOrder(prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base)
         first = self._inputs.prepare(order)
         if first.lora is not None:
             # Here it runs in parallel with the engine's steps; the engine's own reading would delay them.
             self._live().core.executor.read_lora(first.lora)
-        return answers(first, params.n, base)
+        return answers(first, params, base)
 
-    def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[RequestOutput]:
+    def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[Any]:
         outputs = dict(self._live().results(jobs, on_error, progress=use_tqdm))
         return [outputs[index] for index in range(len(outputs))]
+
+
+def _pooling(
+    given: PoolingParams | Sequence[PoolingParams] | None, task: str | None, keep: int | None
+) -> PoolingParams | list[PoolingParams]:
+    """Pooling parameters with the task and the truncation of a call.
+
+    Raises:
+        ParamsError: they name another task, or are something else.
+    """
+    if isinstance(given, list | tuple):
+        return [_pooling_of(one, task, keep) for one in given]
+    return _pooling_of(PoolingParams() if given is None else given, task, keep)
+
+
+def _pooling_of(given: Any, task: str | None, keep: int | None) -> PoolingParams:
+    if not isinstance(given, PoolingParams):
+        raise ParamsError(
+            f"pooling_params must be PoolingParams, not {type(given).__name__}.",
+            "Write PoolingParams(dimensions=256, ...).",
+            param="pooling_params",
+        )
+    made = given.clone()
+    wanted = None if task is None else pooling_task(task)
+    if wanted is not None and made.task not in (None, wanted):
+        raise ParamsError(
+            f"pooling_params are for the task {made.task!r}, and the call is for {wanted!r}.",
+            "Leave out the task.",
+            param="task",
+        )
+    made.task = wanted or made.task
+    made.truncate_prompt_tokens = keep if keep is not None else made.truncate_prompt_tokens
+    made.verify()
+    return made
 
 
 def _is_one(prompts: Any) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from beheld.core.params import SamplingParams
+from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
-from beheld.inputs.pipeline import Chat, PromptType
+from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 
 _TEXT_THREADS = 2
@@ -34,12 +34,14 @@ class Pools:
         self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 
-    def of(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
+    def of(self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None) -> ThreadPoolExecutor:
         """The pool that prepares a prompt or a conversation."""
         if isinstance(prompt, Chat):
             if any(map(_holds_media, prompt.messages)):
                 return self.media
             num_letters = _letters([prompt.messages, prompt.tools, prompt.template_kwargs, prompt.chat_template])
+        elif isinstance(prompt, Pair):
+            num_letters = len(prompt.first) + len(prompt.second)
         else:
             if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
                 return self.media
@@ -47,9 +49,11 @@ class Pools:
             num_letters = len(text) if isinstance(text, str) else 0
         if num_letters > SHORT_TEXT:
             return self.long
-        return self.grammar if params is not None and params.structured_outputs is not None else self.text
+        return self.grammar if has_grammar(params) else self.text
 
-    def of_reading(self, prompt: PromptType | Chat, params: SamplingParams | None) -> ThreadPoolExecutor:
+    def of_reading(
+        self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None
+    ) -> ThreadPoolExecutor:
         """Where it is read: a template that strangers sent may loop, and only others of its kind wait for it."""
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
@@ -59,6 +63,11 @@ class Pools:
         """Accept no more work; does not wait for running work."""
         for pool in (self.text, self.long, self.media, self.template, self.grammar):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def has_grammar(params: SamplingParams | PoolingParams | None) -> bool:
+    """True if an answer must follow a grammar, which takes time to compile."""
+    return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
 def _letters(value: Any) -> int:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from beheld.api.collectors import Output, RequestCollector, collector_of, failed
 from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, feature_bytes
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
-from beheld.core.outputs import RequestOutput, TokenEvent
+from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore, InFlight
-from beheld.text.collect import Collector
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 
@@ -28,7 +28,7 @@ _MOST_LULLS_S = 0.25
 @dataclass(eq=False)
 class _LiveJob:
     index: int
-    collector: Collector
+    collector: RequestCollector
     started: float
     prepared: float
     first_token: float | None = None
@@ -60,7 +60,7 @@ class Bars:
         if self._adding is not None:
             self._adding.update(1)
 
-    def finished(self, output: RequestOutput) -> None:
+    def finished(self, output: Output) -> None:
         """Count a finished job."""
         if self._answering is None:
             return
@@ -96,7 +96,7 @@ class OfflineRun:
         on_error: str,
         *,
         progress: bool | Callable[..., Any] = False,
-    ) -> Iterator[tuple[int, RequestOutput]]:
+    ) -> Iterator[tuple[int, Output]]:
         """Yield (index of the job, its output) as each job finishes.
 
         Jobs are prepared a little ahead of the engine, never all at once, so that their media do not fill the memory.
@@ -116,7 +116,7 @@ class OfflineRun:
         finally:
             bars.close()
 
-    def stream(self, job: Job) -> Iterator[RequestOutput]:
+    def stream(self, job: Job) -> Iterator[Output]:
         """Yield the new part of one job's output after every step; the last one is finished.
 
         Raises:
@@ -127,9 +127,7 @@ class OfflineRun:
             if live is not None:
                 yield live.collector.delta()
 
-    def _progress(
-        self, jobs: Jobs, on_error: str, bars: Bars
-    ) -> Iterator[tuple[int, RequestOutput | None, _LiveJob | None]]:
+    def _progress(self, jobs: Jobs, on_error: str, bars: Bars) -> Iterator[tuple[int, Output | None, _LiveJob | None]]:
         """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event."""
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
@@ -141,8 +139,8 @@ class OfflineRun:
                 # The preparing threads need the interpreter as well.
                 with quick_turns():
                     failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
-                for index, failed in failures:
-                    yield index, failed, None
+                for index, early in failures:
+                    yield index, early, None
                 with uninterrupted():
                     in_flight, events = self._step(in_flight, on_error)
                 for event in events:
@@ -178,9 +176,7 @@ class OfflineRun:
                 self.core.scheduler.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
-    def _fill(
-        self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading
-    ) -> list[tuple[int, RequestOutput]]:
+    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading) -> list[tuple[int, Output]]:
         """Queue the ready jobs, and wait for one if nothing else is to do; returns the jobs that failed at once.
 
         Args:
@@ -189,7 +185,7 @@ class OfflineRun:
             reading: which thread reads the jobs. A list surely has more; for other iterables the first job does not
                 wait.
         """
-        failures: list[tuple[int, RequestOutput]] = []
+        failures: list[tuple[int, Output]] = []
         tokens, light = 0, 0
         first = idle and reading is Reading.TAKER and not self.core.scheduler.has_work
         until: float | None = None
@@ -209,25 +205,25 @@ class OfflineRun:
             if fed is None:
                 break
             with uninterrupted():
-                failed = self._add(fed, on_error)
+                early = self._add(fed, on_error)
             bars.added()
-            if failed is not None:
-                bars.finished(failed)
-                failures.append((fed.index, failed))
+            if early is not None:
+                bars.finished(early)
+                failures.append((fed.index, early))
             else:
                 requests = fed.requests()
                 tokens += sum(self.core.scheduler.num_unseen(request.id) for request in requests) if idle else 0
                 light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
         return failures
 
-    def _add(self, fed: Fed, on_error: str) -> RequestOutput | None:
+    def _add(self, fed: Fed, on_error: str) -> Output | None:
         """Queue a job; returns its output if it could not be prepared or queued."""
         job = fed.job
         added: list[str] = []
         try:
             requests = fed.requests()
             live = _LiveJob(
-                fed.index, Collector(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
+                fed.index, collector_of(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
             )
             for request in requests:
                 self.core.add(request)
@@ -240,10 +236,10 @@ class OfflineRun:
                 self._forget(request_id)
             if on_error == "raise":
                 raise
-            return RequestOutput(job.id, None, None, [], finished=True, error=_as_beheld_error(error))
+            return failed(job.id, job.params, _as_beheld_error(error))
         return None
 
-    def _push(self, event: TokenEvent, live: _LiveJob) -> RequestOutput | None:
+    def _push(self, event: TokenEvent, live: _LiveJob) -> Output | None:
         """Pass an event to its collector; returns the output if the job is complete."""
         if live.first_token is None:
             live.first_token = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from beheld.core.params import Sampling
+from beheld.core.params import PoolingParams, Sampling, SamplingParams
 from beheld.core.request import Request
 
 
@@ -17,11 +17,17 @@ def mix(seed: int, number: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def answers(first: Request, count: int, seed: int) -> list[Request]:
+def seed_of(params: SamplingParams | PoolingParams, seed: int, number: int) -> int:
+    """The seed of a request: its own, or one made of the engine's and the request's number."""
+    own = params.seed if isinstance(params, SamplingParams) else None
+    return mix(seed, number) if own is None else own
+
+
+def answers(first: Request, params: SamplingParams | PoolingParams, seed: int) -> list[Request]:
     """One request per answer: the same prompt, with a different seed for each but the first."""
-    if count == 1:
+    if not isinstance(params, SamplingParams) or params.n == 1:
         return [first]
-    return [_numbered(first, number, seed) for number in range(count)]
+    return [_numbered(first, number, seed) for number in range(params.n)]
 
 
 def _numbered(request: Request, number: int, seed: int) -> Request:

@@ -26,8 +26,27 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: the file is not a JSON object, is too large, or is nested too deeply.
     """
+    value = _read(path, {})
+    if not isinstance(value, dict):
+        raise ModelError(f"{path.name} is not a JSON object.", "Fetch the checkpoint again.")
+    return value
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """The JSON list of objects in `path`, or an empty one if there is no such file.
+
+    Raises:
+        ModelError: the file is no such list, is too large, or is nested too deeply.
+    """
+    value = _read(path, [])
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ModelError(f"{path.name} is not a JSON list of objects.", "Fetch the checkpoint again.")
+    return value
+
+
+def _read(path: Path, missing: Any) -> Any:
     if not path.is_file():
-        return {}
+        return missing
     most = _MAX_BYTES if path.name.endswith(_LARGE) else _SMALL_BYTES
     try:
         if path.stat().st_size > most:
@@ -37,8 +56,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise _too_deep(path) from error
     except (ValueError, OSError) as error:
         raise ModelError(f"{path.name} cannot be read: {error}.", "Fetch the checkpoint again.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path.name} is not a JSON object.", "Fetch the checkpoint again.")
     _check_depth(value, path)
     return value
 

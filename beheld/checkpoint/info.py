@@ -12,6 +12,7 @@ from beheld.checkpoint.checks.config import check_activations, check_heads
 from beheld.checkpoint.code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.pooling import longest, pooler_of
 from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import ConfigError, ModelError
@@ -154,7 +155,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
     config = read_config(path, args) if config is None else config
     try:
         return _info(path, args, config)
-    except ModelError:
+    except (ModelError, ConfigError):
         raise
     except _OF_VALUES as error:
         # What a value means is known to the class that reads it, and that it is of the wrong kind only here.
@@ -184,9 +185,15 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"Of those only {', '.join(runs)} can be run so far.",
         )
     state = family.state(text) if family.state is not None else None
-    groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text, state)
+    # An encoder keeps nothing of a prompt, which one step computes.
+    groups: tuple[KVGroup, ...] = ()
+    if not family.encodes:
+        groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text, state)
     cross = family.cross_group(config) if family.cross_group is not None else None
     placeholders = _placeholders(config, family)
+    pooler = pooler_of(path, args, config, family)
+    first = 0 if family.first_position is None else family.first_position(config)
+    reach = _reach(text) - first
     both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision":
         both_ways = "windowed media"
@@ -203,10 +210,11 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=text.decoder_layers if encodes else text.num_hidden_layers,
-        max_model_len=_reach(text),
+        max_model_len=reach if pooler is None else min(reach, longest(path) or reach),
+        pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
-        position_axes=_axes(text),
+        position_axes=2 if family.encodes else _axes(text),
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config))

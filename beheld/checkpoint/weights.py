@@ -73,8 +73,13 @@ def check_weights(path: Path, name: str) -> None:
         )
 
 
+# Where sentence-transformers keeps a layer after pooling.
+_DENSE = "*_Dense/model.safetensors"
+
+
 def chosen(names: Collection[str], path: Path) -> tuple[str, ...]:
-    """Of a repository's files, those with the weights that a loader will read, and adapters in folders of their own.
+    """Of a repository's files, those with the weights that a loader will read, and adapters and layers after pooling in
+    folders of their own.
 
     Safetensors go before other forms, a whole file before shards; a publisher's own layout is never among them.
 
@@ -82,8 +87,8 @@ def chosen(names: Collection[str], path: Path) -> tuple[str, ...]:
         names: all files of the repository.
         path: the folder where its small files already lie.
     """
-    adapters = (name for name in names if fnmatch(name, f"*/{_ADAPTER}"))
-    return (*_of_model(names, path), *sorted(adapters))
+    further = (name for name in names if fnmatch(name, f"*/{_ADAPTER}") or fnmatch(name, _DENSE))
+    return (*_of_model(names, path), *sorted(further))
 
 
 def _of_model(names: Collection[str], path: Path) -> tuple[str, ...]:

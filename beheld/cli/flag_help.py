@@ -9,8 +9,21 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
     "tokenizer_mode": ("", "`auto`, `slow` or `hf`: all are transformers' own tokenizer"),
     "skip_tokenizer_init": ("", "no tokenizer: prompts and answers are token ids"),
-    "task": ("", "`auto` or `generate`; others are refused"),
-    "runner": ("", "`auto` or `generate`; others are refused"),
+    "task": (
+        "",
+        "the older form of `--runner` and `--convert`: `auto`, `generate`, `embed`, `classify`, `score` or `reward`",
+    ),
+    "runner": (
+        "",
+        "`generate` text, or make vectors or scores by `pooling`; `auto`: as the checkpoint says, see "
+        "[embeddings](../how-to/embeddings.md)",
+    ),
+    "convert": ("", "with `--runner pooling`: `embed`, `classify` or `reward`; `auto`: as the checkpoint says"),
+    "override_pooler_config": (
+        "the checkpoint's",
+        'JSON of how hidden states are pooled, for example `{"pooling_type": "MEAN", "normalize": true}`',
+    ),
+    "pooler_config": ("the checkpoint's", "the same as `--override-pooler-config`"),
     "trust_remote_code": ("", "run Python code that the checkpoint brings"),
     "revision": ("newest", "branch, tag or commit of a hub model"),
     "tokenizer_revision": ("newest", "the same for the tokenizer"),

@@ -12,9 +12,17 @@ _PARAMS = {
     "SamplingParams": "beheld.core.params:SamplingParams",
 }
 _OUTPUTS = {
-    "CompletionOutput": "beheld.core.outputs:CompletionOutput",
+    **{
+        name: f"beheld.core.outputs:{name}"
+        for name in (
+            *("ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput", "EmbeddingOutput"),
+            *("EmbeddingRequestOutput", "PoolingOutput", "PoolingRequestOutput", "ScoringOutput"),
+            "ScoringRequestOutput",
+        )
+    },
     "RequestOutput": "beheld.core.outputs:RequestOutput",
 }
+_POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
 _PROMPTS = {
     "PromptType": "beheld.inputs.prompt.parse:PromptType",
@@ -29,6 +37,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.assets.audio": {"AudioAsset": "beheld.compat.assets:AudioAsset"},
     "vllm.assets.image": {"ImageAsset": "beheld.compat.assets:ImageAsset"},
     "vllm.assets.video": {"VideoAsset": "beheld.compat.assets:VideoAsset"},
+    "vllm.config": _POOLER,
+    "vllm.config.pooler": _POOLER,
     "vllm.engine": {},
     "vllm.engine.arg_utils": _ARGS,
     "vllm.entrypoints": {},

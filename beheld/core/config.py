@@ -10,6 +10,7 @@ from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
+from beheld.core.pooling import PoolerInfo
 from beheld.core.request import LoRARequest
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
@@ -31,6 +32,9 @@ class EngineArgs:
     skip_tokenizer_init: bool = False
     task: str = "auto"
     runner: str = "auto"
+    convert: str = "auto"
+    override_pooler_config: dict[str, Any] | None = None
+    pooler_config: dict[str, Any] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
     tokenizer_revision: str | None = None
@@ -195,7 +199,7 @@ class ModelInfo:
         max_model_len: the number of positions that the model supports.
         modalities: the media that the model accepts.
         placeholder_ids: modality -> the token id at the position of one embedding.
-        position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones.
+        position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones; 2 for an encoder: position and type.
         eos_ids: ids that end an answer.
         bos_id, pad_id: None if the model has none.
         kv_groups: the cache groups of the layers; a group that attends to item states comes last.
@@ -211,6 +215,7 @@ class ModelInfo:
         rope_switch: for models with two rotary scales, the longest sequence that uses the short scale. A longer prompt
             uses the long scale from its start; an answer ends where its sequence would have to switch.
         secondary: further checkpoints that hold parts of the model.
+        pooler: how it makes vectors or scores of prompts; None for a model that generates.
     """
 
     path: str
@@ -238,12 +243,13 @@ class ModelInfo:
     rope_switch: int | None = None
     family: str = ""
     secondary: tuple[SecondaryWeights, ...] = ()
+    pooler: PoolerInfo | None = None
 
     @property
     def cross(self) -> KVGroup | None:
         """The group whose layers attend to states of media items, or None."""
-        last = self.kv_groups[-1]
-        return last if last.num_states else None
+        last = self.kv_groups[-1] if self.kv_groups else None
+        return last if last is not None and last.num_states else None
 
     @property
     def recurrent(self) -> bool:

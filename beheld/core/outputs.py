@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from beheld.core.errors import BeheldError
 from beheld.core.media import MediaReceipt
@@ -110,3 +110,111 @@ class RequestOutput:
         """Token counts over all answers."""
         prompt = len(self.prompt_token_ids or ())
         return Usage(prompt, sum(len(o.token_ids) for o in self.outputs), self.num_cached_tokens)
+
+
+@dataclass
+class PoolingOutput:
+    """What pooling made of a prompt: a vector (D) or scores (C), or those of each position (N, D), float32."""
+
+    data: Any
+
+
+@dataclass
+class EmbeddingOutput:
+    """A prompt's vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the vector has."""
+        return len(self.embedding)
+
+
+@dataclass
+class ClassificationOutput:
+    """A prompt's scores, one for each class."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How well two texts go together."""
+
+    score: float
+
+
+P = TypeVar("P", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass
+class PooledRequestOutput(Generic[P]):
+    """The result of a request that pools. Field names follow vLLM's class PoolingRequestOutput.
+
+    Attributes:
+        outputs: what was made of the prompt; None if the request failed.
+        media, error, milliseconds: see RequestOutput.
+    """
+
+    request_id: str
+    outputs: P
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    prompt: str | None = None
+    lora_request: LoRARequest | None = None
+    media: list[MediaReceipt] = field(default_factory=list)
+    error: BeheldError | None = None
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts."""
+        return Usage(len(self.prompt_token_ids), 0, self.num_cached_tokens)
+
+
+@dataclass
+class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
+    """A request of `encode`: `outputs.data` holds what was pooled."""
+
+
+@dataclass
+class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput]):
+    """A request of `embed`: `outputs.embedding` is the vector."""
+
+    @classmethod
+    def of(cls, pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
+        """The vector of a request."""
+        return _as(cls, pooled, lambda data: EmbeddingOutput(data.tolist()))
+
+
+@dataclass
+class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
+    """A request of `classify`: `outputs.probs` are the scores of the classes."""
+
+    @classmethod
+    def of(cls, pooled: PoolingRequestOutput) -> ClassificationRequestOutput:
+        """The scores of a request."""
+        return _as(cls, pooled, lambda data: ClassificationOutput(data.tolist()))
+
+
+@dataclass
+class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
+    """A pair of `score`: `outputs.score` says how well its texts go together."""
+
+    @classmethod
+    def of(cls, pooled: PoolingRequestOutput) -> ScoringRequestOutput:
+        """The one score of a request."""
+        return _as(cls, pooled, lambda data: ScoringOutput(float(data.reshape(-1)[0])))
+
+
+def _as(kind: Any, pooled: PoolingRequestOutput, made: Callable[[Any], Any]) -> Any:
+    """The same result in another class; a request that failed has no outputs."""
+    values = {f.name: getattr(pooled, f.name) for f in fields(pooled)}
+    return kind(**values | {"outputs": None if pooled.error is not None else made(pooled.outputs.data)})

@@ -18,6 +18,7 @@ from beheld.checkpoint.validate import validate
 from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
+from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks
 from beheld.executor.executor import Executor
@@ -43,8 +44,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
-    "task": ("auto", "generate"),
-    "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs", "priority"),
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
@@ -96,7 +95,8 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
     check(args)
     hf_config, info = _read(args)
     config = decide(args, info)
-    logger.info("This model supports the tasks: {'generate'}. Defaulting to 'generate'.")
+    tasks = ("generate",) if info.pooler is None else info.pooler.tasks
+    logger.info("This model supports the tasks: {%s}. Defaulting to %r.", ", ".join(map(repr, tasks)), tasks[0])
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
     return Decided(info, config, hf_config)
 
@@ -155,6 +155,8 @@ def check(args: EngineArgs) -> None:
         if getattr(args, name) != default:
             logger.info("%s has no effect here.", name)
     _check_numbers(args)
+    runner_and_convert(args.task, args.runner, args.convert)
+    _one_pooler_config(args)
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
         value = getattr(args, name)
         if value is not None and not isinstance(value, Mapping):
@@ -169,6 +171,22 @@ def check(args: EngineArgs) -> None:
             "Available: 'auto' (the checkpoint's), 'vllm' (none); see also override_generation_config.",
             param="generation_config",
         )
+
+
+def _one_pooler_config(args: EngineArgs) -> None:
+    """Refuse an unknown or wrong entry, and the option under both of its names.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    if args.pooler_config is not None:
+        if args.override_pooler_config is not None:
+            raise ConfigError(
+                "pooler_config and override_pooler_config are the same option.", "Give one.", param="pooler_config"
+            )
+        args.override_pooler_config = args.pooler_config
+        args.pooler_config = None
+    PoolerConfig.of(args.override_pooler_config)
 
 
 def _check_numbers(args: EngineArgs) -> None:

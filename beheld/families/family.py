@@ -151,6 +151,9 @@ class Family:
             its id; the tokenizer's files do. Of several, the first that the tokenizer has.
         videos_as_images: whether a video's frames use the placeholders of images.
         is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
+        encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
+        first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
+        pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
@@ -176,6 +179,9 @@ class Family:
     placeholder_tokens: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     videos_as_images: bool = False
     is_encoder_decoder: bool = False
+    encodes: bool = False
+    first_position: Callable[[Any], int] | None = None
+    pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
     state: Callable[[Any], StateShape] | None = None
     cross_group: Callable[[Any], KVGroup | None] | None = None

@@ -2,7 +2,7 @@
 
 A folder's model.py defines MODEL. Its functions may use models/.
 
-Shapes: T tokens of a step, E embeddings of one tower call, H hidden size, W extra columns.
+Shapes: T tokens of a step, E embeddings of one tower call, H hidden size, W extra columns, S pooled states, D classes.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class FamilyModel:
         keywords: makes extra keyword arguments of a pass, for all layers, from the model and the step's positions.
         tail_from: lets the last layers, if they write no keys, process a pass's tail, records that, and returns the
             first of them; None if there are none.
+        scores: computes the classes' scores (S, D) from a model and pooled hidden states (S, H), if its head is not one
+            matrix.
         plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
         repeats_positions: whether tokens of an item share positions of a single axis; the model's get_rope_index says
@@ -116,6 +118,7 @@ class FamilyModel:
     cross_inputs: Callable[[Any], CrossInputs] | None = None
     keywords: Callable[[Any, Tensor], dict[str, Any]] | None = None
     tail_from: Callable[[Any, Changes], int | None] | None = None
+    scores: Callable[[Any, Tensor], Tensor] | None = None
     plain_head: bool = False
     position_unit: int = 1
     repeats_positions: bool = False

@@ -12,7 +12,7 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ModelError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
-from beheld.core.params import SamplingParams
+from beheld.core.params import Pooling, Sampling, SamplingParams
 from beheld.core.request import Request
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
@@ -28,13 +28,13 @@ from beheld.inputs.prompt.rendering import render_type
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.inputs.request_checks import RequestChecks
-from beheld.inputs.sampling import option_checks
+from beheld.inputs.sampling import option_checks, resolve_pooling
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
-from beheld.inputs.stages import Chat, ReadRequest, RequestOrder, RequestWithItems
+from beheld.inputs.stages import Chat, Pair, ReadPrompt, ReadRequest, RequestOrder, RequestWithItems
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import in_turn
 
-__all__ = ["Chat", "InputPipeline", "PromptType", "RequestOrder"]
+__all__ = ["Chat", "InputPipeline", "Pair", "PromptType", "RequestOrder"]
 
 _TEXT = "What is in this image?"
 
@@ -142,8 +142,11 @@ class InputPipeline:
             UserError: the prompt, a message, the template or a parameter is wrong.
         """
         self._checks.order(order.lora, order.priority)
+        self._checks.answers(order.params)
         if isinstance(order.prompt, Chat):
             prompt = self.reader.read_chat(order.prompt, order.params, order.cancel)
+        elif isinstance(order.prompt, Pair):
+            prompt = self.reader.read_pair(order.prompt, order.params)
         else:
             prompt = self.reader.read_prompt(order.prompt, order.params)
         return ReadRequest(order, prompt)
@@ -199,7 +202,7 @@ class InputPipeline:
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._sampling.resolve(order.params, len(token_ids), order.seed, prompt.reasoning, order.cancel),
+            params=self._resolved(order, prompt, len(token_ids)),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,
@@ -209,6 +212,13 @@ class InputPipeline:
             receipts=made.receipts,
             prompt=prompt.parsed.text,
         )
+
+    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, length: int) -> Sampling | Pooling:
+        """The engine's form of a request's parameters; its prompt has `length` tokens."""
+        if isinstance(order.params, SamplingParams):
+            return self._sampling.resolve(order.params, length, order.seed, prompt.reasoning, order.cancel)
+        assert self._info.pooler is not None, "the kind of parameters was not checked"
+        return resolve_pooling.resolve(order.params, self._info.pooler, prompt.second)
 
     # ------------------------------------------------------------------ parts
 

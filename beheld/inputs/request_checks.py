@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef, MediaSpan, item_name
-from beheld.core.params import whole
+from beheld.core.params import PoolingParams, SamplingParams, whole
 from beheld.core.request import LoRARequest
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import embeds
@@ -107,6 +107,29 @@ class RequestChecks:
                 or_engine="start the engine with scheduling_policy='priority'",
             )
 
+    def answers(self, params: SamplingParams | PoolingParams) -> None:
+        """Refuse to generate with a model that pools, and to pool with one that generates.
+
+        Raises:
+            ParamsError: it is refused.
+        """
+        pools = isinstance(params, PoolingParams)
+        if pools and self.info.pooler is None:
+            raise ParamsError(
+                f"{self.info.name!r} generates text here and gives neither vectors nor scores.",
+                "Use generate or chat.",
+                param="model",
+                or_engine="start it with runner='pooling'",
+            )
+        if not pools and self.info.pooler is not None:
+            known = " or ".join(repr(task) for task in self.info.pooler.tasks)
+            raise ParamsError(
+                f"{self.info.name!r} is a pooling model here (task {known}) and generates no text.",
+                "Use embed, encode, classify or score.",
+                param="model",
+                or_engine="start it with runner='generate', if its checkpoint can generate",
+            )
+
     def length(self, token_ids: Sequence[int], spans: Sequence[MediaSpan], media: Sequence[MediaRef]) -> None:
         """Refuse a prompt that is empty or too long. `media` are the spans' items, in the given order.
 
@@ -116,11 +139,13 @@ class RequestChecks:
         if not token_ids:
             raise PromptError("The prompt is empty.", "Send at least one token.")
         count, limit = len(token_ids), self.config.max_model_len
-        if count >= limit:
+        answer = 1 if self.info.pooler is None else 0
+        if count + answer > limit:
             taken = sum(span.stop - span.start for span in spans)
             of_media = f", {taken} of them for media" if taken else ""
             raise PromptTooLongError(
-                f"The prompt has {count} tokens{of_media}; with at least one for the answer the limit is {limit}.",
+                f"The prompt has {count} tokens{of_media}; "
+                f"{'with at least one for the answer ' if answer else ''}the limit is {limit}.",
                 "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
                 or_engine="raise max_model_len",
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.media import MediaItem, MediaReceipt
-from beheld.core.params import ReasoningFormat, SamplingParams
+from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.core.request import LoRARequest
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType
 from beheld.inputs.prompt.special_tokens import StandIns
@@ -47,19 +47,33 @@ class Chat:
 
 
 @dataclass(frozen=True, eq=False)
+class Pair:
+    """Two texts that a model compares in one prompt.
+
+    Attributes:
+        first, second: the texts.
+        cache_salt: separates prefix caches.
+    """
+
+    first: str
+    second: str
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class RequestOrder:
     """A user's order. Other fields are those of Request.
 
     Attributes:
-        prompt: a prompt in one of its forms, or a conversation.
+        prompt: a prompt in one of its forms, a conversation, or two texts.
         params: the user's parameters.
         seed: used if the parameters have none.
         client: opaque; clients share turns and room fairly. All requests without one are one client's.
         cancel: ends the work on the request as far as possible.
     """
 
-    prompt: PromptType | Chat
-    params: SamplingParams
+    prompt: PromptType | Chat | Pair
+    params: SamplingParams | PoolingParams
     request_id: str
     lora: LoRARequest | None = None
     priority: int = 0
@@ -95,12 +109,14 @@ class ReadPrompt:
         parsed: its text, media, options and salt.
         text: the text of the ids; None if ids were given, or the family wrote them.
         reasoning: what may precede an answer with a grammar.
+        second: where the second of two texts starts, if the tokenizer says so.
     """
 
     ids: Sequence[int]
     parsed: ParsedPrompt
     text: PromptText | None = None
     reasoning: ReasoningFormat | None = None
+    second: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

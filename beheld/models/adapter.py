@@ -1,7 +1,7 @@
 """The protocol of a model as the runner uses it, whichever library defines the model.
 
-Shapes: T tokens of a step, S positions whose logits are needed, H hidden size, V vocabulary, X position axes, E
-embeddings.
+Shapes: T tokens of a step, S positions whose logits are needed, H hidden size, V vocabulary, D numbers of a
+vector, X position axes, E embeddings.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ class ModelAdapter(Protocol):
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers; return one tensor (E, H) per item, in order, with extra columns as in `embed`."""
 
-    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
+    ) -> tuple[np.ndarray, int]:
         """Return rotary positions (X, len(token_ids)) of a prompt, and what to add to a later index for its position.
 
-        Both are in units of 1 / `position_unit`.
+        Both are in units of 1 / `position_unit`. `second` is where the second of two texts starts, see Pooling.
         """
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
@@ -65,6 +67,9 @@ class ModelAdapter(Protocol):
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Return logits (S, V) of last hidden states."""
+
+    def pool(self, hidden_SH: Tensor) -> Tensor:
+        """Return vectors or scores (S, D) of pooled hidden states, neither truncated nor activated."""
 
     def weights_bytes(self) -> int:
         """Return the bytes that the weights take."""

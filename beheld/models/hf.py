@@ -25,10 +25,11 @@ from beheld.models.adapter import in_positions
 from beheld.models.call_graphs import CallGraphs
 from beheld.models.head import Head, ModelHead
 from beheld.models.hidden import form_of
+from beheld.models.pooling_head import head_of
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
-from beheld.models.surgery.parts import speaker_and_cores, text_model
+from beheld.models.surgery.parts import core_of, speaker_and_cores, text_model
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
@@ -67,10 +68,11 @@ class HFAdapter:
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
-        speaker, cores = speaker_and_cores(model)
+        speaker, cores = speaker_and_cores(model) if info.pooler is None else (model, (core_of(model),))
         self._hidden = form_of(family, model, cores[0], info.hidden_size, self._columns, self._cross)
         self._head: Head = model.get_output_embeddings()
-        if not family.plain_head:
+        self._pool = None if info.pooler is None else head_of(model, info)
+        if info.pooler is None and not family.plain_head:
             self._head = surgery.apply(
                 "given states",
                 "the forward of the parts around the layers, which answer the head with given hidden states",
@@ -234,7 +236,9 @@ class HFAdapter:
         value = self._upload(value)
         return value.to(self.dtype) if value.is_floating_point() else value
 
-    def positions(self, token_ids: Sequence[int], spans: Sequence[SpanView]) -> tuple[np.ndarray, int]:
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
+    ) -> tuple[np.ndarray, int]:
         """Return plain positions, or the model's own."""
         count = len(token_ids)
         if self._rope_index is None or not spans:
@@ -304,6 +308,12 @@ class HFAdapter:
         """Return logits (S, V)."""
         with self.surgery.passing():
             return self._head(hidden_SH)
+
+    def pool(self, hidden_SH: Tensor) -> Tensor:
+        """Return vectors or scores (S, D)."""
+        assert self._pool is not None, "a model that generates has no head for pooled states"
+        with self.surgery.passing():
+            return self._pool(hidden_SH)
 
     def weights_bytes(self) -> int:
         """Return the bytes that the weights take."""

@@ -19,7 +19,7 @@ from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
-from beheld.models import out_of_memory, towers
+from beheld.models import out_of_memory, pooling_head, towers
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
@@ -56,6 +56,8 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
     else:
         surgery = _from_files(model_class, hf_config, info, dtype, config)
     model = surgery.target.model
+    if info.pooler is not None:
+        pooling_head.give(model, info)
     if model_class is not known_class:
         model.__class__ = known_class
         logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
@@ -68,7 +70,7 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
-    """Return the class that generates text with this configuration: the family's, or transformers'.
+    """Return the class of this configuration that generates text or pools: the family's, or transformers'.
 
     Raises:
         ModelError: there is no such class.
@@ -79,13 +81,18 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     if own is not None:
         return own
     named = getattr(transformers, info.architecture, None)
-    if named is not None and hasattr(named, "generate"):
+    by_tokens = info.pooler is not None and info.pooler.scores == "tokens"
+    if info.pooler is not None and info.pooler.scores == "head" and hasattr(named, "generate"):
+        # A generating class has no classes; its configuration's class with some may have.
+        named = transformers.AutoModelForSequenceClassification._model_mapping.get(type(hf_config), None)
+    if named is not None and not by_tokens and (info.pooler is not None or hasattr(named, "generate")):
         return named
     for auto_name in ("AutoModelForImageTextToText", "AutoModelForCausalLM"):
         mapping = getattr(transformers, auto_name)._model_mapping
         if type(hf_config) in mapping:
             found = mapping[type(hf_config)]
-            logger.warning("transformers has no class %s; using %s.", info.architecture, found.__name__)
+            if not by_tokens:
+                logger.warning("transformers has no class %s; using %s.", info.architecture, found.__name__)
             return found
     raise ModelError(
         f"transformers has no class that generates text for the architecture {info.architecture!r}.",
@@ -213,7 +220,8 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             f"The weights of {info.name!r} could not be loaded: {error}", "Fetch the checkpoint again."
         ) from error
     _check_finite(model, info.name)
-    missing = sorted(report.get("missing_keys") or ())
+    unneeded = () if info.pooler is None else pooling_head.unneeded(model, info)
+    missing = sorted(key for key in report.get("missing_keys") or () if key not in unneeded)
     if missing:
         raise ModelError(
             f"The checkpoint {info.name!r} lacks {len(missing)} weights, for example {missing[0]!r}.",

@@ -46,7 +46,8 @@ def prepare(surgery: Surgery, info: ModelInfo) -> None:
     Raises:
         ConfigError: adapters are requested, but no layer can carry one.
     """
-    surgery.perform([_family(info.family), *OPERATIONS])
+    encodes = info.pooler is not None and info.pooler.encodes
+    surgery.perform([_family(info.family), *(op for op in OPERATIONS if not encodes or op.name in _OF_ENCODERS)])
 
 
 def _family(family: str) -> Operation:
@@ -59,6 +60,10 @@ def _family(family: str) -> Operation:
         apply=lambda target, changes: None if adapt is None else adapt(target.model, changes),
         suits=lambda target: adapt is not None,
     )
+
+
+# Operations that need no decoder.
+_OF_ENCODERS = frozenset({"exact float32", "packed linears", "padded rows"})
 
 
 # ---------------------------------------------------------------------- when

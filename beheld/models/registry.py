@@ -19,6 +19,7 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
         ModelError: it cannot run; the message gives the reason.
         CapacityError: there is not enough memory for its weights.
     """
+    from beheld.models.encoder import EncoderAdapter
     from beheld.models.hf import HFAdapter
     from beheld.models.load import load_model
     from beheld.models.out_of_memory import explained
@@ -30,4 +31,6 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
     with explained("join and arrange the weights", platform, _SMALLER):
         windows = select_tower(platform, config.attention_backend)
         prepare(surgery, info)
+        if info.pooler is not None and info.pooler.encodes:
+            return EncoderAdapter(surgery, info, windows)
         return HFAdapter(surgery, info, windows)

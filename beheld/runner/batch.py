@@ -13,6 +13,7 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata
 from beheld.core.config import ModelInfo
+from beheld.core.params import Pooling
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.cache.cache import DeviceCaches
 from beheld.runner.rows import Rows
@@ -136,7 +137,7 @@ def _want_prompt(
     """The logits at position p are those of the prompt's token at p + 1."""
     row = rows[piece.row]
     last = min(piece.stop, row.num_prompt - 1)
-    if row.params.prompt_logprobs is None or piece.start >= last:
+    if isinstance(row.params, Pooling) or row.params.prompt_logprobs is None or piece.start >= last:
         return
     part = slice(len(wanted), len(wanted) + last - piece.start)
     wanted.extend(range(first, first + last - piece.start))

@@ -12,6 +12,7 @@ import torch
 
 from beheld.attention.backend import AttentionBackend
 from beheld.attention.cross import CrossBackend
+from beheld.attention.packed import PackedBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
@@ -46,7 +47,9 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     platform = platform_of(config.device)
     share = _begin(hf_config, info, config)
     adapter = registry.build(hf_config, info, config)
-    backend = select(platform, config.attention_backend, info.both_ways)
+    backend: AttentionBackend = PackedBackend()
+    if info.kv_groups:
+        backend = select(platform, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(platform)
     _choose_threads(adapter, platform)
     if share is None:
@@ -62,7 +65,8 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
-    if platform.graphs is not None and not config.enforce_eager:
+    # Prompts to be pooled never decode.
+    if info.pooler is None and platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
         if reason is None:
             with explained("capture CUDA graphs", platform, f"{_less_cache(config)} Or set enforce_eager=True."):
@@ -153,7 +157,7 @@ def _activation_bytes(
 ) -> int:
     """Memory that a step takes in addition to weights and cache, including what stays between steps."""
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
-    captures = not config.enforce_eager and make_caches(info).no_graph is None
+    captures = info.pooler is None and not config.enforce_eager and make_caches(info).no_graph is None
     found = memory_profile.measure(probe, adapter, info, config, captures=captures)
     del probe
     platform_of(config.device).empty_cache()

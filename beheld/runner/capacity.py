@@ -31,6 +31,9 @@ def measure(info: ModelInfo, config: EngineConfig, available: int) -> Capacity:
         CapacityError: one sequence of max_model_len does not fit; the message says what would.
     """
     caches = make_caches(info)
+    if not caches.all:
+        # Nothing is kept of a prompt.
+        return Capacity((), 0, config.max_encoder_tokens)
     per_block = [cache.block_bytes(config) for cache in caches.all]
     if config.num_blocks_override is not None:
         blocks = [cache.chosen_blocks(config.num_blocks_override + 1, config) for cache in caches.all]

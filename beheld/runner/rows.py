@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from beheld.attention.cross import CrossView
-from beheld.core.errors import StepError
-from beheld.core.params import Sampling
+from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, SeqSlice, SpanView
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import ModelAdapter
@@ -39,7 +38,7 @@ class Row:
     positions_XN: np.ndarray
     delta: int
     spans: tuple[SpanView, ...]
-    params: Sampling
+    params: Sampling | Pooling
     serial: int
     cross_views: tuple[CrossView, ...] = ()
 
@@ -107,12 +106,12 @@ class Rows:
 
         Raises:
             LoRAError: its adapter is gone.
-            StepError: it is to be pooled.
         """
-        if not isinstance(admission.params, Sampling):
-            raise StepError("This engine samples tokens and makes no vectors.")
         self._take_slot(admission.row, admission.lora)
-        positions_XN, delta = self._adapter.positions(admission.token_ids[: admission.num_prompt], admission.spans)
+        params = admission.params
+        second = params.second if isinstance(params, Pooling) else None
+        prompt_ids = admission.token_ids[: admission.num_prompt]
+        positions_XN, delta = self._adapter.positions(prompt_ids, admission.spans, second)
         extra = len(admission.token_ids) - admission.num_prompt
         if extra:
             tail = self.position_of(np.arange(admission.num_prompt, len(admission.token_ids)), delta)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from beheld.models.out_of_memory import explained
 from beheld.models.surgery.compiled import eager
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
+from beheld.pool.pooler import PooledValues, Pooler
 from beheld.runner import cross_inputs
 from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
@@ -58,6 +60,7 @@ class Handle:
         slices: those that sample, in the order of the batch.
         sampled: what they give in the host's memory, complete once `ready` has happened (at once if that is None): at
             place i, the tokens of the i-th wanted position of each slice that has so many.
+        pooled: what complete prompts give, in the host's memory likewise.
     """
 
     plan_id: int
@@ -65,6 +68,7 @@ class Handle:
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     slices: Sequence[SeqSlice] = ()
     sampled: Sequence[SampleOutput] = ()
+    pooled: Sequence[PooledValues] = ()
     ready: Event | None = None
 
 
@@ -94,6 +98,9 @@ class ModelRunner:
         self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
         self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
+        # How wide a pass's outputs are.
+        self._width = info.vocab_size if info.pooler is None else info.pooler.width
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._graphs: DecodeGraphs | None = None
@@ -128,13 +135,19 @@ class ModelRunner:
         for row in plan.released:
             self.rows.release(row)
             self.sampler.release(row)
+            if self.pooler is not None:
+                self.pooler.release(row)
         self.encoder.forget(plan.forget)
         # First of all that can fail for one sequence's sake: others count on these embeddings.
         lost = self.encoder.encode(plan.encode)
         for admission in plan.admitted:
             self.rows.admit(admission)
-            params = self.rows[admission.row].params
-            self.sampler.admit(admission.row, params, admission.token_ids, admission.num_prompt)
+            params = admission.params
+            if isinstance(params, Sampling):
+                self.sampler.admit(admission.row, params, admission.token_ids, admission.num_prompt)
+            else:
+                assert self.pooler is not None, "a prompt to be pooled by a model that generates"
+                self.pooler.admit(admission.row, params, admission.token_ids)
         for piece in plan.slices:
             self.rows.append_blocks(piece, self.config.block_size)
         if self._graphs is None:
@@ -143,6 +156,8 @@ class ModelRunner:
         if not plan.slices:
             return handle
         computed = self._changed.computed(plan)
+        if self.pooler is not None:
+            return self._pool(handle, plan, self.pooler)
         if computed is None:
             computed = self._compute(plan)
         handle.prompt_logprobs = dict(computed.prompt_logprobs)
@@ -174,6 +189,29 @@ class ModelRunner:
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
         """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
+        with self._pass(batch) as hidden_TH:
+            logits_SV = self._head(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
+            prompts = self._report_prompts(batch, hidden_TH)
+        if self.watch is not None:
+            self.watch("logits", logits_SV)
+        return logits_SV if batch.sampling else None, prompts
+
+    def _pool(self, handle: Handle, plan: StepPlan, pooler: Pooler) -> Handle:
+        """Pool the hidden states of the step, and send what complete prompts give to the host."""
+        laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
+        batch = build(laid, self.rows, self.caches, self.config.block_size)
+        with self._pass(batch) as hidden_TH:
+            found = pooler.pool(batch.sampling, of_wanted(hidden_TH, batch.wanted_S)) if batch.sampling else []
+        handle.pooled = [values.start_copy() for values in found]
+        return self._marked(handle)
+
+    def _head(self, hidden_SH: torch.Tensor) -> torch.Tensor:
+        """Logits (S, V), or what the pooler's head makes (S, D)."""
+        return self._adapter.logits(hidden_SH) if self.pooler is None else self._adapter.pool(hidden_SH)
+
+    @contextmanager
+    def _pass(self, batch: Batch) -> Iterator[torch.Tensor]:
+        """Run the batch's tokens; within the block, their hidden states (T, H), or those of a tail."""
         embeds_TH = self._adapter.embed(batch.ids_T)
         for piece, first in zip(batch.slices, batch.first_token, strict=True):
             spans = self.rows[piece.row].spans
@@ -190,13 +228,10 @@ class ModelRunner:
         self._changed.change(batch.slices)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
-            logits_SV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
-            prompts = self._report_prompts(batch, hidden_TH)
-        if self.watch is not None:
-            positions_XT = in_positions(batch.positions_XT, self._adapter.position_unit)
-            for stage, tensor in (("embeds", embeds_TH), ("positions", positions_XT), ("logits", logits_SV)):
-                self.watch(stage, tensor)
-        return logits_SV if batch.sampling else None, prompts
+            if self.watch is not None:
+                self.watch("embeds", embeds_TH)
+                self.watch("positions", in_positions(batch.positions_XT, self._adapter.position_unit))
+            yield hidden_TH
 
     def _tail(self, batch: Batch) -> Tail | None:
         adapter = self._adapter
@@ -228,7 +263,8 @@ class ModelRunner:
         for row, part, target in parts:
             logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
             target_T = torch.from_numpy(target).to(logits_TV.device)
-            k = self.rows[row].params.prompt_logprobs or 0
+            params = self.rows[row].params
+            k = params.prompt_logprobs or 0 if isinstance(params, Sampling) else 0
             reports.setdefault(row, []).extend(self.sampler.prompt_logprobs(logits_TV, target_T, k))
         return {row: tuple(report) for row, report in reports.items()}
 
@@ -296,6 +332,10 @@ class ModelRunner:
     def _send(self, handle: Handle, slices: Sequence[SeqSlice], outs: Sequence[SampleOutput]) -> Handle:
         """Start copying to the host what was sampled. Copied later, it would wait for the next step as well."""
         handle.slices, handle.sampled = slices, [out.start_copy() for out in outs]
+        return self._marked(handle)
+
+    def _marked(self, handle: Handle) -> Handle:
+        """Note when the copies that were started for a step are complete."""
         if not self._platform.synchronous:
             handle.ready = self._platform.event()
             handle.ready.record()
@@ -331,11 +371,14 @@ class ModelRunner:
                 tokens[row] = (*before, token)
                 if row in reports:
                     logprobs[row] = (*logprobs.get(row, ()), reports[row])
+        pooled = {row: value for values in handle.pooled for row, value in values.to_host().items()}
+        failed |= {row: NAN for row, value in pooled.items() if not np.isfinite(value).all()}
         return StepResult(
             handle.plan_id,
             tokens,
             logprobs,
             handle.prompt_logprobs,
+            pooled=pooled,
             failed=failed,
             lost=handle.lost,
             encode_s=self.encoder.spent_s(),
@@ -418,11 +461,11 @@ class ModelRunner:
         context = ForwardContext(self._backend, batch.metadata, self.kv, cross=blank, tail=part)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(self._adapter.embed(batch.ids_T), batch.positions_XT)
-            return self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S)), context
+            return self._head(of_wanted(hidden_TH, batch.wanted_S)), context
 
     def self_test(self) -> None:
         """Every text layer must call the attention hook exactly once, and the logits be finite and as wide as the
-        vocabulary.
+        vocabulary (or what the pooler's head makes, as the configuration says).
 
         Raises:
             ModelError: it is not so; the message names the layers.
@@ -437,10 +480,10 @@ class ModelRunner:
             raise ModelError(
                 f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
             )
-        if logits_SV.shape[-1] != self._info.vocab_size:
+        if logits_SV.shape[-1] != self._width:
             raise ModelError(
-                f"{self._info.architecture} gives {logits_SV.shape[-1]} logits where its configuration says "
-                f"{self._info.vocab_size}."
+                f"{self._info.architecture} gives {logits_SV.shape[-1]} numbers where its configuration says "
+                f"{self._width}."
             )
         self._check_finite(logits_SV)
         if self._adapter.tail_from is not None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from beheld.core.plan import TokenLogprobs
-from beheld.platform.registry import platform_of
+from beheld.platform.host_copy import copied
 
 # Prompt positions handled at once, so that float32 copies of bfloat16 logits stay small.
 _CHUNK = 64
@@ -43,15 +42,6 @@ class LogprobTensors:
 
     def _columns(self) -> tuple[Tensor, ...]:
         return (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
-
-
-def copied(x: Tensor) -> Tensor:
-    """A copy in host memory, complete once the device has done all work launched so far.
-
-    The memory is pinned, so the copy is asynchronous; it is not reused before the copy is complete.
-    """
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=platform_of(x.device).pinned_memory)
-    return host.copy_(x, non_blocking=True)
 
 
 def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:

@@ -24,10 +24,11 @@ from torch import Tensor
 from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
 from beheld.core.plan import TokenLogprobs
+from beheld.platform.host_copy import copied
 from beheld.platform.registry import platform_of
 from beheld.sample import noise
 from beheld.sample.filters import Masks, floor_of_row, floors
-from beheld.sample.logprobs import LogprobTensors, copied, report, report_prompt
+from beheld.sample.logprobs import LogprobTensors, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
 from beheld.sample.rows import Composition, RandomRows, RowState, RowTable

@@ -21,7 +21,7 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, limits, page
+from beheld.server import chat, completions, limits, page, pooling
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
 from beheld.server.chat import ChunkHead
@@ -40,7 +40,7 @@ from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
+    Pooled,
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
@@ -78,7 +78,7 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
-            Route("/v1/embeddings", self._guarded(self.embed), methods=["POST"]),
+            *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
@@ -202,21 +202,26 @@ class Service:
 
     # ------------------------------------------------------------------ the rest
 
-    async def embed(self, request: Request) -> Response:
-        """POST /v1/embeddings: checks the request; no model of this version gives vectors."""
-        body = await self._read(request, EmbeddingRequest)
-        self._check_model(body.model)
-        if (body.input is None) == (body.messages is None):
-            raise HttpError(400, "The request must have either input or messages.", "Send one of them.", param="input")
-        if body.input is not None and not body.input:
-            raise HttpError(400, "The input is empty.", "Send a text.", param="input")
-        raise HttpError(
-            400,
-            f"The model {self.options.names[0]!r} generates text and gives no embeddings.",
-            "Use /v1/chat/completions or /v1/completions.",
-            param="model",
-            code="not_an_embedding_model",
-        )
+    def _pooling(self, kind: type[Pooled]) -> Handler:
+        """The handler of a route that reads such a body and answers with vectors or scores."""
+
+        async def pool(request: Request) -> Response:
+            body = await self._read(request, kind)
+            head = self._head(request, "pool", body.model)
+            work = pooling.work_of(self.llm, body, self.options, head, self._salt(request, body.cache_salt))
+            self._clients.check(head.client)
+            window = min(len(work.prompts), self.options.max_answers)
+            with self.admission.admitted(window):
+                try:
+                    made = pooling.run(self.llm, work, head, body.priority or 0, window)
+                    return JSONResponse(await until_gone(made, request.receive))
+                except CulpritError:
+                    self._clients.blame(head.client)
+                    raise
+
+        # Its name in the access log and in metrics.
+        pool.__name__ = kind.__name__.removesuffix("Request").lower()
+        return pool
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

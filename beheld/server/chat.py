@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
-from beheld.core.outputs import CompletionOutput, RequestOutput
+from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
@@ -15,7 +15,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import sampling
-from beheld.server.schema import ChatRequest, Message, RefusalPart, TokenizeRequest
+from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
@@ -37,7 +37,7 @@ class ChunkHead:
     id: str
     created: int
     model: str
-    ended: Callable[[RequestOutput, int], None]
+    ended: Callable[[RequestOutput | PoolingRequestOutput, int], None]
     lora: LoRARequest | None = None
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
@@ -98,7 +98,7 @@ def chunks(
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=(OPEN, CLOSE) if thinks else (),
         reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
-        **_template(body, options),
+        **template_of(body, options),
     )
     return _chunks(outputs, body, head, tools, thinks=thinks)
 
@@ -131,8 +131,14 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
         )
 
 
-def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
-    """The options of the template and the processor that the client is trusted to set."""
+def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict[str, Any]:
+    """The options of the template and the processor that the client is trusted to set.
+
+    Args:
+        body: a request with messages.
+        options: the server's options.
+        adds: whether the template starts an answer unless the request says otherwise.
+    """
     if body.chat_template is not None and not options.trust_templates:
         raise HttpError(
             400,
@@ -144,7 +150,7 @@ def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
         raise HttpError(400, "The chat_template is empty.", "Leave it out for the model's own.", param="chat_template")
     check_processor_options(body.mm_processor_kwargs, options)
     going_on = body.continue_final_message is True
-    add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
+    add = body.add_generation_prompt if body.add_generation_prompt is not None else adds and not going_on
     return {
         "chat_template": None if body.chat_template is None else ForeignTemplate(body.chat_template),
         "template_kwargs": body.chat_template_kwargs,
@@ -165,7 +171,7 @@ def check_processor_options(given: dict[str, Any] | None, options: ServerOptions
         )
 
 
-def message_of(message: Message, number: int, options: ServerOptions) -> dict[str, Any]:
+def message_of(message: Message | ScoredContent, number: int, options: ServerOptions) -> dict[str, Any]:
     """The message as the input pipeline takes it; `number` counts from 0."""
     # Templates read the content of every message, even of one with only tool calls.
     made = {"content": "", **message.model_dump(exclude_none=True)}

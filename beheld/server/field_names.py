@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.schema import (
     ChatRequest,
+    ClassifyRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
+    RerankRequest,
     Sampled,
+    ScoreRequest,
     TokenizeRequest,
 )
 
@@ -81,9 +83,23 @@ def field_names_of(body: BaseModel) -> FieldNames:
         return FieldNames("prompt", fields=fields | {"prompt_token_ids": "prompt"})
     if isinstance(body, DetokenizeRequest):
         return FieldNames("tokens")
-    if isinstance(body, TokenizeRequest | EmbeddingRequest) and body.messages is not None:
-        return FieldNames("messages")
-    return FieldNames("input" if isinstance(body, EmbeddingRequest) else "prompt")
+    if isinstance(body, TokenizeRequest | ClassifyRequest) and body.messages is not None:
+        return FieldNames("messages", _template(body))
+    if isinstance(body, RerankRequest):
+        return FieldNames("documents", fields={"data_1": "query"})
+    if isinstance(body, ScoreRequest):
+        return FieldNames(next((name for name in _PAIRS if getattr(body, name) is not None), "text_2"))
+    if isinstance(body, ClassifyRequest):
+        return FieldNames("input", fields={"prompt_token_ids": "input"})
+    return FieldNames("prompt")
+
+
+# Names of the second side of a pair.
+_PAIRS = ("text_2", "data_2", "documents")
+
+
+def _template(body: BaseModel) -> str | None:
+    return None if getattr(body, "chat_template", None) is None else "chat_template"
 
 
 def _grammar(body: Sampled) -> dict[str, str]:

@@ -13,6 +13,8 @@ MAX_PARTS = 4096
 MAX_TOOLS = 128
 # The most answers of one request, over n and all prompts.
 MAX_ANSWERS = 64
+# The most texts of one request that pools.
+MAX_INPUTS = 2048
 MAX_NAME = 512
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 4096

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from beheld.api.async_llm import EngineStats
-from beheld.core.outputs import RequestOutput
+from beheld.core.outputs import PoolingRequestOutput, RequestOutput
 from beheld.utils.allocator import held_bytes
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -77,7 +77,7 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
-    def generated(self, last: RequestOutput, answer_tokens: int) -> None:
+    def generated(self, last: RequestOutput | PoolingRequestOutput, answer_tokens: int) -> None:
         """Record the end of an engine request; `last` is its last output."""
         self._prompt.inc(last.usage.prompt_tokens)
         self._answer.inc(answer_tokens)

@@ -9,19 +9,26 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.pooling import routes
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     TokenizeRequest,
 )
 
+_POOLED = {
+    "EmbeddingRequest": "The vectors of texts or of a conversation, with a model that pools.",
+    "PoolingRequest": "What a model that pools makes of texts or of a conversation.",
+    "ClassifyRequest": "The classes of texts or of a conversation, with a model that has some.",
+    "ScoreRequest": "How well the sides of pairs go together, with a model that pools.",
+    "RerankRequest": "Documents in the order of how well they fit a query, with a model that pools.",
+}
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
-    "/v1/embeddings": ("Embed texts, with models that support it.", EmbeddingRequest),
+    **{path: (_POOLED[kind.__name__], kind) for path, kind in routes()},
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }

@@ -110,7 +110,18 @@ RESPONSES: dict[str, Any] = {
     "Completion": _object(
         {**_HEAD, "object": {"const": "text_completion"}, "choices": _list(_CHOICE), "usage": _named("Usage")}
     ),
-    "Embeddings": _object({"object": {"const": "list"}, "data": _list(_ANY), "model": _TEXT}),
+    "Pooled": _object(
+        {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
+    ),
+    "Ranked": _object(
+        {
+            "id": _TEXT,
+            "model": _TEXT,
+            "results": _list(_object({"index": _COUNT, "relevance_score": _NUMBER, "document": _ANY}, "document")),
+            "usage": _named("Usage"),
+            "meta": _ANY,
+        }
+    ),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),
     "Model": _object(
@@ -133,7 +144,8 @@ RESPONSES: dict[str, Any] = {
 SHOWN = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/completions": "Completion",
-    "/v1/embeddings": "Embeddings",
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
     "/tokenize": "Tokens",
     "/detokenize": "Prompt",
     "/v1/models": "Models",

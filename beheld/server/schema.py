@@ -409,16 +409,111 @@ class CompletionRequest(Sampled):
     echo: bool | None = None
 
 
-class EmbeddingRequest(Body):
-    """POST /v1/embeddings: texts, or a conversation."""
+_ManyTexts = Annotated[list[str], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]
+_ManyLists = Annotated[list[Ids], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]
+Inputs = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[_ManyTexts, Tag("texts")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[_ManyLists, Tag("lists")],
+    Discriminator(_form),
+]
+
+
+class Pooled(Body):
+    """The common fields of requests that pool. Absent fields take the model's defaults."""
+
+    says_nothing = {"user": ()}
 
     model: Name | None = None
-    input: Prompt | None = None
+    priority: Whole | None = None
+    truncate_prompt_tokens: Whole | None = None
+    cache_salt: Name | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None
+    softmax: bool | None = None
+    activation: bool | None = None
+    user: Name | None = None
+
+
+class ClassifyRequest(Pooled):
+    """POST /classify: texts, or a conversation."""
+
+    input: Inputs | None = None
     messages: Messages | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Variables | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class EmbeddingRequest(ClassifyRequest):
+    """POST /v1/embeddings: texts, or a conversation."""
+
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    truncate_prompt_tokens: Whole | None = None
-    user: Name | None = None
+
+
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling: texts, or a conversation."""
+
+    task: Name | None = None
+
+
+class ScoredContent(Body):
+    """A side of a pair: the parts of a message."""
+
+    content: Annotated[Parts, Field(min_length=1)]
+
+
+class ScoredText(Body):
+    """A side of a pair: a text."""
+
+    text: str
+
+
+def _side(given: Any) -> str:
+    """The form that a side of a pair is checked against."""
+    if not isinstance(given, dict | ScoredContent | ScoredText):
+        return "text"
+    return "object" if isinstance(given, ScoredText) or "text" in given else "content"
+
+
+def _sides(given: Any) -> str:
+    return "many" if isinstance(given, list) else "one"
+
+
+Side = Annotated[
+    Annotated[str, Tag("text")] | Annotated[ScoredContent, Tag("content")] | Annotated[ScoredText, Tag("object")],
+    Discriminator(_side),
+]
+_ManySides = Annotated[list[Side], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
+Sides = Annotated[Annotated[Side, Tag("one")] | Annotated[_ManySides, Tag("many")], Discriminator(_sides)]
+
+
+class ScoreRequest(Pooled):
+    """POST /score: pairs, under any of the names of their sides."""
+
+    text_1: Sides | None = None
+    text_2: Sides | None = None
+    data_1: Sides | None = None
+    data_2: Sides | None = None
+    queries: Sides | None = None
+    documents: Sides | None = None
+    chat_template_kwargs: Variables | None = None
+
+
+class RerankRequest(Pooled):
+    """POST /rerank: documents, and the query by which they are ordered."""
+
+    says_nothing = {"user": (), "max_tokens_per_doc": (0,), "rank_fields": (), "max_chunks_per_doc": ()}
+
+    query: Side
+    documents: _ManySides
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+    chat_template_kwargs: Variables | None = None
 
 
 class TokenizeRequest(Body):

@@ -43,6 +43,13 @@ def test_offline_image(run: Run) -> None:
     assert run("offline_image").startswith(SCENE)
 
 
+def test_embeddings(run: Run) -> None:
+    *sizes, first, second = run("embeddings").splitlines()
+    assert [line.split(" for ")[0] for line in sizes] == ["256 numbers"] * 2
+    assert -1 <= float(second.split()[0]) <= 1
+    assert first.endswith("A red circle and a blue square.")
+
+
 def test_many_images(run: Run) -> None:
     together, second, first, other = run("many_images").splitlines()
     assert together == "together: 1. A large green star in the middle."

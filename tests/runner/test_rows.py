@@ -24,7 +24,7 @@ class FakeAdapter:
     lora = None
     position_unit = 1
 
-    def positions(self, token_ids: Sequence[int], spans: Any) -> tuple[np.ndarray, int]:
+    def positions(self, token_ids: Sequence[int], spans: Any, second: Any = None) -> tuple[np.ndarray, int]:
         return np.arange(len(token_ids))[None], 0
 
     def cross_views(self, spans: Any, num_prompt: int) -> tuple[()]:

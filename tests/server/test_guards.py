@@ -23,11 +23,24 @@ from tests.server.test_refusals import routes
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 EMBED = "/v1/embeddings"
-# Route -> a body that is answered with 200; None for routes that take none. Embeddings are refused in the end.
+SIDES = {"text_1": "x", "text_2": "y"}
+RANKED = {"query": "x", "documents": ["y"]}
+# Routes of models that pool: this one generates, and refuses them in the end.
+POOLED: dict[str, dict[str, Any]] = {
+    EMBED: {"input": "x"},
+    "/pooling": {"input": "x"},
+    "/classify": {"input": "x"},
+    "/score": SIDES,
+    "/v1/score": SIDES,
+    "/rerank": RANKED,
+    "/v1/rerank": RANKED,
+    "/v2/rerank": RANKED,
+}
+# Route -> a body that is answered with 200; None for routes that take none.
 ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
-    EMBED: {"input": "x"},
+    **POOLED,
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/": None,
@@ -41,7 +54,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
 POSTS = sorted(path for path, body in ROWS.items() if body is not None)
 GETS = sorted(path for path, body in ROWS.items() if body is None)
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, "/tokenize", EMBED)
+TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify")
 
 Guard = Callable[[Running, str], None]
 
@@ -117,7 +130,9 @@ def counts(running: Running, path: str) -> None:
     many: dict[str, list[tuple[dict[str, Any], int]]] = {
         CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (media(*[data_url()] * 5), 400)],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
-        EMBED: [({"input": ["x"] * 65}, 400)],
+        **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
+        **{path: [({"text_2": ["x"] * 2049}, 400)] for path in ("/score", "/v1/score")},
+        **{path: [({"documents": ["x"] * 2049}, 400)] for path in POOLED if "rerank" in path},
         "/tokenize": [
             ({"messages": talk() * 5000, "prompt": None}, 400),
             ({**media(*[data_url()] * 5), "prompt": None}, 400),
@@ -138,7 +153,7 @@ def media_caps(running: Running, path: str) -> None:
         url = "data:image/png;base64," + base64.b64encode(data).decode()
         answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
         # Vectors are not made, and so nothing is opened for them.
-        refused(answer, 400 if path == EMBED else status)
+        refused(answer, 400 if path in POOLED else status)
 
 
 def inside_addresses(running: Running, path: str) -> None:
@@ -146,7 +161,7 @@ def inside_addresses(running: Running, path: str) -> None:
     for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd", "/etc/passwd"):
         answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
         # Nothing is fetched for vectors that are not made.
-        refused(answer, 400 if path == EMBED else 422)
+        refused(answer, 400 if path in POOLED else 422)
 
 
 def sanitised_text(running: Running, path: str) -> None:
@@ -217,7 +232,7 @@ def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str
 def test_86_what_is_right_is_answered(running: Running, path: str) -> None:
     row = ROWS[path]
     answer = running.get(path) if row is None else running.post(path, row)
-    if path == EMBED:
+    if path in POOLED:
         refused(answer, 400, "model")
     else:
         assert answer.status_code == 200

@@ -512,3 +512,4 @@ def test_embeddings_are_checked_before_they_are_refused(running: Running) -> Non
         error = refused(running.post("/v1/embeddings", {"input": [[1, 2]], "encoding_format": "base64"}), 400)
     assert error["code"] == "not_an_embedding_model"
     assert "/v1/chat/completions" in error["remedy"]
+    assert "--runner pooling" in error["remedy"]

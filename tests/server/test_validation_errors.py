@@ -12,7 +12,14 @@ import pytest
 
 from beheld.server.errors import HttpError
 from beheld.server.read import checked
-from beheld.server.schema import ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest
+from beheld.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -104,9 +111,17 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _paths(inner, (*path, key))
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest])
+# Of requests with pairs.
+SIDES = {
+    **{"query": "a", "queries": {"content": [{"type": "text", "text": "t"}]}, "top_n": 1},
+    "documents": ["a", {"text": "t"}, {"content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
+}
+KINDS = (ChatRequest, CompletionRequest, EmbeddingRequest, RerankRequest, ScoreRequest, TokenizeRequest)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_whatever_is_wrong_anywhere_has_words(kind: Any) -> None:
-    whole = {name: value for name, value in WHOLE.items() if name in kind.model_fields}
+    whole = {name: value for name, value in (WHOLE | SIDES).items() if name in kind.model_fields}
     refused = 0
     for path in list(_paths(whole))[1:]:
         for weird in WEIRD:

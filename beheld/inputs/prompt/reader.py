@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
-from beheld.core.params import SamplingParams
+from beheld.core.params import PoolingParams, SamplingParams
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.prompt import chat, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
@@ -18,7 +18,7 @@ from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
-from beheld.inputs.stages import Chat, ItemsByModality, PromptText, ReadPrompt
+from beheld.inputs.stages import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
@@ -85,7 +85,7 @@ class PromptReader:
 
     # ------------------------------------------------------------------ prompts
 
-    def read_prompt(self, prompt: PromptType, params: SamplingParams) -> ReadPrompt:
+    def read_prompt(self, prompt: PromptType, params: SamplingParams | PoolingParams) -> ReadPrompt:
         """Read and check a prompt. Its text is trusted: placeholder spellings are placeholders.
 
         Raises:
@@ -100,10 +100,10 @@ class PromptReader:
         else:
             self._check_size(parsed.text, params)
             most = self._most(params)
-            written = parsed.text
+            written = self._cased(parsed.text)
             ends = True
             if self._family.rewrite is not None:
-                rewritten = self._family.rewrite(parsed.text, counts)
+                rewritten = self._family.rewrite(written, counts)
                 if isinstance(rewritten, str):
                     written, ends = rewritten, self._family.rewritten_ends != "written"
                 else:
@@ -116,7 +116,26 @@ class PromptReader:
             ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
 
-    def _bounded_ids(self, prompt: PromptType, params: SamplingParams) -> PromptType:
+    def read_pair(self, pair: Pair, params: SamplingParams | PoolingParams) -> ReadPrompt:
+        """Read two texts as one prompt. An encoder's tokenizer writes its separators between them, a decoder's nothing.
+
+        Raises:
+            UserError: a text or a parameter is wrong.
+        """
+        assert self._info.pooler is not None
+        if not self._info.pooler.encodes:
+            joined: Any = {"prompt": pair.first + pair.second}
+            return self.read_prompt(
+                joined if pair.cache_salt is None else joined | {"cache_salt": pair.cache_salt}, params
+            )
+        texts = self._cased(pair.first), self._cased(pair.second)
+        for text in texts:
+            self._tokenizer.check_size(text, self._config.max_model_len)
+        keep = self._keep(params)
+        ids, second = self._tokenizer.encode_pair(*texts, keep)
+        return ReadPrompt(ids, ParsedPrompt(" ".join(texts), None, (), {}, b""), second=second)
+
+    def _bounded_ids(self, prompt: PromptType, params: SamplingParams | PoolingParams) -> PromptType:
         """Return a prompt; one of token ids is cut or refused before each id is checked.
 
         Raises:
@@ -125,22 +144,27 @@ class PromptReader:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         if not isinstance(ids, list | tuple) or len(ids) < self._config.max_model_len or self._info.is_encoder_decoder:
             return prompt
-        keep = params.truncate_prompt_tokens
-        if keep is None:
+        if self._keep(params) is None:
             self._checks.length(ids, (), ())
-        elif isinstance(prompt, Mapping):
-            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": ids[-keep:]}
-        return ids[-keep:] if keep is not None else prompt
+            return prompt
+        if isinstance(prompt, Mapping):
+            return prompt if prompt.get("multi_modal_data") else {**prompt, "prompt_token_ids": self._cut(ids, params)}
+        return list(self._cut(ids, params))
 
-    def _ids_of(self, text: PromptText, params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
+    def _ids_of(
+        self, text: PromptText, params: SamplingParams | PoolingParams, media: Sequence[MediaRef]
+    ) -> Sequence[int]:
         """Return a text's ids; if only its last tokens are needed, read no more of a long text than that.
 
         Raises:
             PromptTooLongError: it is too long, and can only be tokenized as a whole.
         """
-        keep = params.truncate_prompt_tokens
+        keep = self._keep(params)
         if keep is None or media or len(text.text) <= SHORT_TEXT:
             return self._encode(text, {})
+        if isinstance(params, PoolingParams):
+            # More than enough for the first ids, of which a cut within a word changes none.
+            return self._encode(replace(text, text=text.text[: (keep + _SPARE_IDS) * self._tokenizer.longest()]), {})
         size = SHORT_TEXT
         while (tail := self._tokenizer.tail(text.text, size)) is not None:
             ids = self._encode(replace(text, text=tail), {})
@@ -156,10 +180,10 @@ class PromptReader:
         ids: Sequence[int],
         parsed: ParsedPrompt,
         text: PromptText | None,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         counts: Mapping[str, int],
     ) -> ReadPrompt:
-        ids = _truncated(ids, params, parsed.media)
+        ids = self._truncated(ids, params, parsed.media, text)
         found = expand.count_placeholders(ids, self._tokenizer.places)
         expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
         return ReadPrompt(ids, parsed, text)
@@ -175,7 +199,7 @@ class PromptReader:
 
     # ------------------------------------------------------------------ conversations
 
-    def read_chat(self, asked: Chat, params: SamplingParams, cancel: CancelToken) -> ReadPrompt:
+    def read_chat(self, asked: Chat, params: SamplingParams | PoolingParams, cancel: CancelToken) -> ReadPrompt:
         """Read, check and render a conversation. Its text is only text, whatever it spells: see special_tokens.py.
 
         A grammar begins after the model's reasoning, unless the conversation has ended it.
@@ -216,7 +240,7 @@ class PromptReader:
         self._check_size(shown, params)
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
-        ids = _truncated(ids, params, talk.media)
+        ids = self._truncated(ids, params, talk.media, text)
         self._check_rendered(ids, talk.media)
         return ReadPrompt(
             ids, parsed, text, None if asked.reasoning is None else reasoning_after(asked.reasoning, shown)
@@ -302,19 +326,53 @@ class PromptReader:
                     or_engine="set a chat_template that writes one per item, or another chat_template_content_format",
                 )
 
-    def _most(self, params: SamplingParams) -> int | None:
+    def _cased(self, text: str) -> str:
+        """Return a text in lower case, if the checkpoint says that its texts are."""
+        return text.lower() if self._info.pooler is not None and self._info.pooler.lowercase else text
+
+    def _most(self, params: SamplingParams | PoolingParams) -> int | None:
         """Return how many ids of a text are needed; None for all, if the last ones are needed."""
         return self._config.max_model_len if params.truncate_prompt_tokens is None else None
 
-    def _check_size(self, text: str, params: SamplingParams) -> None:
+    def _check_size(self, text: str, params: SamplingParams | PoolingParams) -> None:
         if params.truncate_prompt_tokens is None:
             self._tokenizer.check_size(text, self._config.max_model_len)
 
+    def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
+        """Return how many tokens of a prompt are kept; None for all."""
+        keep = params.truncate_prompt_tokens
+        return self._config.max_model_len if keep == -1 else keep
 
-def _truncated(ids: Sequence[int], params: SamplingParams, media: Sequence[MediaRef]) -> Sequence[int]:
-    keep = params.truncate_prompt_tokens
-    if keep is None or keep >= len(ids):
-        return ids
-    if media:
-        raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
-    return ids[len(ids) - keep :]
+    def _truncated(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | PoolingParams,
+        media: Sequence[MediaRef],
+        text: PromptText | None,
+    ) -> Sequence[int]:
+        """Return a prompt's ids, cut to as many as the parameters say.
+
+        Raises:
+            ParamsError: the prompt has media.
+        """
+        keep = self._keep(params)
+        if keep is None or keep >= len(ids):
+            return ids
+        if media:
+            raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
+        return self._cut(ids, params, self._tokenizer.ends()[1] if text is not None and text.ends else ())
+
+    def _cut(
+        self, ids: Sequence[int], params: SamplingParams | PoolingParams, after: Sequence[int] = ()
+    ) -> Sequence[int]:
+        """Return as many ids as are kept: of a prompt to be answered the last ones, of one to be pooled the first.
+
+        Args:
+            after: what the tokenizer wrote after a text, which one to be pooled still ends with.
+        """
+        keep = self._keep(params)
+        if keep is None or keep >= len(ids):
+            return ids
+        if isinstance(params, PoolingParams):
+            return [*ids[: max(0, keep - len(after))], *after][:keep]
+        return ids[len(ids) - keep :]

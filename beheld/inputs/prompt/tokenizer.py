@@ -81,6 +81,7 @@ class PromptTokenizer:
         self._chunked: ChunkedTokenizer | None = None
         self._shared = False
         self._copied: tuple[int, Any] | None = None
+        self._pairs: Any = None
 
     @classmethod
     def of(cls, tokenizer: Any, info: ModelInfo, family: FamilyInputs) -> PromptTokenizer:
@@ -128,6 +129,30 @@ class PromptTokenizer:
             with self._lock:
                 ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
             return ids
+
+    def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int | None]:
+        """Return the ids of two trusted texts as the tokenizer joins them, and where those of the second type start.
+
+        Args:
+            most: cut the longer text, then both in turn, to this many ids in all; None for no cut.
+
+        Raises:
+            PromptError: there is no tokenizer, or it has no pairs.
+        """
+        tokenizer = self._require()
+        if not getattr(tokenizer, "is_fast", False):
+            raise PromptError("This tokenizer cannot join two texts.", "Use a checkpoint with a tokenizer.json.")
+        with self._lock:
+            if self._pairs is None:
+                self._pairs = _copy(tokenizer.backend_tokenizer)
+            if most is None:
+                self._pairs.no_truncation()
+            else:
+                self._pairs.enable_truncation(most, strategy="longest_first")
+            found = self._pairs.encode(first, second)
+        # Tokenizers of models without types may have them in their templates, and transformers leaves them out.
+        types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
+        return list(found.ids), types.index(1) if 1 in types else None
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         """Return token ids from the tokenizer's backend."""
@@ -193,15 +218,19 @@ class PromptTokenizer:
         """
         if count <= SHORT_TEXT or self.inner is None:
             return
-        with self._lock:
-            if not self._longest:
-                self._longest = max(map(len, self.inner.get_vocab()), default=1)
-        if count > max_tokens * self._longest:
+        if count > max_tokens * self.longest():
             raise PromptTooLongError(
                 f"The prompt has {count} characters, more than {max_tokens} tokens can spell.",
                 "Shorten it.",
                 or_engine="raise max_model_len",
             )
+
+    def longest(self) -> int:
+        """Return how many characters the longest token has."""
+        with self._lock:
+            if not self._longest:
+                self._longest = max(map(len, self._require().get_vocab()), default=1)
+            return self._longest
 
     def encode_pieces(
         self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None

@@ -43,6 +43,13 @@ def speaker_and_cores(model: Any) -> tuple[Any, tuple[Any, ...]]:
         speaker = core
 
 
+def core_of(model: Any) -> Any:
+    """Return the part of a model that computes hidden states from embeddings, whatever head it has, or none."""
+    if model.get_output_embeddings() is None:
+        return model.base_model
+    return speaker_and_cores(model)[1][0]
+
+
 def _holds(part: nn.Module, searched: nn.Module) -> bool:
     return any(module is searched for module in part.modules())
 

@@ -20,7 +20,7 @@ class CacheCoordinator:
 
     def __init__(self, specs: Ordered[KVGroup], num_blocks: Ordered[int], block_size: int, *, caching: bool) -> None:
         self.groups = make_groups(specs, num_blocks, block_size)
-        assert any(group.num_blocks for group in self.groups), "some group must have blocks"
+        assert not specs or any(group.num_blocks for group in self.groups), "some group must have blocks"
         # First those that narrow a hit for good, then those that must be asked until all agree.
         self._asked_once = tuple(group for group in self.groups if group.extends_hits)
         self._asked_again = tuple(group for group in self.groups if not group.extends_hits)

@@ -1,0 +1,96 @@
+"""What collects a request's events into its output: text of a request that samples, numbers of one that pools."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
+
+from beheld.core.errors import BeheldError
+from beheld.core.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.request import FinishReason, Request
+from beheld.text.collect import Collector
+
+Params = SamplingParams | PoolingParams
+# RequestOutput or PoolingRequestOutput, as the request's parameters say.
+Output = Any
+
+
+class RequestCollector(Protocol):
+    """Collects the events of one user request."""
+
+    def push(self, event: TokenEvent) -> bool:
+        """Add an event; True if the caller must stop the engine's request."""
+
+    @property
+    def finished(self) -> bool:
+        """True once the output is complete, or the request has failed."""
+
+    def output(self) -> Any:
+        """The whole output so far."""
+
+    def delta(self) -> Any:
+        """The output with only the new parts since the last call."""
+
+
+class PooledCollector:
+    """Collects the one event of a request that pools.
+
+    Args:
+        request_id: the id of the user request.
+        request: the resolved request.
+    """
+
+    def __init__(self, request_id: str, request: Request) -> None:
+        self._request_id = request_id
+        self._request = request
+        self._event: TokenEvent | None = None
+
+    def push(self, event: TokenEvent) -> bool:
+        """See RequestCollector; the engine ends the request itself."""
+        self._event = self._event or event
+        return False
+
+    @property
+    def finished(self) -> bool:
+        """See RequestCollector."""
+        return self._event is not None
+
+    def output(self) -> PoolingRequestOutput:
+        """See RequestCollector."""
+        import torch
+
+        event, request = self._event, self._request
+        values = None if event is None or event.pooled is None else torch.tensor(event.pooled)
+        return PoolingRequestOutput(
+            request_id=self._request_id,
+            # Without values: not finished, failed or aborted.
+            outputs=None if values is None else PoolingOutput(values),  # type: ignore[arg-type]
+            prompt_token_ids=list(request.token_ids),
+            num_cached_tokens=0 if event is None else event.num_cached,
+            finished=event is not None,
+            prompt=request.prompt,
+            lora_request=request.lora,
+            media=list(request.receipts),
+            error=event.error if event is not None and event.finish is FinishReason.ERROR else None,
+        )
+
+    def delta(self) -> PoolingRequestOutput:
+        """See RequestCollector."""
+        return self.output()
+
+
+def collector_of(
+    request_id: str, params: Params, requests: Sequence[Request], tokenizer: Any | None, marks: Collection[str] = ()
+) -> RequestCollector:
+    """The collector of a request with these parameters; arguments as for Collector."""
+    if isinstance(params, SamplingParams):
+        return Collector(request_id, params, requests, tokenizer, marks)
+    return PooledCollector(request_id, requests[0])
+
+
+def failed(request_id: str, params: Params, error: BeheldError) -> Output:
+    """The output of a request that could not be prepared."""
+    if isinstance(params, SamplingParams):
+        return RequestOutput(request_id, None, None, [], finished=True, error=error)
+    return PoolingRequestOutput(request_id, None, [], error=error)  # type: ignore[arg-type]

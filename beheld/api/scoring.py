@@ -1,0 +1,183 @@
+"""Scores of pairs: what a user gives, the prompts that are made of it, and the scores of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.core.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
+from beheld.core.pooling import PoolerInfo
+from beheld.inputs.pipeline import Chat, Pair, PromptType
+
+Scored = str | Mapping[str, Any]
+
+# Texts one after another, with each item's placeholder where it stands.
+_JOINED = "{%- for message in messages -%}{{- message.content -}}{%- endfor -%}"
+
+
+def pairs(first: Any, second: Any) -> tuple[list[Scored], list[Scored]]:
+    """Return both sides of all pairs, equally long: one to one, one to many, or many to as many.
+
+    Raises:
+        ParamsError: the numbers differ, or an entry is neither a text nor a mapping with content or a prompt.
+    """
+    sides = [_entries(name, side) for name, side in (("data_1", first), ("data_2", second))]
+    left, right = sides
+    if len(left) == 1:
+        left = left * len(right)
+    if len(left) != len(right):
+        raise ParamsError(
+            f"There are {len(left)} entries to compare with {len(right)}.",
+            "Give one and many, or as many on both sides.",
+            param="data_1",
+        )
+    return left, right
+
+
+def _entries(name: str, side: Any) -> list[Scored]:
+    given = list(side) if isinstance(side, list | tuple) else [side]
+    if isinstance(side, Mapping) and isinstance(side.get("content"), list | tuple) and set(side) == {"content"}:
+        # An older form: one mapping with a list of many single parts.
+        given = [{"content": [part]} for part in side["content"]]
+    if not given:
+        raise ParamsError(f"{name} is empty.", "Give a text.", param=name)
+    for entry in given:
+        if not isinstance(entry, str) and not (
+            isinstance(entry, Mapping) and {"content", "prompt", "prompt_token_ids"} & set(entry)
+        ):
+            raise ParamsError(
+                f"{name} holds {type(entry).__name__}, which cannot be scored.",
+                'Give texts, or {"content": [parts of a chat message]}.',
+                param=name,
+            )
+    return given
+
+
+def _crosses(info: PoolerInfo) -> bool:
+    """Return whether the model reads both sides of a pair at once.
+
+    Raises:
+        ParamsError: it gives scores, but of several classes.
+    """
+    if not info.scores:
+        return False
+    if info.task != "classify" or info.width != 1:
+        raise ParamsError(
+            f"This model gives scores of {info.width} classes, and none of a pair.", "Use classify.", param="model"
+        )
+    return True
+
+
+class PairScores:
+    """Pairs of a model: the prompts that are made of them, and their scores.
+
+    A model with one class reads both sides at once. Of a model of vectors, each side is read alone, and a side that is
+    compared with many is read once.
+
+    Args:
+        first, second: both sides, equally long.
+        info: how the model pools.
+        chat_template: makes the prompt of a pair, for a model that reads both at once; its messages have the roles
+            "query" and "document". None joins the texts.
+        template_kwargs: further variables of the template.
+        salt: separates prefix caches.
+
+    Attributes:
+        prompts: what the engine reads.
+        task: of the prompts.
+        has_template: whether a template makes them.
+
+    Raises:
+        ParamsError: the model gives no score of a pair, or a side has no text.
+    """
+
+    def __init__(
+        self,
+        first: Sequence[Scored],
+        second: Sequence[Scored],
+        info: PoolerInfo,
+        chat_template: str | None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        salt: str | None = None,
+    ) -> None:
+        self._salt = salt
+        self._crosses = _crosses(info)
+        self._num_first = 0
+        self.has_template = self._crosses and chat_template is not None
+        if self._crosses:
+            self.task = "classify"
+            self.prompts: list[Any] = [
+                self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
+            ]
+            return
+        self.task = "embed"
+        once = first[:1] if all(entry is first[0] for entry in first) else first
+        self._num_first = len(once)
+        self.prompts = [self._alone(entry) for entry in (*once, *second)]
+
+    def of(self, outputs: Sequence[PoolingRequestOutput]) -> list[ScoringRequestOutput]:
+        """Return the scores of the pairs from the outputs of the prompts."""
+        if self._crosses:
+            return [ScoringRequestOutput.of(output) for output in outputs]
+        first, second = outputs[: self._num_first], outputs[self._num_first :]
+        return _cosines(first if len(first) == len(second) else [first[0]] * len(second), second)
+
+    def _alone(self, entry: Scored) -> PromptType | Chat:
+        if isinstance(entry, str):
+            made: Any = {"prompt": entry} if self._salt is None else {"prompt": entry, "cache_salt": self._salt}
+            return made
+        if "content" not in entry:
+            return entry
+        messages = [{"role": "user", "content": entry["content"]}]
+        return Chat(messages, chat_template=_JOINED, content_format="string", cache_salt=self._salt)
+
+    def _pair(
+        self, first: Scored, second: Scored, chat_template: str | None, template_kwargs: Mapping[str, Any] | None
+    ) -> Chat | Pair:
+        if chat_template is None and isinstance(first, str) and isinstance(second, str):
+            return Pair(first, second, self._salt)
+        messages = []
+        for role, side in (("query", first), ("document", second)):
+            content = side if isinstance(side, str) else side.get("content")
+            if content is None:
+                raise ParamsError(
+                    "A pair of this model is given as texts or contents.", 'Write {"content": [parts]}.', param="data_1"
+                )
+            messages.append({"role": role, "content": content})
+        return Chat(
+            messages,
+            chat_template=chat_template or _JOINED,
+            content_format=None if chat_template else "string",
+            add_generation_prompt=chat_template is not None,
+            template_kwargs=template_kwargs,
+            cache_salt=self._salt,
+        )
+
+
+def _cosines(
+    lefts: Sequence[PoolingRequestOutput], rights: Sequence[PoolingRequestOutput]
+) -> list[ScoringRequestOutput]:
+    """Return the cosine of each pair of vectors; the usage of a pair is that of both sides."""
+    import torch.nn.functional as F
+
+    found = []
+    for left, right in zip(lefts, rights, strict=True):
+        error = left.error or right.error
+        both = None
+        if error is None:
+            both = PoolingOutput(F.cosine_similarity(left.outputs.data, right.outputs.data, dim=0))
+        found.append(
+            ScoringRequestOutput.of(
+                replace(
+                    left,
+                    outputs=both,  # type: ignore[arg-type]
+                    prompt_token_ids=left.prompt_token_ids + right.prompt_token_ids,
+                    num_cached_tokens=left.num_cached_tokens + right.num_cached_tokens,
+                    media=[*left.media, *right.media],
+                    error=error,
+                )
+            )
+        )
+    return found

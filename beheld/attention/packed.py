@@ -1,0 +1,126 @@
+"""Attention of encoders: both ways within each prompt of a step, without a cache.
+
+A step's prompts lie one after another, without padding; those of equal length are computed together.
+
+Shapes: T tokens of all prompts, N tokens of one, H heads, C head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from beheld.attention import tower  # noqa: F401  (defines the operator)
+from beheld.attention.backend import AttnMetadata, LayerKV, LayerLatent, Sharing
+from beheld.attention.context import current
+from beheld.core.errors import ModelError
+
+NAME = "beheld_packed"
+
+
+def register(how: str) -> str:
+    """Register the function in transformers (repeated calls are harmless) and return its name.
+
+    Args:
+        how: what computes attention within prompts; see select.select_tower.
+    """
+    from transformers import AttentionInterface
+
+    name = f"{NAME}_{how}"
+    AttentionInterface.register(name, {"flash": _by_flash, "triton": _by_triton, "torch": packed_attention}[how])
+    return name
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    how: str = "torch",
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each prompt: query, key, value (1, H, T, C) -> (1, T, H, C).
+
+    A token sees those whose distance is less than `sliding_window`.
+
+    Raises:
+        ModelError: the layer brings a mask.
+    """
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} needs a mask, which packed prompts do not have.")
+    metadata = current().metadata
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sliding_window is not None and max(metadata.lengths) > sliding_window:
+        return _windowed(query, key, value, metadata.lengths, scale, sliding_window), None
+    found: Tensor = torch.ops.beheld.tower(query, key, value, metadata.cu_q_B1, scale, how)
+    return found, None
+
+
+def _by_flash(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    return packed_attention(*inputs, **options | {"how": "flash"})
+
+
+def _by_triton(*inputs: Any, **options: Any) -> tuple[Tensor, None]:
+    return packed_attention(*inputs, **options | {"how": "triton"})
+
+
+def _windowed(
+    q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, lengths: tuple[int, ...], scale: float, reach: int
+) -> Tensor:
+    """Compute prompts one by one, each with the band of what its tokens see."""
+    parts = zip(*(x.split(list(lengths), dim=2) for x in (q_1HTC, k_1HTC, v_1HTC)), strict=True)
+    found = []
+    for q_1HNC, k_1HNC, v_1HNC in parts:
+        place_N = torch.arange(q_1HNC.shape[2], device=q_1HNC.device)
+        seen_NN = (place_N[:, None] - place_N).abs() < reach
+        found.append(F.scaled_dot_product_attention(q_1HNC, k_1HNC, v_1HNC, attn_mask=seen_NN, scale=scale))
+    return torch.cat(found, dim=2).transpose(1, 2)
+
+
+_NO_CACHE = "A layer of an encoder asked for keys and values of a cache."
+
+
+class PackedBackend:
+    """The backend of a model without a cache: its layers call `packed_attention`."""
+
+    name = "packed"
+    captures_prefill = False
+    stores_with_decodes = False
+    sharing: Sharing | None = None
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """See AttentionBackend: there is nothing to prepare."""
+
+    def attend(
+        self,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+        metadata: AttnMetadata,
+        scale: float,
+        softcap: float | None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend; no layer has a cache."""
+        raise ModelError(_NO_CACHE)
+
+    def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
+        """See AttentionBackend; no layer has a cache."""
+        raise ModelError(_NO_CACHE)
+
+    def attend_latent(
+        self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
+    ) -> Tensor:
+        """See AttentionBackend; no layer has a cache."""
+        raise ModelError(_NO_CACHE)
+
+    def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
+        """See AttentionBackend; no layer has a cache."""
+        raise ModelError(_NO_CACHE)

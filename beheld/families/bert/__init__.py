@@ -1,0 +1,7 @@
+"""BERT and models of its shape: encoders with learned positions and types of tokens."""
+
+from __future__ import annotations
+
+from beheld.families.family import Family
+
+FAMILY = Family(model_types=("bert",), encodes=True, both_ways="prompt")

@@ -1,0 +1,7 @@
+"""Qwen3 and what is made of it: embedders, and rerankers whose prompt is `template_qwen3_reranker.jinja`."""
+
+from __future__ import annotations
+
+from beheld.families.family import Family
+
+FAMILY = Family(model_types=("qwen3",))

@@ -1,0 +1,20 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT's shape, with positions that begin after the padding token's id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beheld.families.family import Family
+
+
+def first_position(config: Any) -> int:
+    """Return the position of the first token."""
+    return int(config.pad_token_id) + 1
+
+
+FAMILY = Family(
+    model_types=("roberta", "xlm-roberta", "camembert"),
+    encodes=True,
+    both_ways="prompt",
+    first_position=first_position,
+)

@@ -1,0 +1,18 @@
+"""RoBERTa's head of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from beheld.families.model import FamilyModel
+
+
+def scores(model: Any, hidden_SH: Tensor) -> Tensor:
+    """Return the classes' scores, from the first token's state."""
+    found: Tensor = model.classifier(hidden_SH.unsqueeze(1))
+    return found
+
+
+MODEL = FamilyModel(scores=scores)

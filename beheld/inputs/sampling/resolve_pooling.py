@@ -1,0 +1,91 @@
+"""Resolves a user's PoolingParams to the engine's complete, checked Pooling."""
+
+from __future__ import annotations
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import Pooling, PoolingParams
+from beheld.core.pooling import PoolerInfo
+
+_PER_POSITION = ("token_embed", "token_classify")
+_CALLS = {"embed": "LLM.embed", "token_embed": "LLM.encode", "classify": "LLM.classify", "token_classify": "LLM.reward"}
+
+
+def resolve(params: PoolingParams, info: PoolerInfo, second: int | None = None) -> Pooling:
+    """Return the complete, frozen pooling parameters of one prompt.
+
+    Args:
+        params: the user's parameters.
+        info: how the model pools.
+        second: see Pooling.
+
+    Raises:
+        ParamsError: the model does not give this, or a parameter does not suit it.
+    """
+    params.verify()
+    task = _task(params, info)
+    step = params.step_tag_id if params.step_tag_id is not None else info.step_id
+    method = info.method
+    if task in _PER_POSITION:
+        method = "step" if params.step_tag_id is not None else info.token_method
+    elif params.step_tag_id is not None:
+        raise ParamsError("step_tag_id needs the task 'token_classify'.", "Leave it out.", param="step_tag_id")
+    return Pooling(
+        task=task,
+        method=method,
+        activate=info.activate if params.activate is None else params.activate,
+        dimensions=_dimensions(params, info, task),
+        step_id=step if method == "step" else None,
+        returned_ids=_returned(params, info, task),
+        second=second,
+    )
+
+
+def _task(params: PoolingParams, info: PoolerInfo) -> str:
+    task = params.task or info.task
+    if task not in info.tasks:
+        instead = " or ".join(f"{_CALLS[known]} (task {known!r})" for known in info.tasks)
+        gives = "scores of classes" if info.scores else "vectors"
+        raise ParamsError(
+            f"This model gives {gives}, and the task {task!r} is not one of its tasks.", f"Use {instead}.", param="task"
+        )
+    return task
+
+
+def _dimensions(params: PoolingParams, info: PoolerInfo, task: str) -> int | None:
+    wanted = params.dimensions
+    if wanted is None:
+        return info.dimensions if task in ("embed", "token_embed") else None
+    if info.scores:
+        raise ParamsError("dimensions have no meaning for scores.", "Leave it out.", param="dimensions")
+    if wanted > info.width:
+        raise ParamsError(
+            f"dimensions={wanted}, but the model gives vectors of {info.width} numbers.",
+            f"Give at most {info.width}.",
+            param="dimensions",
+        )
+    if wanted in (info.width, info.dimensions):
+        return wanted
+    if not info.matryoshka:
+        raise ParamsError(
+            "The checkpoint does not say that its vectors may be truncated, which makes most models' useless.",
+            "Leave dimensions out.",
+            param="dimensions",
+            or_engine="start with hf_overrides={'is_matryoshka': True} if the model was trained for that",
+        )
+    if info.matryoshka_dimensions and wanted not in info.matryoshka_dimensions:
+        known = ", ".join(map(str, info.matryoshka_dimensions))
+        raise ParamsError(f"dimensions={wanted} is not one of this model's.", f"It has {known}.", param="dimensions")
+    return wanted
+
+
+def _returned(params: PoolingParams, info: PoolerInfo, task: str) -> tuple[int, ...]:
+    if params.returned_token_ids is None:
+        return info.returned_ids
+    if not info.scores:
+        raise ParamsError("returned_token_ids need a model with classes.", "Leave it out.", param="returned_token_ids")
+    wrong = [number for number in params.returned_token_ids if number >= info.width]
+    if wrong:
+        raise ParamsError(
+            f"returned_token_ids contains {wrong[0]}; there are {info.width} classes.", param="returned_token_ids"
+        )
+    return tuple(params.returned_token_ids)

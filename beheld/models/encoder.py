@@ -1,0 +1,109 @@
+"""The adapter of encoders: attention both ways within each prompt of a step, and nothing is kept between steps.
+
+Shapes are those of ModelAdapter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from beheld.attention import packed
+from beheld.attention.cross import CrossView
+from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.families import registry
+from beheld.lora.slots import LoRASlots
+from beheld.models.pooling_head import head_of
+from beheld.models.surgery.operation import Surgery
+
+
+class EncoderAdapter:
+    """Wraps a loaded encoder of transformers.
+
+    Its positions have two axes: the position, and the type of the token (0, or 1 in the second text of a pair).
+
+    Args:
+        surgery: the model, with all changes made to it.
+        info: the checkpoint's properties.
+        how: what computes attention within prompts; see select.select_tower.
+
+    Raises:
+        ModelError: the model lacks an interface.
+    """
+
+    def __init__(self, surgery: Surgery, info: ModelInfo, how: str = "torch") -> None:
+        model = surgery.target.model
+        self.info = info
+        self.surgery = surgery
+        self.lora: LoRASlots | None = None
+        self.model = model.eval().requires_grad_(False)
+        self.device = next(model.parameters()).device
+        self.dtype = model.get_input_embeddings().weight.dtype
+        self.tail_from: int | None = None
+        self.tail_stores = False
+        self.position_unit = 1
+        self._embedding = model.get_input_embeddings()
+        self._core = model.base_model
+        self._pool = head_of(model, info)
+        first = registry.facts(info.family).first_position
+        self._first = 0 if first is None else first(model.config)
+        takes = inspect.signature(self._core.forward).parameters
+        self._takes_types = "token_type_ids" in takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+        name = packed.register(how)
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise ModelError(f"{info.architecture} does not support AttentionInterface, so it cannot be run.")
+
+    def capture_calls(self) -> None:
+        """See ModelAdapter; there are no towers."""
+
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """Return token embeddings (T, H)."""
+        embeds_TH: Tensor = self._embedding(ids_T)
+        return embeds_TH
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """See ModelAdapter; there are no towers."""
+        assert not items, "an encoder of text was given media"
+        return []
+
+    def positions(
+        self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
+    ) -> tuple[np.ndarray, int]:
+        """Return positions and types (2, N)."""
+        count = len(token_ids)
+        types = np.zeros(count, dtype=np.int64)
+        if second is not None and self._takes_types:
+            types[second:] = 1
+        return np.stack([np.arange(self._first, self._first + count, dtype=np.int64), types]), self._first
+
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
+        """See ModelAdapter; there are no states of media."""
+        return ()
+
+    def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
+        """Run one pass; return last hidden states (T, H)."""
+        types = {"token_type_ids": positions_XT[1:]} if self._takes_types else {}
+        with self.surgery.passing():
+            output = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions_XT[:1], **types)
+        hidden_TH: Tensor = output.last_hidden_state[0]
+        return hidden_TH
+
+    def logits(self, hidden_SH: Tensor) -> Tensor:
+        """See ModelAdapter; an encoder has none."""
+        raise ModelError("An encoder has no logits.")
+
+    def pool(self, hidden_SH: Tensor) -> Tensor:
+        """Return vectors or scores (S, D)."""
+        with self.surgery.passing():
+            return self._pool(hidden_SH)
+
+    def weights_bytes(self) -> int:
+        """Return the bytes that the weights take."""
+        packed_bytes = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
+        return packed_bytes + sum(p.numel() * p.element_size() for p in self.model.parameters())

@@ -1,0 +1,119 @@
+"""From pooled hidden states to vectors or scores, before they are truncated and activated.
+
+Shapes: S hidden states, H hidden size, D numbers of a vector, or classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError, first_line
+from beheld.core.pooling import DenseLayer
+from beheld.families import registry
+
+# Names of the module that transformers' decoders with classes have after their layers.
+_SCORES = ("score", "classifier")
+# Names of a linear layer's weights in sentence-transformers' files.
+_PREFIXES = ("linear.", "dense.", "")
+# The module with rows of the generating head, or with sentence-transformers' layers.
+_OWN = "pooling_head"
+
+
+class NoHead(nn.Identity):
+    """Stands where a generating head was."""
+
+    # Models with a bias of their own share it with the head.
+    bias = None
+
+
+def unneeded(model: Any, info: ModelInfo) -> frozenset[str]:
+    """Return the names of weights that pooling does not use and that the checkpoint may lack."""
+    pooler = info.pooler
+    assert pooler is not None
+    parts = [] if pooler.scores == "tokens" else [model.get_output_embeddings()]
+    if pooler.encodes and not pooler.scores:
+        # The layer on the first token's state, which only some heads read.
+        parts.append(getattr(model.base_model, "pooler", None))
+    own = {id(parameter) for part in parts if part is not None for parameter in part.parameters()}
+    return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in own)
+
+
+def give(model: Any, info: ModelInfo) -> None:
+    """Give a loaded model the head of its pooler, and take its generating head away.
+
+    Raises:
+        ModelError: the checkpoint's layers after pooling cannot be loaded.
+    """
+    pooler = info.pooler
+    assert pooler is not None
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings().weight
+    if pooler.scores == "tokens":
+        rows_DH = head.weight[list(pooler.token_ids)].detach()
+        own = nn.Linear(rows_DH.shape[1], pooler.width, bias=False, device=rows_DH.device, dtype=rows_DH.dtype)
+        # Of the two logits' softmax, the second is the sigmoid of the difference.
+        chosen_DH = rows_DH[1:].float() - rows_DH[:1].float() if pooler.difference else rows_DH
+        own.weight = nn.Parameter(chosen_DH.to(rows_DH.dtype))
+        model.add_module(_OWN, own)
+    elif pooler.dense:
+        layers = [layer for entry in pooler.dense for layer in _dense(Path(info.path), entry)]
+        model.add_module(_OWN, nn.Sequential(*layers).to(embedding.device, embedding.dtype))
+    if head is not None:
+        model.set_output_embeddings(NoHead())
+    model.requires_grad_(False)
+
+
+def head_of(model: Any, info: ModelInfo) -> Callable[[Tensor], Tensor]:
+    """Return what makes (S, D) of pooled hidden states (S, H).
+
+    Raises:
+        ModelError: the model has no classes where its configuration says so.
+    """
+    pooler = info.pooler
+    assert pooler is not None
+    own = getattr(model, _OWN, None)
+    if own is not None:
+        return own
+    if not pooler.scores:
+        return nn.Identity()
+    family = registry.model(info.family)
+    if family.scores is not None:
+        scores = family.scores
+        return lambda hidden_SH: scores(model, hidden_SH)
+    found = next((getattr(model, name) for name in _SCORES if hasattr(model, name)), None)
+    if not isinstance(found, nn.Module):
+        raise ModelError(
+            f"{type(model).__name__} has no head of its classes that is known.",
+            f"Models with one of these can be run: {', '.join(_SCORES)}.",
+        )
+    return found
+
+
+def _dense(path: Path, entry: DenseLayer) -> list[nn.Module]:
+    """Return a linear layer with its weights, and what follows it.
+
+    Raises:
+        ModelError: the file is missing, or does not fit.
+    """
+    from safetensors.torch import load_file
+
+    layer = nn.Linear(entry.width_in, entry.width_out, bias=entry.bias)
+    file = path / entry.folder / "model.safetensors"
+    activation = getattr(nn, entry.activation, None)
+    if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+        raise ModelError(f"{entry.folder}/config.json names the activation {entry.activation!r}, which is not known.")
+    try:
+        stored = load_file(file)
+        prefix = next(prefix for prefix in _PREFIXES if f"{prefix}weight" in stored)
+        layer.load_state_dict({name: stored[f"{prefix}{name}"] for name in layer.state_dict()})
+        return [layer, activation()]
+    except (OSError, StopIteration, KeyError, RuntimeError, TypeError) as error:
+        raise ModelError(
+            f"The layer in {entry.folder} cannot be loaded: {first_line(error)}.",
+            "Fetch the checkpoint again; the layer's weights are read from its model.safetensors.",
+        ) from error

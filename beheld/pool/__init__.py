@@ -1,0 +1,1 @@
+"""Hidden states -> vectors, scores and classes."""

@@ -1,0 +1,305 @@
+"""POST /v1/embeddings, /pooling, /classify, /score and /rerank."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beheld.api import scoring
+from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
+from beheld.core.errors import ParamsError
+from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
+from beheld.core.params import PoolingParams, pooling_task
+from beheld.core.pooling import PoolerInfo
+from beheld.server.chat import ChunkHead, message_of, template_of
+from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
+from beheld.server.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    Pooled,
+    PoolingRequest,
+    RerankRequest,
+    ScoredContent,
+    ScoredText,
+    ScoreRequest,
+)
+
+Asked = PromptType | Chat | Pair
+Answer = dict[str, Any]
+_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"))
+
+
+@dataclass(frozen=True, eq=False)
+class PoolingWork:
+    """What a request asks of the engine, and what becomes of the outputs.
+
+    Attributes:
+        prompts: each gives one output.
+        params: for all of them.
+        answer: the response's body, from the outputs in order.
+    """
+
+    prompts: Sequence[Asked]
+    params: PoolingParams
+    answer: Callable[[Sequence[PoolingRequestOutput]], Answer]
+
+
+def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None) -> PoolingWork:
+    """Return the work of a request to any of the routes.
+
+    Args:
+        llm: the engine.
+        body: the request.
+        options: the server's options.
+        head: the common part of the answer.
+        salt: separates this client's prefix cache from others'.
+
+    Raises:
+        HttpError, ParamsError: fields contradict each other, or the model does not do this.
+    """
+    info = llm.info.pooler
+    if isinstance(body, ClassifyRequest):
+        _check_input(body)
+        template_of(body, options)
+    sides = _sides_of(body) if isinstance(body, ScoreRequest) else None
+    if info is None:
+        raise HttpError(
+            400,
+            f"The model {options.names[0]!r} generates text and gives neither vectors nor scores.",
+            "Use /v1/chat/completions or /v1/completions. The operator may start it with --runner pooling.",
+            param="model",
+            code="not_an_embedding_model",
+        )
+    if isinstance(body, RerankRequest):
+        return _rerank(llm, body, info, options, head, salt)
+    if sides is not None:
+        return _score(llm, body, sides, info, options, head, salt)
+    assert isinstance(body, ClassifyRequest)
+    task = {ClassifyRequest: "classify", EmbeddingRequest: "embed"}.get(type(body))
+    if isinstance(body, PoolingRequest) and body.task is not None:
+        task = pooling_task(body.task)
+    params = _params(body, task)
+    shown = {"classify": _classes, "embed": _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
+
+    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer:
+        assert shown is not None
+        data = [{"index": index, **shown(output, body, info)} for index, output in enumerate(outputs)]
+        return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}
+
+    return PoolingWork(_prompts(body, options, salt), params, answer)
+
+
+async def run(llm: AsyncLLM, work: PoolingWork, head: ChunkHead, priority: int, window: int) -> Answer:
+    """Return the response's body; at most `window` prompts are in the engine at once, and the first error ends all."""
+    room = asyncio.Semaphore(window)
+
+    async def one(number: int, prompt: Asked) -> PoolingRequestOutput:
+        async with room:
+            stream = llm.encode(
+                prompt,
+                work.params.clone(),
+                f"{head.id}-{number}",
+                lora_request=head.lora,
+                priority=priority,
+                client=head.client,
+            )
+            async with contextlib.aclosing(stream) as outputs:
+                async for output in outputs:
+                    head.ended(output, 0)
+                    return output
+        raise AssertionError("a request ended without an output")
+
+    tasks = [asyncio.ensure_future(one(number, prompt)) for number, prompt in enumerate(work.prompts)]
+    try:
+        outputs = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return await asyncio.to_thread(work.answer, outputs)
+
+
+# ---------------------------------------------------------------------- what is asked
+
+
+def _check_input(body: ClassifyRequest) -> None:
+    if (body.input is None) == (body.messages is None):
+        raise HttpError(400, "The request must have either input or messages.", "Send one of them.", param="input")
+    if body.input is not None and not body.input:
+        raise HttpError(400, "The input is empty.", "Send a text.", param="input")
+    if body.messages is None:
+        for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if getattr(body, name) is not None:
+                raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
+
+
+def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+    if body.messages is not None:
+        messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+        # A vector is made of what is there, and no answer begins.
+        chosen = template_of(body, options, adds=False)
+        return [Chat(messages, cache_salt=salt, **chosen)]
+    given: Any = body.input
+    one = isinstance(given, str) or isinstance(given[0], int)
+    return [_salted(entry, salt) for entry in ([given] if one else given)]
+
+
+def _salted(entry: str | list[int], salt: str | None) -> PromptType:
+    name = "prompt" if isinstance(entry, str) else "prompt_token_ids"
+    made: Any = {name: entry} if salt is None else {name: entry, "cache_salt": salt}
+    return made
+
+
+def _params(body: Pooled, task: str | None) -> PoolingParams:
+    return PoolingParams(
+        task=task,
+        use_activation=body.use_activation,
+        normalize=body.normalize,
+        softmax=body.softmax,
+        activation=body.activation,
+        dimensions=getattr(body, "dimensions", None),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+    )
+
+
+def _sides_of(body: ScoreRequest) -> tuple[Any, Any]:
+    """Return both sides, under whichever names they have."""
+    given = [names for names in _SIDES if any(getattr(body, name) is not None for name in names)]
+    if len(given) != 1 or any(getattr(body, name) is None for name in given[0]):
+        raise HttpError(
+            400,
+            "The request must have both sides of its pairs.",
+            "Send text_1 and text_2, data_1 and data_2, or queries and documents.",
+            param=given[0][1] if given else "text_1",
+        )
+    first, second = given[0]
+    return getattr(body, first), getattr(body, second)
+
+
+def _sides(given: Any, options: ServerOptions) -> list[scoring.Scored]:
+    return [_side(one, options) for one in (given if isinstance(given, list) else [given])]
+
+
+def _side(given: str | ScoredContent | ScoredText, options: ServerOptions) -> scoring.Scored:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, ScoredText):
+        return given.text
+    return {"content": message_of(given, 0, options)["content"]}
+
+
+def _score(
+    llm: AsyncLLM,
+    body: Pooled,
+    sides: tuple[Any, Any],
+    info: PoolerInfo,
+    options: ServerOptions,
+    head: ChunkHead,
+    salt: str | None,
+) -> PoolingWork:
+    def answer(scores: Sequence[ScoringRequestOutput]) -> Answer:
+        data = [
+            {"index": index, "object": "score", "score": output.outputs.score} for index, output in enumerate(scores)
+        ]
+        return {**_head(head, "list"), "data": data}
+
+    return _pairs(llm, body, sides, info, options, salt, answer)
+
+
+def _rerank(
+    llm: AsyncLLM, body: RerankRequest, info: PoolerInfo, options: ServerOptions, head: ChunkHead, salt: str | None
+) -> PoolingWork:
+    def answer(scores: Sequence[ScoringRequestOutput]) -> Answer:
+        order = sorted(range(len(scores)), key=lambda index: -scores[index].outputs.score)
+        results = []
+        for index in order[: body.top_n or len(order)]:
+            found: Answer = {"index": index, "relevance_score": scores[index].outputs.score}
+            if body.return_documents is not False:
+                found["document"] = _shown(body.documents[index])
+            results.append(found)
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+        return {"id": head.id, "model": head.model, "results": results, "meta": meta}
+
+    return _pairs(llm, body, (body.query, body.documents), info, options, salt, answer)
+
+
+def _shown(document: str | ScoredContent | ScoredText) -> Answer:
+    if isinstance(document, ScoredContent):
+        return {"multi_modal": document.model_dump(exclude_none=True)["content"]}
+    return {"text": document if isinstance(document, str) else document.text}
+
+
+def _pairs(
+    llm: AsyncLLM,
+    body: Pooled,
+    sides: tuple[Any, Any],
+    info: PoolerInfo,
+    options: ServerOptions,
+    salt: str | None,
+    answer: Callable[[Sequence[ScoringRequestOutput]], Answer],
+) -> PoolingWork:
+    """Return the work of pairs: one prompt for each if the model reads both sides at once, else one for each side."""
+    first, second = scoring.pairs(_sides(sides[0], options), _sides(sides[1], options))
+    variables = getattr(body, "chat_template_kwargs", None)
+    scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
+    if variables and not scores.has_template:
+        raise ParamsError("chat_template_kwargs need a template.", "Leave it out.", param="chat_template_kwargs")
+    return PoolingWork(
+        scores.prompts,
+        _params(body, scores.task),
+        lambda outputs: answer(scores.of(outputs)) | {"usage": _usage(outputs)},
+    )
+
+
+# ---------------------------------------------------------------------- what is answered
+
+
+def _head(head: ChunkHead, kind: str) -> Answer:
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+
+
+def _usage(outputs: Sequence[Any]) -> Answer:
+    prompt = sum(output.usage.prompt_tokens for output in outputs)
+    cached = sum(output.num_cached_tokens for output in outputs)
+    details = {"cached_tokens": cached}
+    return {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt, "prompt_tokens_details": details}
+
+
+def _numbers(output: PoolingRequestOutput, body: ClassifyRequest) -> Any:
+    """Return the values as lists, or as text of their bytes: float32, little-endian."""
+    values = output.outputs.data.numpy()
+    if isinstance(body, EmbeddingRequest) and body.encoding_format == "base64":
+        return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
+    return values.tolist()
+
+
+def _vectors(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerInfo) -> Answer:
+    return {"object": "embedding", "embedding": _numbers(output, body)}
+
+
+def _pooled(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerInfo) -> Answer:
+    return {"object": "pooling", "data": _numbers(output, body)}
+
+
+def _classes(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerInfo) -> Answer:
+    scores = output.outputs.data.tolist()
+    labels = [info.labels[number] for number in info.returned_ids] if info.returned_ids else list(info.labels)
+    best = max(range(len(scores)), key=scores.__getitem__)
+    label = labels[best] if len(labels) == len(scores) else None
+    return {"label": label, "probs": scores, "num_classes": len(scores)}
+
+
+def routes() -> Iterator[tuple[str, type[Pooled]]]:
+    """Yield the routes and what they read."""
+    yield "/v1/embeddings", EmbeddingRequest
+    yield "/pooling", PoolingRequest
+    yield "/classify", ClassifyRequest
+    for path in ("/score", "/v1/score"):
+        yield path, ScoreRequest
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        yield path, RerankRequest

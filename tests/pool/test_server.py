@@ -1,0 +1,194 @@
+"""The routes of models that pool, with real clients on a real port."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from beheld import LLM
+from tests import tiny
+from tests.pool.checkpoints import encoder
+from tests.server.running import ENGINE, Running, data_url, talk
+
+TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square.", "Hello"]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    engine = ENGINE | {"runner": "pooling", "hf_overrides": {"is_matryoshka": True}}
+    made = Running("qwen2_vl", engine, trust_templates=True)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def vectors() -> torch.Tensor:
+    with LLM(str(tiny.checkpoint("qwen2_vl")), runner="pooling", dtype="float32", max_model_len=512) as llm:
+        return torch.tensor([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
+
+
+@pytest.fixture
+def client(running: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+
+
+def test_openais_client(client: openai.OpenAI, vectors: torch.Tensor) -> None:
+    """It asks for base64 unless it is told otherwise."""
+    for options in ({}, {"encoding_format": "float"}):
+        made = client.embeddings.create(model="tiny", input=TEXTS, **options)  # type: ignore[call-overload]
+        assert [entry.index for entry in made.data] == [0, 1, 2]
+        found = torch.tensor([entry.embedding for entry in made.data])
+        torch.testing.assert_close(found, vectors, atol=1e-5, rtol=1e-4)
+        assert made.usage.prompt_tokens == made.usage.total_tokens > 10
+    short = client.embeddings.create(model="tiny", input=TEXTS[0], dimensions=8)
+    torch.testing.assert_close(torch.tensor(short.data[0].embedding), F.normalize(vectors[0, :8], dim=0))
+    with pytest.raises(openai.BadRequestError, match="vectors of 64 numbers"):
+        client.embeddings.create(model="tiny", input=TEXTS[0], dimensions=65)
+
+
+def test_token_ids_and_base64(running: Running, vectors: torch.Tensor) -> None:
+    ids = [running.post("/tokenize", {"prompt": text}).json()["tokens"] for text in TEXTS]
+    body: dict[str, Any] = {"input": ids, "encoding_format": "base64"}
+    data = running.post("/v1/embeddings", body).json()["data"]
+    found = np.stack([np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in data])
+    torch.testing.assert_close(torch.from_numpy(found), vectors, atol=1e-5, rtol=1e-4)
+    one = running.post("/v1/embeddings", {"input": ids[0]}).json()
+    torch.testing.assert_close(torch.tensor(one["data"][0]["embedding"]), vectors[0], atol=1e-5, rtol=1e-4)
+
+
+def test_conversations_with_images(running: Running) -> None:
+    first, second, again = (
+        running.post("/v1/embeddings", {"messages": talk("What is this?", url)}).json()["data"][0]["embedding"]
+        for url in (data_url(60, 60, seed=1), data_url(60, 60, seed=2), data_url(60, 60, seed=1))
+    )
+    assert first == pytest.approx(again, abs=1e-5)
+    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) > 1e-3
+    begun = running.post("/v1/embeddings", {"messages": talk("x"), "add_generation_prompt": True}).json()
+    plain = running.post("/v1/embeddings", {"messages": talk("x")}).json()
+    assert begun["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+
+
+def test_every_position_and_pairs_and_ranks(running: Running, vectors: torch.Tensor) -> None:
+    pooled = running.post("/pooling", {"input": TEXTS[0], "task": "token_embed"}).json()
+    assert pooled["data"][0]["object"] == "pooling"
+    states = torch.tensor(pooled["data"][0]["data"])
+    torch.testing.assert_close(states[-1], vectors[0], atol=1e-5, rtol=1e-4)
+    wanted = (vectors @ vectors[0]).tolist()
+    for path in ("/score", "/v1/score"):
+        for names in (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents")):
+            made = running.post(path, dict(zip(names, (TEXTS[0], TEXTS), strict=True))).json()
+            assert [entry["score"] for entry in made["data"]] == pytest.approx(wanted, abs=1e-5)
+    order = sorted(range(3), key=lambda index: -wanted[index])
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        body = {"query": TEXTS[0], "documents": [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]], "top_n": 2}
+        results = running.post(path, body).json()["results"]
+        assert [entry["index"] for entry in results] == order[:2]
+        assert [entry["document"]["text"] for entry in results] == [TEXTS[index] for index in order[:2]]
+        assert results[0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_an_image_and_texts(running: Running) -> None:
+    image = {"content": [{"type": "image_url", "image_url": {"url": data_url(60, 60, seed=1)}}]}
+    made = running.post("/score", {"queries": image, "documents": TEXTS}).json()
+    assert len({round(entry["score"], 6) for entry in made["data"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", {"messages": talk("x")}, "model"),
+        ("/v1/completions", {"prompt": "x"}, "model"),
+        ("/classify", {"input": "x"}, "task"),
+        ("/pooling", {"input": "x", "task": "embedd"}, "task"),
+        ("/v1/embeddings", {"input": "x " * 4000}, "input"),
+        ("/v1/embeddings", {"input": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("/score", {"text_1": ["x", "y"], "text_2": ["x", "y", "z"]}, None),
+        ("/score", {"text_1": "x"}, "text_2"),
+        ("/rerank", {"query": "x", "documents": []}, "documents"),
+        ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n"),
+    ],
+)
+def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
+    answer = running.post(path, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["remedy"]
+    assert param is None or error["param"] == param, error
+    running.idle()
+
+
+def test_many_texts_in_one_request(running: Running) -> None:
+    texts = [f"{number} circles" for number in range(100)]
+    data = running.post("/v1/embeddings", {"input": texts}).json()["data"]
+    assert [entry["index"] for entry in data] == list(range(100))
+    alone = running.post("/v1/embeddings", {"input": texts[77]}).json()["data"][0]["embedding"]
+    assert data[77]["embedding"] == pytest.approx(alone, abs=1e-5)
+    running.idle()
+
+
+def test_vlm2vec_as_its_documentation_serves_it() -> None:
+    """With the older option, its own template, and an image in a message."""
+    family, text = "phi3_v", "Represent the given image."
+    served = Running(family, ENGINE | {"task": "embed", "chat_template": "examples/template_vlm2vec.jinja"})
+    try:
+        url = data_url(90, 60, seed=1)
+        found = served.post("/v1/embeddings", {"messages": talk(text, url), "encoding_format": "float"}).json()
+    finally:
+        served.close()
+    image = Image.open(io.BytesIO(base64.b64decode(url.split(",")[1])))
+    prompt = {"prompt": f"<|image_1|> {text}", "multi_modal_data": {"image": image}}
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "limit_mm_per_prompt": {"image": 1}}
+    with LLM(str(tiny.checkpoint(family)), task="embed", **options) as llm:
+        turned = llm.embed({**prompt, "prompt": f"{text} <|image_1|>"}, use_tqdm=False)[0].outputs.embedding
+        straight = llm.embed(prompt, use_tqdm=False)[0].outputs.embedding
+    vector = found["data"][0]["embedding"]
+    # The template keeps the order of the message's parts.
+    assert vector in (pytest.approx(straight, abs=1e-5), pytest.approx(turned, abs=1e-5))
+
+
+def ranked_by_cohere(url: str) -> list[list[int]]:
+    """The two best documents by both of Cohere's clients; nothing if the package is not there."""
+    if find_spec("cohere") is None:
+        return []
+    cohere = import_module("cohere")
+    asked = {"model": "tiny", "query": TEXTS[0], "documents": TEXTS, "top_n": 2}
+    clients = [kind("none", base_url=url) for kind in (cohere.ClientV2, cohere.Client)]
+    return [[entry.index for entry in client.rerank(**asked).results] for client in clients]
+
+
+def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
+    try:
+        body = {"query": TEXTS[0], "documents": TEXTS}
+        ranked = served.post("/v2/rerank", body).json()
+        pair = served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
+        refused = served.post("/v1/embeddings", {"input": "x"})
+        by_client = ranked_by_cohere(served.url)
+    finally:
+        served.close()
+    scores = [entry["score"] for entry in pair["data"]]
+    assert [entry["relevance_score"] for entry in ranked["results"]] == pytest.approx(sorted(scores, reverse=True))
+    order = [entry["index"] for entry in ranked["results"]]
+    assert all(found == order[:2] for found in by_client)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
+    folder = encoder(tmp_path / "two", "BertForSequenceClassification", id2label={0: "calm", 1: "glad"})
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
+    try:
+        (entry,) = served.post("/classify", {"input": TEXTS[0]}).json()["data"]
+    finally:
+        served.close()
+    assert entry["label"] == ("calm", "glad")[entry["probs"][1] > entry["probs"][0]]
+    assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
