@@ -74,6 +74,7 @@ class DeviceReader:
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """As the reference, with the numbers that the device has."""
         if self._known is None:
@@ -81,7 +82,7 @@ class DeviceReader:
             starts = tuple(length - 1 for length in lengths)
             self._known = dataclasses.replace(metadata, starts=starts, lengths=lengths)
             self._backend.begin(self._known)
-        out_THC = self._backend.attend(q_THC, k_TKC, v_TKC, kv, self._known, scale, softcap)
+        out_THC = self._backend.attend(q_THC, k_TKC, v_TKC, kv, self._known, scale, softcap, sinks_H)
         # Kernels leave the null block as it is.
         kv.keys[0].zero_()
         kv.values[0].zero_()

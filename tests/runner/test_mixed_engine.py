@@ -69,6 +69,7 @@ class DeviceReader:
         metadata: AttnMetadata,
         scale: float,
         softcap: float | None,
+        sinks_H: Tensor | None = None,
     ) -> Tensor:
         """As the reference; of tokens that belong to no sequence, NaN, which nobody may see."""
         known = self._read(metadata)
