@@ -78,7 +78,9 @@ class DeviceReader:
         if not count:
             # The first pass of all, when nothing lies in place yet.
             return out_THC
-        out_THC[:count] = self._backend.attend(q_THC[:count], k_TKC[:count], v_TKC[:count], kv, known, scale, softcap)
+        out_THC[:count] = self._backend.attend(
+            q_THC[:count], k_TKC[:count], v_TKC[:count], kv, known, scale, softcap, sinks_H
+        )
         # Kernels leave the null block as it is.
         kv.keys[0].zero_()
         kv.values[0].zero_()
