@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
-from beheld.core.pooling import PoolerInfo
+from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
@@ -260,6 +260,10 @@ class ModelInfo:
     def paged_groups(self) -> tuple[KVGroup, ...]:
         """The groups that keep state of the text itself, in blocks."""
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
+
+
+MODEL_CLASSES = (EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer)
+"""All classes of which an EngineArgs or a ModelInfo may hold values: codecs that send one to a process need them."""
 
 
 class MediaWork(StrEnum):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from beheld.core import config, media, outputs, params, plan, pooling, request
+from beheld.core import config, media, outputs, params, plan, request
 from beheld.engine import columns, messages, stats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
 
 CODEC = Codec(
     (
-        *(config.EngineArgs, config.EngineConfig, config.ModelInfo, config.KVGroup, config.Capacity, config.MediaWork),
+        *config.MODEL_CLASSES,
+        *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
         *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling),
-        *(pooling.PoolerInfo, pooling.PoolerConfig, pooling.DenseLayer),
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(

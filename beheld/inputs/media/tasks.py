@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.core.config import EngineArgs, EngineConfig, KVGroup, MediaLimits, ModelInfo
+from beheld.core.config import MODEL_CLASSES, EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
 from beheld.families import registry
@@ -78,7 +78,7 @@ CODEC = Codec(
     (
         *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
         *(video.FrameSampling, video.Clip, audio.Waveform, Pixels),
-        *(MediaLimits, ModelInfo, KVGroup, EngineArgs),
+        *(MediaLimits, *MODEL_CLASSES),
     )
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beheld.core.config import EngineArgs, KVGroup, ModelInfo
+from beheld.core.config import MODEL_CLASSES, EngineArgs, ModelInfo
 from beheld.core.errors import TemplateError, WorkerError, first_line
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.sandbox.codec import Codec
@@ -49,7 +49,7 @@ class RendererSettings:
     args: EngineArgs
 
 
-CODEC = Codec((RendererSettings, Rendering, ModelInfo, KVGroup, EngineArgs))
+CODEC = Codec((RendererSettings, Rendering, *MODEL_CLASSES))
 
 
 def render(tokenizer: Any, task: Rendering) -> str:
