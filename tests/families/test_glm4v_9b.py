@@ -241,7 +241,7 @@ def test_broken_tokenizer_files_are_refused(tmp_path: Path) -> None:
     added = settings["added_tokens_decoder"]
     shifted = {str(int(index) + 1): entry for index, entry in added.items()}
     for message, given in (
-        ("tokenizer.model .* is missing", {"model": None}),
+        ("tokenizer.model is missing", {"model": None}),
         ("Line 2 of tokenizer.model", {"model": lines.replace("\n", " \n!\n", 2)}),
         ("gives '<|endoftext|>' the id", {"added_tokens_decoder": shifted}),
         ("has no token '<sop>'", {"added_tokens_decoder": dict(list(added.items())[:4])}),

@@ -48,12 +48,12 @@ class _Converter(TikTokenConverter):
         return read_ranks(Path(tiktoken_url))
 
 
-def read(file: Path, split: str) -> Any:
+def read(file: Path, split: str | None = None) -> Any:
     """Return a tokenizer of the library `tokenizers` that encodes as tiktoken does.
 
     Args:
         file: the file of ranks.
-        split: the pattern that cuts a text before its pieces are encoded.
+        split: the pattern that cuts a text before its pieces are encoded; None for that of GPT-4's vocabulary.
 
     Raises:
         ModelError: as `read_ranks`.
@@ -68,5 +68,5 @@ def read(file: Path, split: str) -> Any:
 
 # A vocabulary of 150,000 tokens takes seconds, and an engine reads it for its prompts and for its processor.
 @lru_cache(maxsize=1)
-def _converted(file: str, changed: int, split: str) -> Any:
-    return _Converter(vocab_file=file, pattern=split).converted()
+def _converted(file: str, changed: int, split: str | None) -> Any:
+    return _Converter(vocab_file=file, **({} if split is None else {"pattern": split})).converted()

@@ -5,8 +5,6 @@ Both follow the repository's tokenization_chatglm.py, which also holds the numbe
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -16,12 +14,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import AutoTokenizer, BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
-from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
+from beheld.families._shared import tiktoken_file
 
 PLACE = BEGIN, IMAGE, END = "<|begin_of_image|>", "<|endoftext|>", "<|end_of_image|>"
 # What the tokenizer puts before every text.
@@ -29,26 +27,6 @@ FIRST = ("[gMASK]", "<sop>")
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _VOCABULARY = "tokenizer.model"
 _REMEDY = "Fetch the checkpoint again: tokenizer.model and tokenizer_config.json belong together."
-
-
-class Ranks(TikTokenConverter):
-    """Converts a vocabulary of lines with a token in base64 and its rank; transformers' reading needs tiktoken."""
-
-    @staticmethod
-    def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
-        """Return token -> rank of the file.
-
-        Raises:
-            ModelError: a line is of another kind.
-        """
-        ranks: dict[bytes, int] = {}
-        for number, line in enumerate(Path(tiktoken_url).read_bytes().splitlines(), 1):
-            try:
-                token, rank = line.split()
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
-            except (ValueError, binascii.Error) as error:
-                raise ModelError(f"Line {number} of {_VOCABULARY} is not a token and its rank.", _REMEDY) from error
-        return ranks
 
 
 def read(path: Path) -> Any:
@@ -60,11 +38,9 @@ def read(path: Path) -> Any:
     settings = read_json(path / "tokenizer_config.json")
     if settings.get("tokenizer_class") != "ChatGLM4Tokenizer":
         return None
-    if not (path / _VOCABULARY).is_file():
-        raise ModelError(f"The file {_VOCABULARY} of GLM-4V's tokenizer is missing.", _REMEDY)
     from tokenizers import AddedToken, processors
 
-    made = Ranks(str(path / _VOCABULARY)).converted()
+    made = tiktoken_file.read(path / _VOCABULARY)
     named = {int(index): entry for index, entry in (settings.get("added_tokens_decoder") or {}).items()}
     for index, entry in sorted(named.items()):
         made.add_special_tokens([AddedToken(entry["content"], normalized=False, special=entry.get("special", True))])
