@@ -22,7 +22,7 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.compressed_tensors import weight_files, without_quantization
-from beheld.quant.method import Replace
+from beheld.quant.method import Replace, TextOf
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -61,10 +61,10 @@ class MXFP4:
         )
         return model_class
 
-    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Do nothing."""
 
-    def stored_bytes(self, path: Path) -> int | None:
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return None: weights take what their numbers take."""
         return None
 
