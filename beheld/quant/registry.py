@@ -13,8 +13,10 @@ from beheld.quant.method import Make, QuantMethod
 from beheld.quant.none import Unquantized
 
 # A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
+# core/config.py lists the names for code that does not import torch.
 METHODS: dict[str, str] = {
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
+    "fp8": "beheld.quant.fp8:make",
     "mxfp4": "beheld.quant.mxfp4:make",
 }
 
