@@ -72,6 +72,17 @@ class StoredEntries:
             wanted = " or ".join(str(list(each)) for each in shapes)
             raise self.refusal(name, f"has the shape {shape}; expected {wanted}")
 
+    def refuse_left(self, left: Mapping[str, Any], suffixes: Sequence[str], owner: str) -> None:
+        """Check that none of the names `left` ends with a suffix of what belongs to an entry ending with `owner`.
+
+        Raises:
+            ModelError: one does.
+        """
+        for name in left:
+            for suffix in suffixes:
+                if name.endswith(suffix):
+                    raise self.refusal(name, f"has no {name.removesuffix(suffix) + owner!r}")
+
     def refusal(self, name: str, words: str, remedy: str = REFETCH) -> ModelError:
         """Return an error about an entry, which names its file."""
         return ModelError(f"{self._files[name]}: {name!r} {words}.", remedy)

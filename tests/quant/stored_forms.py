@@ -74,3 +74,61 @@ def block_fp8(blocks: tuple[int, int] | None, suffix: str = "weight_scale_inv") 
         return {"weight": eights, suffix: scale_entry}, meant
 
     return form
+
+
+def rounded(
+    weight_NK: np.ndarray, bits: int, groups_K: np.ndarray, zero_range: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Round to whole numbers by group, with zero points from a range.
+
+    Returns:
+        Whole numbers (N, K), zero points (N, G), scales (N, G) as float16 holds them, and the numbers that they mean.
+    """
+    outputs, count = weight_NK.shape[0], int(groups_K.max()) + 1
+    random = np.random.default_rng(weight_NK.size)
+    zeros_NG = random.integers(*zero_range, size=(outputs, count), endpoint=True).astype(np.int64)
+    scales_NG = np.empty((outputs, count), np.float16)
+    for group in range(count):
+        scales_NG[:, group] = np.abs(weight_NK[:, groups_K == group]).max(1) / (1 << (bits - 1)) + 1e-4
+    scale_NK, zero_NK = scales_NG.astype(np.float32)[:, groups_K], zeros_NG[:, groups_K]
+    whole_NK = np.clip(np.round(weight_NK / scale_NK) + zero_NK, 0, (1 << bits) - 1).astype(np.int64)
+    return whole_NK, zeros_NG, scales_NG, (whole_NK - zero_NK).astype(np.float32) * scale_NK
+
+
+def awq(group_size: int) -> Form:
+    """AWQ's GEMM layout: of eight outputs, a word's places hold numbers 0 2 4 6 1 3 5 7."""
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def words(numbers_RN: np.ndarray) -> torch.Tensor:
+        rows, outputs = numbers_RN.shape
+        placed = numbers_RN.reshape(rows, outputs // 8, 8)[:, :, order]
+        return torch.from_numpy(as_words(placed.reshape(rows, outputs), 4))
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        size = weight_NK.shape[1] if group_size == -1 else group_size
+        groups_K = np.arange(weight_NK.shape[1]) // size
+        whole_NK, zeros_NG, scales_NG, meant = rounded(weight_NK, 4, groups_K, (5, 10))
+        parts = {"qweight": words(whole_NK.T), "qzeros": words(zeros_NG.T), "scales": torch.from_numpy(scales_NG.T)}
+        return parts, meant
+
+    return form
+
+
+def gptq(bits: int, group_size: int, less: int, act_order: bool = False) -> Form:
+    """GPTQ; `less` is what is taken from zero points: one in v1, nothing in v2."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        inputs = weight_NK.shape[1]
+        groups_K = np.arange(inputs) // (inputs if group_size == -1 else group_size)
+        if act_order:
+            np.random.default_rng(count).shuffle(groups_K)
+        whole_NK, zeros_NG, scales_NG, meant = rounded(weight_NK, bits, groups_K, (1, (1 << bits) - 1))
+        parts = {
+            "qweight": torch.from_numpy(as_words(whole_NK, bits).T),
+            "qzeros": torch.from_numpy(as_words(zeros_NG.T - less, bits)),
+            "scales": torch.from_numpy(scales_NG.T),
+            "g_idx": torch.from_numpy(groups_K.astype(np.int32)),
+        }
+        return parts, meant
+
+    return form
