@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.quant.dequantize import REFETCH, SCALE_TYPES, DequantizingMethod, LazyWeight, StoredEntries
+from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.integers import dequantized, reordered, unpacked
+from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "awq"
 BITS = 4

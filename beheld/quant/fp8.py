@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.quant.dequantize import REFETCH, SCALE_TYPES, DequantizingMethod, LazyWeight, StoredEntries
+from beheld.quant.dequantize import DequantizingMethod, LazyWeight
+from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "fp8"
 _FP8 = "F8_E4M3"

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.quant.dequantize import REFETCH, SCALE_TYPES, DequantizingMethod, LazyWeight, StoredEntries
+from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.integers import dequantized, unpacked
+from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "gptq"
 BITS = (2, 3, 4, 8)
@@ -112,7 +113,8 @@ def open_weights(
             del found[name]
         bits, inputs, group_size = _checked(entries, names, forms)
         parts = {part: entries.slices[name] for part, name in names.items()}
-        if "g_idx" in names and _in_order(entries, names, inputs, group_size):
+        groups = entries.shape(names["scales"])[0]
+        if "g_idx" in names and entries.in_order(names["g_idx"], inputs, groups, group_size):
             # Groups that are runs of inputs need no order, and are dequantized faster.
             del parts["g_idx"]
         compute = functools.partial(_weight, bits=bits, group_size=group_size, zeros_less_one=zeros_less_one)
@@ -141,19 +143,6 @@ def _checked(entries: StoredEntries, names: Mapping[str, str], forms: Sequence[G
         f"has the shape {weight}, its scales {scales} and its zero points {zeros}, which do not fit "
         f"{' or '.join(map(str, forms))}",
     )
-
-
-def _in_order(entries: StoredEntries, names: Mapping[str, str], inputs: int, group_size: int) -> bool:
-    """Return whether the groups, which are read for that, are runs of inputs."""
-    entries.require(names["g_idx"], ["I32", "I64"], [inputs])
-    groups_K = entries.slices[names["g_idx"]][...].long()
-    count = entries.shape(names["scales"])[0]
-    least, greatest = int(groups_K.min()), int(groups_K.max())
-    if least < 0 or greatest >= count:
-        raise entries.refusal(
-            names["g_idx"], f"names the groups {least} to {greatest}, but there are scales of {count} groups"
-        )
-    return torch.equal(groups_K, torch.arange(inputs) // group_size)
 
 
 def _weight(

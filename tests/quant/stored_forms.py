@@ -132,3 +132,44 @@ def gptq(bits: int, group_size: int, less: int, act_order: bool = False) -> Form
         return parts, meant
 
     return form
+
+
+def whole_numbers(
+    bits: int, group_size: int | None, packed: bool, zeros: bool = False, act_order: bool = False, one: bool = False
+) -> Form:
+    """Whole numbers as compressed-tensors stores them: one scale for each output, group of inputs, or `one` for all."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        outputs, inputs = weight_NK.shape
+        groups_K = np.arange(inputs) // (group_size or inputs)
+        if act_order:
+            np.random.default_rng(count).shuffle(groups_K)
+        half = 1 << (bits - 1)
+        if one:
+            scale = np.float16(np.abs(weight_NK).max() / half + 1e-4)
+            whole_NK = np.clip(np.round(weight_NK / np.float32(scale)) + half, 0, 2 * half - 1).astype(np.int64)
+            zeros_NG, scales_NG = np.full((1,), half), np.full((1,), scale)
+            meant = (whole_NK - half).astype(np.float32) * np.float32(scale)
+        else:
+            between = (half - 3, half + 2) if zeros else (half, half)
+            whole_NK, zeros_NG, scales_NG, meant = rounded(weight_NK, bits, groups_K, between)
+        parts = {"weight_scale": torch.from_numpy(scales_NG)}
+        if packed:
+            parts["weight_packed"] = torch.from_numpy(padded_words(whole_NK, bits))
+            parts["weight_shape"] = torch.tensor([outputs, inputs])
+        else:
+            parts["weight"] = torch.from_numpy((whole_NK - half).astype(np.int8))
+        if zeros and packed:
+            parts["weight_zero_point"] = torch.from_numpy(padded_words(zeros_NG.T, bits).T)
+        elif zeros:
+            parts["weight_zero_point"] = torch.from_numpy((zeros_NG - half).astype(np.int8))
+        if act_order:
+            parts["weight_g_idx"] = torch.from_numpy(groups_K.astype(np.int32))
+        return parts, meant
+
+    return form
+
+
+def padded_words(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Write numbers along the last dimension as words of 32 bits; a last one is filled up with zeros."""
+    return as_words(np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % (32 // bits)))), bits)
