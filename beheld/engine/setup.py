@@ -15,7 +15,7 @@ from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.checkpoint.validate import validate
-from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs, EngineConfig, MediaWork, ModelInfo
+from beheld.core.config import QUANTIZED_AT_LOAD, QUANTIZED_CHECKPOINTS, EngineArgs, EngineConfig, MediaWork, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
@@ -38,7 +38,7 @@ _PREPARE_THREADS = 6
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
-    "quantization": (None, "compressed-tensors", *QUANTIZED_AT_LOAD),
+    "quantization": (None, *QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),

@@ -1,14 +1,14 @@
-"""FP8 checkpoints in the compressed-tensors format, multiplied as stored or dequantized while loading.
+"""Checkpoints in the compressed-tensors format: FP8 multiplied as stored, or whatever there is dequantized.
 
-Each quantized weight has a scale: one number per output channel, or one for the whole weight. A device that multiplies
-FP8 keeps the weights (row_bytes.py, float8.py). Elsewhere a weight is multiplied by its scale when transformers' loader
-reads it, before the loader merges or renames anything, so scales need no renaming.
+Each FP8 weight has a scale: one number per output channel, or one for the whole weight, or one for each block. A device
+that multiplies FP8 keeps the weights of a checkpoint that has the first two alone (row_bytes.py, float8.py). Elsewhere
+a weight is multiplied by its scale when transformers' loader reads it, before the loader merges or renames anything, so
+scales need no renaming; so are whole numbers (compressed_integers.py).
 """
 
 from __future__ import annotations
 
-import copy
-import json
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,28 +18,27 @@ from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
-from beheld.quant import row_bytes
+from beheld.quant import compressed_integers, row_bytes
+from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, schemes_of
+from beheld.quant.dequantize import LazyWeight, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
+from beheld.quant.fp8 import check_scale, scaled
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, weight_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-METHOD = "compressed-tensors"
-FORMAT = "float-quantized"
 _FP8 = "F8_E4M3"
 _SCALE = "_scale"
-_ACTIVATION_SCALE = ".input_scale"
-_STRATEGIES = ("channel", "tensor")
-_INDEX = "model.safetensors.index.json"
-_REMEDY = f"Use the unquantized checkpoint, or one of {METHOD!r} in the format {FORMAT!r} (FP8)."
+_ACTIVATIONS = (".input_scale", ".input_zero_point")
+_PARTS = tuple(f".weight_{part}" for part in ("scale", "zero_point", "shape", "g_idx"))
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> CompressedTensors:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    check(stated)
     return CompressedTensors(stated, device, dtype)
 
 
@@ -51,11 +50,14 @@ class CompressedTensors:
     """
 
     name = METHOD
-    converted = "its FP8 weights dequantized"
 
     def __init__(self, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
-        self.objection = objection(stated, device, dtype)
+        self._schemes = schemes_of(stated)
+        bits = sorted({"FP8" if scheme.type == "float" else f"{scheme.bits}-bit" for scheme in self._schemes})
+        self._words = f"{' and '.join(bits)} weights"
+        self.converted = f"its {self._words} dequantized"
+        self.objection = objection(stated, self._schemes, device, dtype)
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without the quantization_config, so that transformers loads plain weights."""
@@ -63,7 +65,7 @@ class CompressedTensors:
 
     def weights(self, path: Path) -> dict[str, Any] | None:
         """Return the weights, quantized ones dequantized on the device unless `loading` replaces them."""
-        return open_weights(path, self._device)
+        return open_weights(path, self._device, self._schemes)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return a class with room for rows that carry their scales, if weights are kept."""
@@ -71,8 +73,9 @@ class CompressedTensors:
             logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
             return row_bytes.keeping(model_class, weights, self)
         logger.warning(
-            "FP8 weights are dequantized as they are loaded, because %s: the model takes the memory of an unquantized "
-            "one, and activations are not rounded.",
+            "%s are dequantized as they are loaded, because %s: the model takes the memory of an unquantized one, and "
+            "activations are not rounded.",
+            self._words,
             self.objection,
         )
         return model_class
@@ -142,8 +145,12 @@ class Dequantized:
         return weight_NK, scale.expand(weight_NK.shape[0], 1)
 
 
-def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str | None:
-    """Return why weights cannot stay FP8, in words; None if they can."""
+def objection(
+    stated: Mapping[str, Any], schemes: Sequence[CompressedScheme], device: str, dtype: torch.dtype
+) -> str | None:
+    """Return why weights cannot stay as they are, in words; None if they can."""
+    if not all(scheme.has_rows for scheme in schemes):
+        return "only FP8 weights with a scale for each channel or weight are multiplied as stored"
     if not platform_of(device).fp8_products:
         return "this device has no products of FP8 numbers"
     if not env.FP8():
@@ -155,32 +162,6 @@ def objection(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> str
     return None
 
 
-def check(stated: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose `quantization_config` is not FP8 as this module supports it.
-
-    Raises:
-        ModelError: names what is not supported.
-    """
-    if stated.get("kv_cache_scheme"):
-        raise ModelError("The checkpoint asks for a quantized KV cache, which is not supported.", _REMEDY)
-    for name in ("sparsity_config", "transform_config"):
-        if (stated.get(name) or {}).get("format", "dense") != "dense" or (stated.get(name) or {}).get("config_groups"):
-            raise ModelError(f"The checkpoint has a {name} of {METHOD}, which is not supported.", _REMEDY)
-    groups = stated.get("config_groups") or {}
-    if not groups:
-        raise ModelError(f"The quantization_config of {METHOD} names no config_groups.", "Fetch the checkpoint again.")
-    for group in groups.values():
-        form = group.get("format") or stated.get("format")
-        if form != FORMAT:
-            raise ModelError(f"The weights are in the format {form!r} of {METHOD}, which is not supported.", _REMEDY)
-        weights = group.get("weights") or {}
-        kind = (weights.get("type"), weights.get("num_bits"), weights.get("strategy"), weights.get("symmetric", True))
-        if kind not in [("float", 8, strategy, True) for strategy in _STRATEGIES]:
-            words = ("type", "num_bits", "strategy", "symmetric")
-            said = ", ".join(f"{word} {value!r}" for word, value in zip(words, kind, strict=True))
-            raise ModelError(f"Weights of {METHOD} with {said} are not supported.", _REMEDY)
-
-
 def rounds_activations(stated: Mapping[str, Any]) -> bool:
     """Return whether every group of the checkpoint declares FP8 activations, which FP8 products require."""
     found = [group.get("input_activations") or {} for group in stated["config_groups"].values()]
@@ -188,77 +169,60 @@ def rounds_activations(stated: Mapping[str, Any]) -> bool:
     return kinds == {("float", 8, True)}
 
 
-def without_quantization(hf_config: Any) -> Any:
-    """Return a copy of `hf_config` without the quantization_config, so that transformers loads plain weights."""
-    plain = copy.deepcopy(hf_config)
-    for part in (plain, *(value for value in vars(plain).values() if hasattr(value, "to_dict"))):
-        for name in ("quantization_config", "compression_config"):
-            if name in vars(part):
-                delattr(part, name)
-    return plain
-
-
-def open_weights(path: Path, device: str) -> dict[str, Any]:
+def open_weights(path: Path, device: str, schemes: Sequence[CompressedScheme] = (FP8_ROWS,)) -> dict[str, Any]:
     """Return the checkpoint's weights by name, unread; indexing one with `...` reads it, on the CPU.
 
     Quantized weights are dequantized on `device`; their scales are not listed.
 
+    Args:
+        schemes: those that the configuration states.
+
     Raises:
         ModelError: a quantized weight has no scale, a scale has no weight, or their shapes do not fit.
     """
-    from safetensors import safe_open
-
-    slices: dict[str, Any] = {}
-    for file in weight_files(path):
-        opened = safe_open(file, framework="pt", device="cpu")
-        slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
-    found: dict[str, Any] = {}
-    scales = {name + _SCALE for name, part in slices.items() if part.get_dtype() == _FP8}
-    for name, part in slices.items():
-        if name in scales or name.endswith(_ACTIVATION_SCALE):
-            # Static activation scales: unused, because activations are scaled per token.
-            continue
-        if name.endswith(".weight" + _SCALE):
-            raise ModelError(f"The checkpoint has {name!r} for a weight that is not FP8.", _REMEDY)
-        if name + _SCALE in scales:
-            found[name] = Dequantized(part, _scale_of(name, part, slices.get(name + _SCALE)), device)
+    entries = StoredEntries(path)
+    # Static activation scales are unused, because activations are scaled per token or not at all.
+    found = {name: part for name, part in entries.slices.items() if not name.endswith(_ACTIVATIONS)}
+    count = 0
+    for name, part in entries.slices.items():
+        if compressed_integers.are_integers(entries, name):
+            compressed_integers.take(entries, name, schemes, device, found)
+        elif part.get_dtype() == _FP8:
+            found[name] = _eight(entries, name, schemes, device)
+            found.pop(name + _SCALE)
         else:
-            found[name] = part
-    if not scales:
+            continue
+        count += 1
+    for name in found:
+        if name.endswith(_PARTS):
+            raise entries.refusal(name, "is for a weight that is not FP8 or whole numbers")
+    if not count:
+        words = "FP8" if all(scheme.type == "float" for scheme in schemes) else "quantized"
         raise ModelError(
-            "config.json declares FP8 weights, but none of the weights is FP8.", "Fetch the checkpoint again."
+            f"config.json declares {words} weights, but none of the weights is {words}.", "Fetch the checkpoint again."
         )
     return found
 
 
-def _scale_of(name: str, weight: Any, scale: Any) -> Any:
-    if scale is None:
-        raise ModelError(f"The FP8 weight {name!r} has no {name + _SCALE!r}.", "Fetch the checkpoint again.")
-    shape, own = list(weight.get_shape()), list(scale.get_shape())
-    if own not in ([], [1], [*shape[:-1], 1]):
-        raise ModelError(
-            f"{name + _SCALE!r} has the shape {own}, but its weight has {shape}: expected one scale, or one per output "
-            "channel.",
-            _REMEDY,
-        )
-    return scale
+def _eight(
+    entries: StoredEntries, name: str, schemes: Sequence[CompressedScheme], device: str
+) -> Dequantized | LazyWeight:
+    """Return an FP8 weight; a checkpoint may have some by row and some by block."""
+    own = name + _SCALE
+    if own not in entries.slices:
+        raise entries.refusal(name, f"is FP8 and has no {own!r}")
+    if all(scheme.type != "float" for scheme in schemes):
+        raise entries.refusal(name, f"is FP8, but config.json states {'; '.join(map(str, schemes))}")
+    part, scale, shape = entries.slices[name], entries.slices[own], entries.shape(name)
+    blocks = next((scheme.sizes for scheme in schemes if scheme.strategy == "block"), None)
+    rows = [[], [1], [*shape[:-1], 1]] if any(scheme.has_rows for scheme in schemes) else []
+    if blocks is None or entries.shape(own) in rows:
+        entries.require(own, SCALE_TYPES, *rows)
+        return Dequantized(part, scale, device)
+    check_scale(entries, name, own, blocks)
+    return LazyWeight({"weight": part, "scale": scale}, functools.partial(scaled, blocks=blocks), device)
 
 
 def stored_bytes(path: Path) -> int:
     """Return the bytes that the weights in `path` take as stored."""
     return sum(file.stat().st_size for file in weight_files(path))
-
-
-def weight_files(path: Path) -> list[Path]:
-    """Return the model's weight files; the folder may hold others."""
-    index = path / _INDEX
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [path / name for name in sorted(names)]
-    whole = path / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
-    if not files:
-        raise ModelError(
-            "Quantized weights are read from safetensors files only, and there are none.", "Fetch the checkpoint again."
-        )
-    return files

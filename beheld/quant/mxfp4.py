@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.quant.compressed_tensors import weight_files, without_quantization
+from beheld.quant.dequantize import without_quantization
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.stored_entries import weight_files
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)

@@ -13,8 +13,13 @@ from beheld.quant.method import Make, QuantMethod
 from beheld.quant.none import Unquantized
 
 # A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
+# core/config.py lists the names for code that does not import torch.
 METHODS: dict[str, str] = {
+    "auto-round": "beheld.quant.auto_round:make",
+    "awq": "beheld.quant.awq:make",
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
+    "fp8": "beheld.quant.fp8:make",
+    "gptq": "beheld.quant.gptq:make",
     "mxfp4": "beheld.quant.mxfp4:make",
 }
 

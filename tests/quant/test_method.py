@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from beheld import LLM, SamplingParams
+from beheld.core.config import QUANTIZED_CHECKPOINTS
 from beheld.core.errors import ModelError
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
@@ -80,10 +81,14 @@ def test_refusals_come_from_the_method(toy: Path) -> None:
 
 
 def test_others_are_refused_by_name_with_those_that_there_are() -> None:
-    with pytest.raises(ModelError, match="quantized by 'awq', which is not supported") as caught:
-        registry.method_for({"quant_method": "awq"}, None, "cpu", torch.float32)
+    with pytest.raises(ModelError, match="quantized by 'aqlm', which is not supported") as caught:
+        registry.method_for({"quant_method": "aqlm"}, None, "cpu", torch.float32)
     assert "'compressed-tensors'" in str(caught.value)
     assert registry.method_for(None, None, "cpu", torch.float32).name == "none"
+
+
+def test_the_option_may_name_every_method() -> None:
+    assert sorted(registry.METHODS) == sorted(QUANTIZED_CHECKPOINTS)
 
 
 def made(kind: str, outputs: int, inputs: int) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
 from beheld.quant import row_bytes
-from beheld.quant.compressed_tensors import without_quantization
+from beheld.quant.dequantize import without_quantization
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.method import Replace, TextOf
 

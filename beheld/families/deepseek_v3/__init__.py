@@ -20,7 +20,7 @@ FAMILY = Family(
             "deepseek_v3",
             "DeepseekV3ForCausalLM",
             "deepseek-ai/DeepSeek-V3",
-            note="latent attention (MLA); experts; with BF16 weights: DeepSeek's own FP8 ones are refused",
+            note="latent attention (MLA); experts; DeepSeek's FP8 weights are dequantized as they are loaded",
         ),
     ),
     convert={"kimi_k2": _kimi_k2},

@@ -1,0 +1,83 @@
+"""Weights that are dequantized as transformers' loader reads them, one at a time; the device holds plain weights.
+
+A method of this kind looks at names, types and shapes in the files' headers, refuses what does not fit, and gives a
+`LazyWeight` for each quantized weight. It needs no entry for modules that stay unquantized: they have plain weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from beheld.quant.method import Replace, TextOf
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+class LazyWeight:
+    """A weight computed from stored entries when it is read, for transformers' loader in place of a slice of a file."""
+
+    def __init__(self, parts: Mapping[str, Any], compute: Callable[..., Tensor], device: str) -> None:
+        self._parts, self._compute, self._device = parts, compute, device
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index` of the weight in float32, which the loader rounds once to the parameter's type."""
+        # Stored numbers are copied to the device and widened there.
+        return self._compute(**{name: part[...].to(self._device) for name, part in self._parts.items()})[index]
+
+
+class DequantizingMethod:
+    """See QuantMethod; nothing is kept as stored.
+
+    Attributes:
+        name: the checkpoint's `quant_method`.
+        converted: what is done to stored weights, in words.
+    """
+
+    def __init__(self, name: str, words: str, read: Callable[[Path], dict[str, Any]]) -> None:
+        """Make the method.
+
+        Args:
+            words: what the weights are, as in "4-bit weights (AWQ)".
+            read: returns a checkpoint's weights by name, unread.
+        """
+        self.name = name
+        self.converted = f"its {words} dequantized"
+        self._words, self._read = words, read
+
+    def config(self, hf_config: Any) -> Any:
+        """Return a copy without the quantization_config, so that transformers loads plain weights."""
+        return without_quantization(hf_config)
+
+    def weights(self, path: Path) -> dict[str, Any] | None:
+        """Return the weights, quantized ones dequantized when they are read."""
+        return self._read(path)
+
+    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
+        """Return the class unchanged."""
+        logger.warning(
+            "%s are dequantized as they are loaded: the model takes the memory of an unquantized one.", self._words
+        )
+        return model_class
+
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
+        """Do nothing."""
+
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+        """Return None: weights take what their numbers take."""
+        return None
+
+
+def without_quantization(hf_config: Any) -> Any:
+    """Return a copy of `hf_config` without the quantization_config, so that transformers loads plain weights."""
+    plain = copy.deepcopy(hf_config)
+    for part in (plain, *(value for value in vars(plain).values() if hasattr(value, "to_dict"))):
+        for name in ("quantization_config", "compression_config"):
+            if name in vars(part):
+                delattr(part, name)
+    return plain

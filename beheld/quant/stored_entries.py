@@ -1,0 +1,109 @@
+"""Entries of a checkpoint's safetensors files, looked at by their headers and read one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beheld.core.errors import ModelError
+
+REFETCH = "Fetch the checkpoint again, or use another one of this model."
+SCALE_TYPES = ("F16", "BF16", "F32")
+_INDEX = "model.safetensors.index.json"
+
+
+class StoredEntries:
+    """The entries of a checkpoint's safetensors files, unread.
+
+    Attributes:
+        slices: name -> an unread entry, which indexing with `...` reads.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self.slices: dict[str, Any] = {}
+        self._files: dict[str, str] = {}
+        for file in weight_files(path):
+            opened = safe_open(file, framework="pt", device="cpu")
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                self.slices[name] = opened.get_slice(name)
+                self._files[name] = file.name
+
+    def ending(self, suffix: str) -> list[str]:
+        """Return what precedes `suffix` in the names that end with it."""
+        return [name.removesuffix(suffix) for name in self.slices if name.endswith(suffix)]
+
+    def shape(self, name: str) -> list[int]:
+        """Return the shape of an entry."""
+        return list(self.slices[name].get_shape())
+
+    def partner(self, name: str, other: str) -> str:
+        """Return `other`, which `name` cannot do without.
+
+        Raises:
+            ModelError: there is none.
+        """
+        if other not in self.slices:
+            raise self.refusal(name, f"has no {other!r}")
+        return other
+
+    def require(self, name: str, types: Sequence[str], *shapes: Sequence[int]) -> None:
+        """Check an entry's type, one of `types`, and its shape, one of `shapes`.
+
+        Raises:
+            ModelError: they are others.
+        """
+        kind, shape = self.slices[name].get_dtype(), self.shape(name)
+        if kind not in types:
+            raise self.refusal(name, f"is of the type {kind}; expected {' or '.join(types)}")
+        if shape not in [list(each) for each in shapes]:
+            wanted = " or ".join(str(list(each)) for each in shapes)
+            raise self.refusal(name, f"has the shape {shape}; expected {wanted}")
+
+    def refuse_left(self, left: Mapping[str, Any], suffixes: Sequence[str], owner: str) -> None:
+        """Check that none of the names `left` ends with a suffix of what belongs to an entry ending with `owner`.
+
+        Raises:
+            ModelError: one does.
+        """
+        for name in left:
+            for suffix in suffixes:
+                if name.endswith(suffix):
+                    raise self.refusal(name, f"has no {name.removesuffix(suffix) + owner!r}")
+
+    def in_order(self, name: str, inputs: int, groups: int, group_size: int) -> bool:
+        """Return whether the groups of a layer's inputs, which the entry names and which are read, are runs of inputs.
+
+        Raises:
+            ModelError: a group is none of `groups`, or the entry is of another type or shape.
+        """
+        self.require(name, ["I32", "I64"], [inputs])
+        groups_K = self.slices[name][...].long()
+        least, greatest = int(groups_K.min()), int(groups_K.max())
+        if least < 0 or greatest >= groups:
+            raise self.refusal(name, f"names the groups {least} to {greatest}, but there are scales of {groups} groups")
+        return torch.equal(groups_K, torch.arange(inputs) // group_size)
+
+    def refusal(self, name: str, words: str, remedy: str = REFETCH) -> ModelError:
+        """Return an error about an entry, which names its file."""
+        return ModelError(f"{self._files[name]}: {name!r} {words}.", remedy)
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the model's weight files; the folder may hold others."""
+    index = path / _INDEX
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [path / name for name in sorted(names)]
+    whole = path / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise ModelError(
+            "Quantized weights are read from safetensors files only, and there are none.", "Fetch the checkpoint again."
+        )
+    return files
