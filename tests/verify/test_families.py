@@ -186,8 +186,8 @@ def test_positions_that_are_shifted_throughout(family: str, monkeypatch: pytest.
     """Rotary ones tell distances alone; learned ones, and queries that grow with theirs, tell places."""
     right = HFAdapter.positions
 
-    def wrong(self: HFAdapter, token_ids: Any, spans: Any) -> tuple[Any, int]:
-        positions, delta = right(self, token_ids, spans)
+    def wrong(self: HFAdapter, *prompt: Any) -> tuple[Any, int]:
+        positions, delta = right(self, *prompt)
         return positions + 1, delta + 1
 
     monkeypatch.setattr(HFAdapter, "positions", wrong)

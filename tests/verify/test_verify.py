@@ -160,8 +160,8 @@ def test_items_are_found_in_a_tensor_of_all() -> None:
 def test_a_wrong_rotary_delta(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = HFAdapter.positions
 
-    def wrong(self: HFAdapter, token_ids: Any, spans: Any) -> Any:
-        positions, delta = right(self, token_ids, spans)
+    def wrong(self: HFAdapter, *prompt: Any) -> Any:
+        positions, delta = right(self, *prompt)
         return positions, delta + 1
 
     monkeypatch.setattr(HFAdapter, "positions", wrong)

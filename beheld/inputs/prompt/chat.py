@@ -265,8 +265,8 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
             part = {name: value for name, value in part.items() if name not in form.described_by}
             ref = _media(part, kind, where, media, limits)
             media.append(ref)
-            number = sum(other.modality == ref.modality for other in media)
-            parts.append(ItemPart(ref.modality, number, described))
+            among_its_own = sum(other.modality == ref.modality for other in media)
+            parts.append(ItemPart(ref.modality, among_its_own, described))
     return parts
 
 
