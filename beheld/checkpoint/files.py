@@ -61,7 +61,7 @@ def _read(path: Path, missing: Any) -> Any:
 
 
 def _check_depth(value: Any, path: Path) -> None:
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         entries = (entry for each in level for entry in (each.values() if isinstance(each, dict) else each))
         level = [entry for entry in entries if isinstance(entry, dict | list)]

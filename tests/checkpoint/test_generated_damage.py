@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from beheld.checkpoint.files import read_json
+from beheld.core.errors import ModelError
 from tests import tiny
 from tests.checkpoint.trials import Trial, Trials
 from tests.long import LONG
@@ -145,3 +147,11 @@ def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path)
     assert not wrong, f"{len(wrong)} of {len(ends)}:\n{shown}"
     assert ends.count("refused") > len(ends) // 5
     assert ends.count("answered") > len(ends) // 20
+
+
+@pytest.mark.parametrize("content", ["null", "3", '"text"', "[]"])
+def test_a_file_that_is_no_object_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match="is not a JSON object"):
+        read_json(file)
