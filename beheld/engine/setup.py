@@ -38,7 +38,7 @@ _PREPARE_THREADS = 6
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
-    "quantization": (None, "compressed-tensors", *QUANTIZED_AT_LOAD),
+    "quantization": (None, "compressed-tensors", "gguf", *QUANTIZED_AT_LOAD),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),

@@ -15,6 +15,7 @@ from beheld.quant.none import Unquantized
 # A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
 METHODS: dict[str, str] = {
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
+    "gguf": "beheld.quant.gguf:make",
     "mxfp4": "beheld.quant.mxfp4:make",
 }
 
