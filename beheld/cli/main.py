@@ -55,8 +55,8 @@ def build_parser() -> Parser:
     """The parser of all commands: what a command line means, and what the reference of the documentation says."""
     parser = Parser(
         prog="beheld",
-        description="An engine for vision- and video-language models. A model is a folder, the name of a repository of the "
-        "Hugging Face hub, or a GGUF file (text only).",
+        description="An engine for vision- and video-language models. A model is a folder, the name of a repository of "
+        "the Hugging Face hub, or a GGUF file (text only).",
     )
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)

@@ -20,7 +20,6 @@ from beheld.checkpoint.gguf.config import METHOD
 from beheld.checkpoint.gguf.header import Stored, read_header
 from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
-from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.quant.compressed_tensors import without_quantization
 from beheld.quant.method import Replace, TextOf
@@ -126,25 +125,11 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     """Return the weights of the file that `path` names, by transformers' names, unread.
 
     Raises:
-        ModelError: the file is broken, or has a type that cannot be dequantized.
+        ModelError: the file is broken.
     """
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
     said = read_json(path / CONFIG)
     file = path / weight_files(path)[0]
     header = read_header(file)
-    for name, kind in {stored.kind: name for name, stored in header.tensors.items()}.items():
-        try:
-            dequantize(np.zeros((1, 0), np.uint8), GGMLQuantizationType[name])
-        except NotImplementedError as error:
-            raise ModelError(
-                f"{file.name}: {kind!r} is of the type {name}, which cannot be dequantized.",
-                "Use another quantization of the model, such as Q4_K_M or Q8_0.",
-            ) from error
-        except (ValueError, IndexError):
-            # Nothing cannot be cut into blocks, but the type is known.
-            pass
     with file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     found: dict[str, Any] = {}

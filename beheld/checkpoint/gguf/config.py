@@ -61,7 +61,7 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
         )
     heads = number("attention.head_count")
     hidden = number("embedding_length")
-    head_dim = number("attention.key_length", number("rope.dimension_count", hidden // heads))
+    head_dim = number("attention.key_length", max(1, hidden // heads))
     _check_head_dim(said, architecture, head_dim, file)
     kinds = {stored.kind for name, stored in header.tensors.items() if len(stored.shape) > 1}
     plain = kinds.pop() if len(kinds) == 1 else ""

@@ -12,6 +12,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,27 @@ class _HeaderReader:
                 f"{name!r} is of the type {number}, which the package gguf does not know",
                 "Update it (pip install --upgrade gguf), or use another quantization of the model.",
             ) from error
+        if not _is_dequantized(number):
+            raise _broken(
+                self._file,
+                f"{name!r} is of the type {kind.name}, which cannot be dequantized",
+                "Use another quantization of the model, such as Q4_K_M or Q8_0.",
+            )
         if not shape or not all(shape) or shape[-1] % block:
             raise _broken(self._file, f"{name!r} has the shape {list(shape)}, and {kind.name} holds {block} at a time")
         return kind.name, math.prod(shape) // block * block_bytes
+
+
+@cache
+def _is_dequantized(number: int) -> bool:
+    """Return whether the package gguf dequantizes a type; it has no list of those."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(number)
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
