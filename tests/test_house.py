@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pool": {"platform"},
     "layers": {"parallel", "attention"},
     "lora": {"layers", "attention"},
-    "quant": {"layers", "platform"},
+    "quant": {"checkpoint", "families", "layers", "platform"},
     "models": {
         "models/surgery/operation",
         "families",
@@ -241,6 +241,10 @@ def test_plain_words(path: Path) -> None:
 NOT_MODEL_TYPES = {
     # vLLM's name of a format for reasoning.
     "beheld/cli/vllm_flags.py": {"qwen3"},
+    # The architecture of files that hold a model's vision part.
+    "beheld/checkpoint/gguf/config.py": {"clip"},
+    # The files' names of kinds of tokenizers, and of rules that cut a text into words.
+    "beheld/checkpoint/gguf/tokenizer.py": {"llama", "qwen2", "gpt2", "pixtral"},
     # The name of a format for tool calls.
     "beheld/structured/calls.py": {"mistral"},
     "beheld/text/tools/__init__.py": {"mistral"},

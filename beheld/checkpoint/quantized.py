@@ -11,6 +11,8 @@ from beheld.core.errors import ConfigError
 # Some publishers state it for the part that is quantized only; older files of compressed-tensors use the second name.
 _PARTS = ("text_config", "thinker_config")
 _NAMES = ("quantization_config", "compression_config")
+# Methods whose weights are always dequantized, and may be quantized again in the form that the device multiplies.
+_DEQUANTIZED = ("gguf",)
 
 
 def stated(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -23,7 +25,7 @@ def stated(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def check(asked: str | None, raw: Mapping[str, Any]) -> None:
-    """Refuse the option `quantization` where it neither names what the checkpoint is nor a method for plain weights.
+    """Refuse the option `quantization` where it neither names what the checkpoint is nor a method for its weights.
 
     Raises:
         ConfigError: as above.
@@ -32,7 +34,7 @@ def check(asked: str | None, raw: Mapping[str, Any]) -> None:
         return
     found = stated(raw)
     method = None if found is None else found.get("quant_method")
-    if method is None and asked in QUANTIZED_AT_LOAD:
+    if method in (None, *_DEQUANTIZED) and asked in QUANTIZED_AT_LOAD:
         return
     if asked != method:
         said = "is not quantized" if method is None else f"is quantized by {method!r}"

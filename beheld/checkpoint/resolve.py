@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG
+from beheld.checkpoint.gguf.folder import described
+from beheld.checkpoint.gguf.header import SUFFIX, is_gguf
 from beheld.checkpoint.hub import Repository
 from beheld.checkpoint.secondary import fetch_secondary
 from beheld.checkpoint.weights import check_weights
@@ -15,7 +17,9 @@ _EMBEDDED = "mote"
 
 
 def resolve(args: EngineArgs) -> Path:
-    """The local folder of `args.model`: the embedded model, a folder, or a repository of the Hugging Face hub.
+    """The local folder of `args.model`: the embedded model, a folder, a GGUF file, or a repository of the hub.
+
+    A GGUF file's folder is made of its metadata.
 
     The hub's cache is looked at first, the network only when the cache lacks a part of the repository. Its weights are
     not fetched here, but by `fetch_weights`: what the configuration says may be reason enough to refuse the model.
@@ -36,8 +40,12 @@ def resolve(args: EngineArgs) -> Path:
                 "Give the folder that holds config.json, the tokenizer and the weights.",
             )
         return given
+    if given.is_file() and is_gguf(given):
+        return described(given, with_tokenizer=args.tokenizer in (None, name) and not args.skip_tokenizer_init)
     if given.exists():
-        raise ModelError(f"{name!r} is a file.", "Give the folder that holds the model, or a hub name.")
+        raise ModelError(f"{name!r} is a file.", "Give a GGUF file, the folder that holds the model, or a hub name.")
+    if given.suffix.lower() == SUFFIX:
+        raise ModelError(f"There is no file {name!r}.", "Check the spelling.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
             f"There is no folder {name!r}, and it is not a hub name of the form owner/name.",
@@ -60,7 +68,7 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
     if name is None or args.load_format == "dummy":
         return
     fetch_secondary(path, args)
-    if Path(name).expanduser().is_dir():
+    if Path(name).expanduser().exists():
         check_weights(path, name)
     else:
         _repository(args, name, args.revision).complete(path)

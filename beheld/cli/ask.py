@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("words", nargs="+", metavar="MEDIA... QUESTION", help="files, URLs or -; then the question")
-    parser.add_argument("--model", help="a folder or a hub name; without it the embedded model answers")
+    parser.add_argument("--model", help="a folder, a GGUF file or a hub name; without it the embedded model answers")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     # --json prints the whole answer at once, so it cannot be combined with --stream.

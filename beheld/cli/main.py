@@ -53,7 +53,11 @@ def command() -> NoReturn:
 
 def build_parser() -> Parser:
     """The parser of all commands: what a command line means, and what the reference of the documentation says."""
-    parser = Parser(prog="beheld", description="An engine for vision- and video-language models.")
+    parser = Parser(
+        prog="beheld",
+        description="An engine for vision- and video-language models. A model is a folder, the name of a repository of "
+        "the Hugging Face hub, or a GGUF file (text only).",
+    )
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, doc in _COMMANDS.items():

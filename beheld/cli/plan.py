@@ -12,7 +12,7 @@ from beheld.core.config import EngineArgs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or mote")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, a hub name, or mote")
     parser.add_argument("media", nargs="*", metavar="MEDIA", help="files, URLs, or -")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trust-remote-code", action="store_true")

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="a folder or a hub name; without it, mote")
+    parser.add_argument(
+        "model_tag", nargs="?", metavar="MODEL", help="a folder, a GGUF file or a hub name; without it, mote"
+    )
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options; those given as flags go first")
     group = parser.add_argument_group("server options")
     actions = [

@@ -23,7 +23,7 @@ _OPTIONS = frozenset(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or mote")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, a hub name, or mote")
     parser.add_argument(
         "media", nargs="*", metavar="MEDIA", help="files: images, videos, audio; without any, one is generated"
     )

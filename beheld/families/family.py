@@ -125,6 +125,24 @@ class ReferenceOptions:
     nests_videos: bool = False
 
 
+@dataclass(frozen=True)
+class GGUFLayout:
+    """How GGUF files of a family's text models are read; see checkpoint/gguf.
+
+    Attributes:
+        architecture: the files' `general.architecture`.
+        model_class: transformers' class.
+        biases: an entry of config.json -> the tensor whose presence makes it true.
+        permuted: a layer's matrix -> the entry of config.json with its number of heads, if the files have the two
+            numbers that are rotated together next to each other.
+    """
+
+    architecture: str
+    model_class: str
+    biases: Mapping[str, str] = field(default_factory=dict)
+    permuted: Mapping[str, str] = field(default_factory=dict)
+
+
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in
 # that layout.
 Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
@@ -162,6 +180,7 @@ class Family:
         ends: reads tokens that end answers from the configuration and generation_config.json's content, where
             eos_token_id does not name them.
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
+        gguf: how GGUF files of its first model type are read; None if they are not.
         reference: how to run transformers.
     """
 
@@ -189,4 +208,5 @@ class Family:
     joint_tokens: tuple[str, ...] = ()
     ends: Callable[[Any, Mapping[str, Any]], tuple[int, ...]] | None = None
     adapters: tuple[tuple[str, str], ...] = ()
+    gguf: GGUFLayout | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)

@@ -11,6 +11,7 @@ import torch
 from beheld.core.errors import ModelError
 from beheld.quant.method import Make, QuantMethod
 from beheld.quant.none import Unquantized
+from beheld.quant.requantized import Requantized
 
 # A checkpoint's `quant_method` -> "module:name" of the function that makes the method, imported on use.
 # core/config.py lists the names for code that does not import torch.
@@ -19,6 +20,7 @@ METHODS: dict[str, str] = {
     "awq": "beheld.quant.awq:make",
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
     "fp8": "beheld.quant.fp8:make",
+    "gguf": "beheld.quant.gguf:make",
     "gptq": "beheld.quant.gptq:make",
     "mxfp4": "beheld.quant.mxfp4:make",
 }
@@ -35,7 +37,8 @@ def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: st
 
     Args:
         stated: its `quantization_config`; None if its weights are not quantized.
-        at_load: the method by which unquantized weights are quantized as they are loaded; None for none.
+        at_load: the method by which weights are quantized as they are loaded, after `stated` dequantized them; None for
+            none.
         device, dtype: the model's device, and the type of the activations.
 
     Raises:
@@ -53,7 +56,8 @@ def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: st
             f"The weights are quantized by {method!r}, which is not supported.",
             f"Use the unquantized checkpoint, or one quantized by {known}.",
         )
-    return _made(place, stated, device, dtype)
+    read = _made(place, stated, device, dtype)
+    return read if at_load is None else Requantized(read, _made(AT_LOAD[at_load], {}, device, dtype))
 
 
 def _made(place: str, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> QuantMethod:

@@ -94,6 +94,12 @@ ASSETS_CACHE = _variable(
     os.path.join("~", ".cache", "beheld", "assets"),
     "the folder with the example images, videos and audio clips that scripts request by name",
 )
+GGUF_CACHE = _variable(
+    ("BEHELD_GGUF_CACHE",),
+    str,
+    os.path.join("~", ".cache", "beheld", "gguf"),
+    "the folder with the configurations and tokenizers that were made of GGUF files",
+)
 GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(
     ("BEHELD_CPU_KV_CACHE_GIB", "VLLM_CPU_KVCACHE_SPACE"),

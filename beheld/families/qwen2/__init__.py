@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import Family, KnownCheckpoint
+from beheld.families.family import Family, GGUFLayout, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("qwen2",),
@@ -13,4 +13,5 @@ FAMILY = Family(
             "Qwen/Qwen2-0.5B-Instruct",
         ),
     ),
+    gguf=GGUFLayout("qwen2", "Qwen2ForCausalLM"),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from beheld.families.family import Family
+from beheld.families.family import Family, GGUFLayout
 
-FAMILY = Family(model_types=("qwen3",))
+FAMILY = Family(
+    model_types=("qwen3",),
+    gguf=GGUFLayout("qwen3", "Qwen3ForCausalLM", biases={"attention_bias": "blk.0.attn_q.bias"}),
+)

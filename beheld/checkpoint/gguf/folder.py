@@ -1,0 +1,85 @@
+"""The folder that stands for a GGUF file: the other files of a checkpoint, made of the file's metadata and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.files import CONFIG, GENERATION
+from beheld.checkpoint.gguf.config import config_of, generation_config_of
+from beheld.checkpoint.gguf.header import read_header
+from beheld.checkpoint.gguf.tokenizer import templates, tokenizer_files
+from beheld.core.errors import ModelError
+from beheld.utils import env
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# Raise it when anything that is written changes: folders of another number are made anew.
+_LAYOUT = 1
+
+
+def described(file: Path, *, with_tokenizer: bool = True) -> Path:
+    """Return a folder that is read as any checkpoint's: its config.json names `file` as the one with the weights.
+
+    It is made once for each state of a file, in the cache.
+
+    Args:
+        file: a GGUF file.
+        with_tokenizer: whether the file's own tokenizer is needed.
+
+    Raises:
+        ModelError: the file is broken, or holds a model that cannot be run; it says what to do.
+    """
+    file = file.resolve()
+    try:
+        state = file.stat()
+        said = (str(file), state.st_size, state.st_mtime_ns, with_tokenizer, _LAYOUT)
+        folder = Path(env.GGUF_CACHE()).expanduser() / hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+        if (folder / CONFIG).is_file():
+            return folder
+        made = _files(file, with_tokenizer)
+        return _written(made, folder)
+    except OSError as error:
+        raise ModelError(f"{file.name} cannot be read: {error}.", "Check the file's permissions.") from error
+
+
+def _files(file: Path, with_tokenizer: bool) -> dict[str, Any]:
+    """Return the content of each file: a text, or what becomes JSON."""
+    header = read_header(file)
+    found: dict[str, Any] = {CONFIG: config_of(header, file), GENERATION: generation_config_of(header)}
+    if not with_tokenizer:
+        return found
+    found |= tokenizer_files(header, file)
+    for name, template in templates(header, file).items():
+        place = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+        found[place] = template
+    return found
+
+
+def _written(files: dict[str, Any], folder: Path) -> Path:
+    """Write the files into `folder`, which appears as a whole; other processes may make the same one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    except OSError as error:
+        draft = folder = Path(tempfile.mkdtemp(prefix="beheld-gguf-"))
+        logger.warning("The cache cannot be written (%s); %s is used and stays after the end.", error, folder)
+    for name, content in files.items():
+        place = draft / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    if draft == folder:
+        return folder
+    try:
+        os.rename(draft, folder)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not (folder / CONFIG).is_file():
+            raise
+    return folder

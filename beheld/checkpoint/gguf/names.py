@@ -1,0 +1,61 @@
+"""The weights of a GGUF file under transformers' names."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+from beheld.checkpoint.gguf.header import Header, Stored
+from beheld.core.errors import ModelError
+
+ROPE_FACTORS = "rope_freqs.weight"
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def renamed(name: str) -> str | None:
+    """Return transformers' name of a tensor; None if there is none."""
+    layer = _LAYER.fullmatch(name)
+    if layer is not None:
+        part = _PARTS.get(layer[2])
+        return None if part is None else f"model.layers.{layer[1]}.{part}.{layer[3]}"
+    stem, _, suffix = name.rpartition(".")
+    return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES and suffix in ("weight", "bias") else None
+
+
+def unknown_names(header: Header) -> list[str]:
+    """Return the names of tensors that no model here has."""
+    return sorted(name for name in header.tensors if name != ROPE_FACTORS and renamed(name) is None)
+
+
+def rope_factors(header: Header, file: Path) -> list[float] | None:
+    """Return what frequencies of the rotary embedding are divided by; None for nothing.
+
+    Raises:
+        ModelError: they are no list of numbers in float32.
+    """
+    stored: Stored | None = header.tensors.get(ROPE_FACTORS)
+    if stored is None:
+        return None
+    if stored.kind != "F32" or len(stored.shape) != 1 or stored.shape[0] > 1 << 16:
+        raise ModelError(f"{file.name}: {ROPE_FACTORS!r} is no list of numbers in float32.", "Fetch the file again.")
+    with file.open("rb") as opened:
+        opened.seek(stored.start)
+        found = list(struct.unpack(f"<{stored.shape[0]}f", opened.read(stored.num_bytes)))
+    if not all(number > 0 for number in found):
+        raise ModelError(f"{file.name}: {ROPE_FACTORS!r} holds numbers that are not above 0.", "Fetch the file again.")
+    return None if all(number == 1 for number in found) else found

@@ -1,0 +1,162 @@
+"""GGUF files of tiny checkpoints, written as llama.cpp converts: its names, its order of rows, its metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
+
+from beheld.checkpoint.gguf.names import _PARTS
+from tests import tiny
+
+_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+# A change of what is to be written: metadata by name, and arrays by the file's names.
+Edit = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def theirs(name: str) -> str:
+    """The file's name of transformers' weight."""
+    stem, suffix = name.rsplit(".", 1)
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{suffix}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{next(k for k, v in _PARTS.items() if v == part)}.{suffix}"
+
+
+def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of queries or keys as llama.cpp has them: the two that are rotated together are next to each other."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
+def write(source: Path, file: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write the checkpoint in `source`, of a llama, qwen2 or qwen3, as one GGUF file.
+
+    Args:
+        source: a folder.
+        file: what is written.
+        kind: of the matrices' numbers.
+        edit: changes metadata and arrays before they are written.
+    """
+    config = json.loads((source / "config.json").read_text())
+    architecture = config["model_type"]
+    said: dict[str, Any] = {
+        f"{architecture}.context_length": config["max_position_embeddings"],
+        f"{architecture}.embedding_length": config["hidden_size"],
+        f"{architecture}.block_count": config["num_hidden_layers"],
+        f"{architecture}.feed_forward_length": config["intermediate_size"],
+        f"{architecture}.attention.head_count": config["num_attention_heads"],
+        f"{architecture}.attention.head_count_kv": config["num_key_value_heads"],
+        f"{architecture}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"{architecture}.rope.freq_base": float(config.get("rope_theta", 10000.0)),
+        **_tokenizer(source, config),
+    }
+    if "head_dim" in config:
+        said[f"{architecture}.attention.key_length"] = config["head_dim"]
+        said[f"{architecture}.attention.value_length"] = config["head_dim"]
+    arrays: dict[str, Any] = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if name == "lm_head.weight" and config["tie_word_embeddings"]:
+            continue
+        array = weight.float().numpy()
+        if architecture == "llama" and ".q_proj." in name:
+            array = permuted(array, config["num_attention_heads"])
+        if architecture == "llama" and ".k_proj." in name:
+            array = permuted(array, config["num_key_value_heads"])
+        arrays[theirs(name)] = array
+    if edit is not None:
+        edit(said, arrays)
+    writer = GGUFWriter(file, said.pop("general.architecture", architecture))
+    for name, value in said.items():
+        _add(writer, name, value)
+    for name, array in arrays.items():
+        if isinstance(array, tuple):
+            writer.add_tensor(name, array[0], raw_dtype=array[1])
+        elif array.ndim > 1 and kind != Kind.F32:
+            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def qwen3(folder: Path) -> Path:
+    """A tiny Qwen3 with heads wider than their share of the hidden size, and Qwen2's tokenizer."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    source = tiny.checkpoint("qwen2")
+    said = json.loads((source / "config.json").read_text())
+    kept = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads")
+    config = Qwen3Config(
+        **{name: said[name] for name in kept},
+        **{name: said[name] for name in ("vocab_size", "max_position_embeddings", "rms_norm_eps", "eos_token_id")},
+        head_dim=32,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(config)
+    folder.mkdir()
+    for file in source.iterdir():
+        if not file.name.startswith(("model", "config")):
+            (folder / file.name).write_bytes(file.read_bytes())
+    save_file({name: weight.contiguous() for name, weight in model.state_dict().items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(
+        json.dumps(config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "rope_theta": 10000.0})
+    )
+    return folder
+
+
+def _add(writer: GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(name, value)
+    elif isinstance(value, int):
+        writer.add_uint32(name, value)
+    elif isinstance(value, float):
+        writer.add_float32(name, value)
+    elif isinstance(value, str):
+        writer.add_string(name, value)
+    else:
+        writer.add_array(name, value)
+
+
+def _tokenizer(source: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The tokenizer's metadata."""
+    raw = json.loads((source / "tokenizer.json").read_text())
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    ids = raw["model"]["vocab"] | {token["content"]: token["id"] for token in raw["added_tokens"]}
+    special = {token["content"] for token in raw["added_tokens"]}
+    tokens = sorted(ids, key=ids.__getitem__)
+    spare = range(len(tokens), config["vocab_size"])
+    kinds = [3 if token in special else 6 if token.startswith("<0x") else 1 for token in tokens]
+    said: dict[str, Any] = {
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{index}]" for index in spare)],
+        "tokenizer.ggml.token_type": [*kinds, *(5 for _ in spare)],
+        "tokenizer.ggml.eos_token_id": config["eos_token_id"],
+        "tokenizer.chat_template": settings["chat_template"],
+    }
+    if raw["model"]["byte_fallback"]:
+        scores = [-float(index) for index in range(config["vocab_size"])]
+        return said | {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.scores": scores,
+            "tokenizer.ggml.bos_token_id": config["bos_token_id"],
+            "tokenizer.ggml.unknown_token_id": ids["<unk>"],
+        }
+    return said | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in raw["model"]["merges"]],
+        "tokenizer.ggml.add_bos_token": False,
+    }
