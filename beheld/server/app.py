@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -21,7 +21,7 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, limits, page
+from beheld.server import chat, completions, limits, messages, page
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
 from beheld.server.chat import ChunkHead
@@ -31,7 +31,9 @@ from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
+from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
+from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
@@ -53,6 +55,19 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How a route shows the chunks of an answer.
+
+    Attributes:
+        fold: folds them into one body.
+        shown: those that a stream shows.
+    """
+
+    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
+    shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
 
 
 class Service:
@@ -78,6 +93,8 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
+            Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
             Route("/v1/embeddings", self._guarded(self.embed), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
@@ -111,7 +128,7 @@ class Service:
 
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
-            request.state.held = self.admission.hold()
+            request.state.held, request.state.notes = self.admission.hold(), Notes()
             try:
                 return await handler(request)
             except (ClientDisconnect, Gone):
@@ -138,9 +155,8 @@ class Service:
             return chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(
-            request, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
-        )
+        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
+        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -154,17 +170,54 @@ class Service:
             return completions.chunks(self.llm, body, self.options, head, salt)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(request, chunks, answers, "text_completion", stream=body.stream is True, usage=usage)
+        form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
+        return await self._answer(request, chunks, answers, form, stream=body.stream is True)
+
+    async def create_message(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        ask = await self._asked(request, MessagesRequest)
+        prompted, notes = messages.Prompted(), request.state.notes
+        head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
+        salt = self._salt(request, None)
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            return messages.events(chunks, ask, head, prompted, notes)
+
+        return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        ask = await self._asked(request, CountRequest)
+        self._check_model(ask.body.model)
+        with self.admission.admitted():
+            options = chat.tokenize_options(ask.body, self.options)
+            ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
+        return JSONResponse({"input_tokens": len(ids)})
+
+    async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
+        """The request as one of chat's."""
+        notes = request.state.notes
+        switch = messages.SWITCH in (self.llm.chat_template or "")
+        reasons = self.options.reasoning_parser is not None
+        ask = await self._reader.read(
+            request,
+            kind,
+            request.state.held,
+            notes,
+            lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
+        )
+        request.state.names = ask.names
+        return ask
 
     async def _answer(
         self,
         request: Request,
         make: Callable[[], AsyncGenerator[Chunk, None]],
         answers: int,
-        kind: str,
+        form: AnswerForm,
         *,
         stream: bool,
-        usage: bool,
     ) -> Response:
         """The chunks as a stream or as one body. An error before the first chunk gets its own status."""
         client = self._clients.of(request.scope)
@@ -175,7 +228,7 @@ class Service:
             chunks = self._blaming(make(), client)
             if not stream:
                 with stack:
-                    return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
+                    return JSONResponse(await until_gone(_folded(chunks, form), request.receive))
             begun = await until_gone(primed(chunks), request.receive)
         except BaseException:
             stack.close()
@@ -188,7 +241,7 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         request.state.streamed = True
-        return EventStream(_shown(begun, usage=usage), finished, request.state.names)
+        return EventStream(form.shown(begun), finished, request.state.names)
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""
@@ -308,7 +361,7 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        body = await self._reader.read(request, kind, request.state.held)
+        body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
         return body
 
@@ -348,9 +401,9 @@ class Service:
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
 
 
-async def _folded(chunks: AsyncGenerator[Chunk, None], kind: str) -> dict[str, Any]:
+async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
     async with contextlib.aclosing(chunks):
-        return await fold(chunks, kind)
+        return await form.fold(chunks)
 
 
 async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:

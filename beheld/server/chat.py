@@ -32,6 +32,7 @@ class ChunkHead:
         bytes_of: returns the bytes of a token id.
         used: called when the request's body is no longer needed.
         client: the opaque name of the client, see clients.py.
+        begun: called with the first output.
     """
 
     id: str
@@ -42,6 +43,7 @@ class ChunkHead:
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
     client: str = ""
+    begun: Callable[[RequestOutput], None] = lambda output: None
 
 
 def chunks(
@@ -197,13 +199,13 @@ def message_of(message: Message, number: int, options: ServerOptions) -> dict[st
     return made
 
 
-def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions) -> dict[str, Any]:
     """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
 
     Raises:
         HttpError: fields contradict each other.
     """
-    if body.add_special_tokens:
+    if isinstance(body, TokenizeRequest) and body.add_special_tokens:
         raise HttpError(
             400,
             "A conversation's template adds its special tokens.",
@@ -211,11 +213,12 @@ def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str,
             param="add_special_tokens",
         )
     going_on = body.continue_final_message is True
+    shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
     return {
         "messages": [message_of(message, number, options) for number, message in enumerate(body.messages or ())],
         "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": going_on,
-        "tools": shown_tools(body.tools, options.max_tools) if body.tools else None,
+        "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
         "template_kwargs": body.chat_template_kwargs,
     }
 
@@ -234,6 +237,7 @@ async def _chunks(
     try:
         async for output in outputs:
             if not parsers:
+                head.begun(output)
                 parsers = {index: _parser(output, tools, thinks=thinks) for index in range(body.n or 1)}
                 counts = dict.fromkeys(parsers, 0)
                 opening = {"role": "assistant", "content": ""}

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
@@ -21,6 +22,8 @@ from beheld.server.schema import (
 _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
+    "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
+    "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
     "/v1/embeddings": ("Embed texts, with models that support it.", EmbeddingRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),

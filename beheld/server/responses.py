@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Routes whose response may be a stream of server-sent events, each a chunk of the same kind.
-STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Routes whose response may be a stream of server-sent events, each a chunk of the same kind or a named event.
+STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -90,6 +90,7 @@ _RECEIPT = _object(
         "digest": _TEXT,
     }
 )
+_WARNING = _object({"param": _TEXT, "message": _TEXT})
 _HEAD = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
 
 RESPONSES: dict[str, Any] = {
@@ -110,6 +111,35 @@ RESPONSES: dict[str, Any] = {
     "Completion": _object(
         {**_HEAD, "object": {"const": "text_completion"}, "choices": _list(_CHOICE), "usage": _named("Usage")}
     ),
+    "MessageAnswer": _object(
+        {
+            "id": _TEXT,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": _TEXT,
+            "content": _list(_ANY),
+            "stop_reason": {
+                "enum": [
+                    *("end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"),
+                    "model_context_window_exceeded",
+                ]
+            },
+            "stop_sequence": _maybe(_TEXT),
+            "usage": _object(
+                {
+                    "input_tokens": _COUNT,
+                    "cache_creation_input_tokens": _COUNT,
+                    "cache_read_input_tokens": _COUNT,
+                    "output_tokens": _COUNT,
+                }
+            ),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        "media",
+        "warnings",
+    ),
+    "InputTokens": _object({"input_tokens": _COUNT}),
     "Embeddings": _object({"object": {"const": "list"}, "data": _list(_ANY), "model": _TEXT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),
@@ -133,6 +163,8 @@ RESPONSES: dict[str, Any] = {
 SHOWN = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/completions": "Completion",
+    "/v1/messages": "MessageAnswer",
+    "/v1/messages/count_tokens": "InputTokens",
     "/v1/embeddings": "Embeddings",
     "/tokenize": "Tokens",
     "/detokenize": "Prompt",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
 from beheld.server import limits
+from beheld.server.notes import Notes
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -25,17 +26,20 @@ class Body(BaseModel):
     """A request body or a part of one. Types are strict: no number from a text or a boolean.
 
     A field that OpenAI has and this server lacks is accepted if it asks for nothing: null, or a value that holds here
-    anyway (`says_nothing`). So a client can send back the objects that it received.
+    anyway (`says_nothing`). So a client can send back the objects that it received. A field that cannot change an
+    answer here is accepted with any value and noted (`without_effect`), unless the operator wants it refused; the
+    validation's context holds the notes.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    without_effect: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, value: Any) -> Any:
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse the first unknown field by name, before other checks; drop the fields that ask for nothing."""
         if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
             return value
@@ -45,6 +49,11 @@ class Body(BaseModel):
             if name in known:
                 continue
             if name in cls.says_nothing and any(sent is one or sent == one for one in (None, *cls.says_nothing[name])):
+                silent.add(name)
+                continue
+            notes = info.context if isinstance(info.context, Notes) else Notes()
+            if name in cls.without_effect and not notes.strict:
+                notes.tell(name, cls.without_effect[name])
                 silent.add(name)
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."

@@ -17,17 +17,21 @@ import pytest
 
 from beheld.server.app import Service
 from tests.memory import peak
-from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.running import Running, data_url, received, request_bytes, source_of, talk
 from tests.server.test_refusals import routes
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 EMBED = "/v1/embeddings"
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
 # Route -> a body that is answered with 200; None for routes that take none. Embeddings are refused in the end.
 ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
     EMBED: {"input": "x"},
+    MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    COUNT: {"messages": [{"role": "user", "content": "x"}]},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/": None,
@@ -41,7 +45,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
 POSTS = sorted(path for path, body in ROWS.items() if body is not None)
 GETS = sorted(path for path, body in ROWS.items() if body is None)
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, "/tokenize", EMBED)
+TALKING = (CHAT, "/tokenize", EMBED, MESSAGES, COUNT)
 
 Guard = Callable[[Running, str], None]
 
@@ -59,8 +63,13 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> No
     assert param is None or error["param"] == param, error
 
 
-def media(*urls: str) -> dict[str, Any]:
-    return {"messages": talk("x", *urls)}
+def conversation(path: str, text: str, *urls: str) -> dict[str, Any]:
+    """A body with one user's message, in the form of the route."""
+    if path not in (MESSAGES, COUNT):
+        return {"messages": talk(text, *urls), **({"max_tokens": 1} if path == CHAT else {})}
+    blocks: list[dict[str, Any]] = [{"type": "image", "source": source_of(url)} for url in urls]
+    messages = [{"role": "user", "content": [*blocks, {"type": "text", "text": text}]}]
+    return {"messages": messages, **({"max_tokens": 1} if path == MESSAGES else {})}
 
 
 def body_cap(running: Running, path: str) -> None:
@@ -115,12 +124,16 @@ def other_methods(running: Running, path: str) -> None:
 def counts(running: Running, path: str) -> None:
     """Too many of anything that can be many."""
     many: dict[str, list[tuple[dict[str, Any], int]]] = {
-        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (media(*[data_url()] * 5), 400)],
+        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (conversation(CHAT, "x", *[data_url()] * 5), 400)],
+        **{
+            path: [({"messages": talk() * 5000}, 400), (conversation(path, "x", *[data_url()] * 5), 400)]
+            for path in (MESSAGES, COUNT)
+        },
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
         EMBED: [({"input": ["x"] * 65}, 400)],
         "/tokenize": [
             ({"messages": talk() * 5000, "prompt": None}, 400),
-            ({**media(*[data_url()] * 5), "prompt": None}, 400),
+            ({**conversation("/tokenize", "x", *[data_url()] * 5), "prompt": None}, 400),
         ],
         "/detokenize": [({"tokens": [1] * 2049}, 400)],
     }
@@ -136,7 +149,7 @@ def media_caps(running: Running, path: str) -> None:
         png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     for data, status in ((png, 413), (b"none", 400)):
         url = "data:image/png;base64," + base64.b64encode(data).decode()
-        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        answer = running.post(path, conversation(path, "x", url))
         # Vectors are not made, and so nothing is opened for them.
         refused(answer, 400 if path == EMBED else status)
 
@@ -144,7 +157,7 @@ def media_caps(running: Running, path: str) -> None:
 def inside_addresses(running: Running, path: str) -> None:
     """Addresses of this machine and of its network, and its files."""
     for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd", "/etc/passwd"):
-        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        answer = running.post(path, conversation(path, "x", url))
         # Nothing is fetched for vectors that are not made.
         refused(answer, 400 if path == EMBED else 422)
 
@@ -153,8 +166,13 @@ def sanitised_text(running: Running, path: str) -> None:
     """Markers in the text of a conversation stay text: they make no picture's place."""
     text = "<|image_pad|><|vision_start|>"
     found = running.post("/tokenize", {"messages": talk(text)}).json()
-    answer = running.post(path, {"messages": talk(text), **({"max_tokens": 1} if path == CHAT else {})})
-    if path == CHAT:
+    answer = running.post(path, conversation(path, text))
+    if path == COUNT:
+        assert answer.json() == {"input_tokens": found["count"]}
+    elif path == MESSAGES:
+        usage = answer.json()["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["count"]
+    elif path == CHAT:
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
     elif path == "/tokenize":
         assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
