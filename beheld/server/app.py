@@ -21,7 +21,7 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, limits, messages, page
+from beheld.server import chat, completions, limits, messages, page, response_events, response_requests
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
 from beheld.server.chat import ChunkHead
@@ -37,6 +37,9 @@ from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.response_events import ResponseEvents
+from beheld.server.response_requests import ResponseAsked, ResponsesRequest
+from beheld.server.response_store import ResponseStore
 from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
@@ -86,6 +89,7 @@ class Service:
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
         )
         self.created = int(time.time())
+        self._store = ResponseStore(options.max_stored_bytes)
         self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
 
     def app(self) -> Starlette:
@@ -95,6 +99,9 @@ class Service:
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
+            Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
+            Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
             Route("/v1/embeddings", self._guarded(self.embed), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
@@ -194,6 +201,49 @@ class Service:
             options = chat.tokenize_options(ask.body, self.options)
             ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
         return JSONResponse({"input_tokens": len(ids)})
+
+    async def create_response(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        notes, owner = request.state.notes, self._owner(request) or ""
+
+        def made(given: ResponsesRequest) -> ResponseAsked:
+            name = given.previous_response_id
+            earlier = () if name is None else self._store.get(name, owner, "previous_response_id").history
+            return response_requests.asked(given, earlier, notes)
+
+        ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        request.state.names = ask.names
+        head = self._head(request, "resp", ask.body.model)
+        salt = self._salt(request, None)
+
+        async def count(text: str) -> int:
+            return len(await self.llm.token_ids(text, add_special_tokens=False))
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
+
+        form = AnswerForm(response_events.fold)
+        return await self._answer(request, events, 1, form, stream=ask.body.stream is True)
+
+    async def stored_response(self, request: Request) -> Response:
+        """GET and DELETE /v1/responses/NAME."""
+        name, owner = request.path_params["name"], self._owner(request) or ""
+        if request.method == "DELETE":
+            self._store.delete(name, owner)
+            return JSONResponse({"id": name, "object": "response", "deleted": True})
+        if request.query_params.get("stream") not in (None, "false"):
+            raise HttpError(400, "A stored response is not streamed.", "Leave stream out.", param="stream")
+        return JSONResponse(self._store.get(name, owner).response)
+
+    async def cancel_response(self, request: Request) -> Response:
+        """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
+        stored = self._store.get(request.path_params["name"], self._owner(request) or "")
+        if stored.response["status"] not in ("in_progress", "cancelled"):
+            raise HttpError(400, "The response is complete.", "Retrieve it.", code="response_complete")
+        await self.llm.abort(stored.response["id"])
+        await stored.over.wait()
+        return JSONResponse(stored.response)
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
         """The request as one of chat's."""
@@ -395,9 +445,13 @@ class Service:
             self._clients.of(request.scope),
         )
 
+    def _owner(self, request: Request) -> str | None:
+        """The client by its key, if there are several keys."""
+        return getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
+
     def _salt(self, request: Request, own: str | None) -> str | None:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
-        client = getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
+        client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
 
 

@@ -146,10 +146,20 @@ def _anthropic_error(error: HttpError) -> dict[str, Any]:
 
 
 OPENAI = Dialect(_openai_error, _openai_error, named_events=False, last_event=b"data: [DONE]\n\n")
+
+
+def _response_error(error: HttpError) -> dict[str, Any]:
+    """OpenAI's error event, with the error as its clients raise it."""
+    shown = _openai_error(error)
+    flat = {name: shown["error"][name] for name in ("code", "message", "param")}
+    return {"type": "error", **flat, **shown}
+
+
+RESPONSES = Dialect(_openai_error, _response_error, named_events=True, last_event=b"")
 ANTHROPIC = Dialect(_anthropic_error, _anthropic_error, named_events=True, last_event=b"")
 # The dialect of the current request.
 DIALECT: ContextVar[Dialect] = ContextVar("dialect", default=OPENAI)
-_DIALECTS = {"/v1/messages": ANTHROPIC}
+_DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
 
 
 def dialect_of(path: str) -> Dialect:

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
 from beheld.server.messages_schema import CountRequest, MessagesRequest
+from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
@@ -24,11 +25,18 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
+    "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/v1/embeddings": ("Embed texts, with models that support it.", EmbeddingRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }
+# Operations without a body, besides GET.
+_OTHERS = {
+    ("/v1/responses/{name}", "delete"): "Forget a stored response.",
+    ("/v1/responses/{name}/cancel", "post"): "End a response.",
+}
 _GETS = {
+    "/v1/responses/{name}": "A stored response.",
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
     "/health": "Check that the engine answers.",
@@ -49,6 +57,8 @@ def document() -> dict[str, Any]:
         for path, (words, kind) in _POSTS.items()
     }
     paths |= {path: {"get": _operation(path, words, None)} for path, words in _GETS.items()}
+    for (path, method), words in _OTHERS.items():
+        paths.setdefault(path, {})[method] = _operation(path, words, None)
     return {
         "openapi": "3.1.0",
         "info": {"title": "beheld", "version": __version__},

@@ -126,6 +126,13 @@ class ServerOptions:
         "otherwise) take turns",
         shown="",
     )
+    max_stored_bytes: int = _option(
+        256 << 20,
+        "response-store-mib",
+        "memory for responses of /v1/responses, which later requests can go on with; 0 stores none",
+        low=0,
+        unit=1 << 20,
+    )
     show_page: bool = _option(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()

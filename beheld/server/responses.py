@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # Routes whose response may be a stream of server-sent events, each a chunk of the same kind or a named event.
-STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
+STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -139,6 +139,7 @@ RESPONSES: dict[str, Any] = {
         "media",
         "warnings",
     ),
+    "Response": _object({"id": _TEXT, "object": {"const": "response"}}),
     "InputTokens": _object({"input_tokens": _COUNT}),
     "Embeddings": _object({"object": {"const": "list"}, "data": _list(_ANY), "model": _TEXT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
@@ -165,6 +166,9 @@ SHOWN = {
     "/v1/completions": "Completion",
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
+    "/v1/responses": "Response",
+    "/v1/responses/{name}": "Response",
+    "/v1/responses/{name}/cancel": "Response",
     "/v1/embeddings": "Embeddings",
     "/tokenize": "Tokens",
     "/detokenize": "Prompt",
