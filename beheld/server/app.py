@@ -24,7 +24,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import chat, completions, limits, messages, page, response_events, response_requests
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
-from beheld.server.chat import ChunkHead
+from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
@@ -57,6 +57,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
+# The header with the names of the fields without effect.
+_WARNED = "X-Without-Effect"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -135,9 +137,14 @@ class Service:
 
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
-            request.state.held, request.state.notes = self.admission.hold(), Notes()
+            notes = request.state.notes = Notes(strict=self.options.strict_fields)
+            request.state.held = self.admission.hold()
             try:
-                return await handler(request)
+                response = await handler(request)
+                if notes.fields:
+                    self.metrics.accepted(notes.fields)
+                    response.headers[_WARNED] = ", ".join(notes.fields)
+                return response
             except (ClientDisconnect, Gone):
                 return Response(status_code=GONE)
             except Exception as error:
@@ -159,8 +166,10 @@ class Service:
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            return chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            made = chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            return _warned(made, request.state.notes)
 
+        self._note_effort(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
@@ -174,7 +183,7 @@ class Service:
         answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            return completions.chunks(self.llm, body, self.options, head, salt)
+            return _warned(completions.chunks(self.llm, body, self.options, head, salt), request.state.notes)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
@@ -183,6 +192,7 @@ class Service:
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
         ask = await self._asked(request, MessagesRequest)
+        self._note_effort(ask.body, request, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, None)
@@ -213,6 +223,7 @@ class Service:
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
         request.state.names = ask.names
+        self._note_effort(ask.body, request, "reasoning.effort")
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, None)
 
@@ -430,6 +441,19 @@ class Service:
             )
         return found
 
+    def _note_effort(self, body: ChatRequest, request: Request, param: str = EFFORT) -> None:
+        """Note that the template has no switch for the reasoning's effort, if the request has one.
+
+        Raises:
+            HttpError: fields without effect are refused.
+        """
+        if body.reasoning_effort is None or chat.switches_effort(body, self.llm.chat_template):
+            return
+        words = "This model's template has no switch for it."
+        if self.options.strict_fields:
+            raise HttpError(400, words, "Leave it out.", param=param)
+        request.state.notes.tell(param, words)
+
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
@@ -458,6 +482,15 @@ class Service:
 async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
     async with contextlib.aclosing(chunks):
         return await form.fold(chunks)
+
+
+async def _warned(chunks: AsyncGenerator[Chunk, None], notes: Notes) -> AsyncGenerator[Chunk, None]:
+    """The chunks, the first of which names the fields without effect."""
+    warnings = notes.warnings()
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield {**chunk, "warnings": warnings} if warnings else chunk
+            warnings = []
 
 
 async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:

@@ -20,6 +20,9 @@ from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
+# The template variable of models whose reasoning can be made longer or shorter.
+EFFORT = "reasoning_effort"
+
 
 @dataclass(frozen=True)
 class ChunkHead:
@@ -100,7 +103,7 @@ def chunks(
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=(OPEN, CLOSE) if thinks else (),
         reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
-        **_template(body, options),
+        **_template(body, options, llm.chat_template),
     )
     return _chunks(outputs, body, head, tools, thinks=thinks)
 
@@ -133,7 +136,7 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
         )
 
 
-def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
+def _template(body: ChatRequest, options: ServerOptions, own: str | None) -> dict[str, Any]:
     """The options of the template and the processor that the client is trusted to set."""
     if body.chat_template is not None and not options.trust_templates:
         raise HttpError(
@@ -149,11 +152,23 @@ def _template(body: ChatRequest, options: ServerOptions) -> dict[str, Any]:
     add = body.add_generation_prompt if body.add_generation_prompt is not None else not going_on
     return {
         "chat_template": None if body.chat_template is None else ForeignTemplate(body.chat_template),
-        "template_kwargs": body.chat_template_kwargs,
+        "template_kwargs": _variables(body, own),
         "mm_processor_kwargs": body.mm_processor_kwargs,
         "add_generation_prompt": add,
         "continue_final_message": going_on,
     }
+
+
+def switches_effort(body: ChatRequest, own: str | None) -> bool:
+    """True if the request's template, or else the model's own, has a variable for the reasoning's effort."""
+    return EFFORT in (body.chat_template or own or "")
+
+
+def _variables(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
+    """The variables of the template."""
+    if body.reasoning_effort is None or not switches_effort(body, own):
+        return body.chat_template_kwargs
+    return {EFFORT: body.reasoning_effort, **(body.chat_template_kwargs or {})}
 
 
 def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:

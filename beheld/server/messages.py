@@ -90,6 +90,8 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> 
             for tool in given.tools
         ]
     made |= _choice(given) | _thinking(given.thinking, notes, switch=switch, reasons=reasons)
+    if given.output_config is not None:
+        made["reasoning_effort"] = given.output_config.effort
     if given.output_config is not None and given.output_config.format is not None:
         schema = {"schema": given.output_config.format.schema_}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}

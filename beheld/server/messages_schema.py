@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, FunctionName, Name, Number, Stop, Whole
+from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Stop, Whole
 
 _CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
 # What blocks of answers hold that asks for nothing.
@@ -155,10 +155,7 @@ class OutputFormat(Body):
 class OutputConfig(Body):
     """The form of the answer."""
 
-    without_effect: ClassVar[Mapping[str, str]] = {
-        "effort": "This server has no such switch; the model reasons as it was trained to."
-    }
-
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 

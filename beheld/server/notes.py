@@ -9,7 +9,7 @@ class Notes:
     """The fields of one request that were accepted without effect.
 
     Args:
-        strict: such fields are refused instead.
+        strict: such fields are refused instead (`--strict-fields`).
     """
 
     def __init__(self, *, strict: bool = False) -> None:

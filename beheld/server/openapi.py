@@ -90,6 +90,14 @@ _ERROR = {
 }
 
 
+# One event of a stream.
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+
+
 def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(path)}}
@@ -107,5 +115,5 @@ def _content(path: str) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
     if path in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return content

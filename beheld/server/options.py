@@ -119,6 +119,12 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
+    strict_fields: bool = _option(
+        False,
+        "strict-fields",
+        "fields that have no effect here are refused; else they are accepted, and the answer's `warnings` name them",
+        shown="off",
+    )
     fair_shares: bool = _option(
         True,
         "no-fair-shares",

@@ -145,7 +145,7 @@ def _object(ask: ResponseAsked, head: ChunkHead, notes: Notes) -> dict[str, Any]
         "output": [],
         "parallel_tool_calls": given.parallel_tool_calls is not False,
         "previous_response_id": given.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": ask.body.reasoning_effort, "summary": None},
         "store": False,
         "temperature": given.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},

@@ -12,10 +12,9 @@ from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
-from beheld.server.schema import Body, ChatRequest, Name, Number, StreamOptions, Whole, wrong
+from beheld.server.schema import Body, ChatRequest, Detail, Effort, Name, Number, StreamOptions, Whole, wrong
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
-_SEEN_IN_FULL = {"detail": "Images are processed in the model's own resolution."}
 
 
 class InputText(Body):
@@ -28,11 +27,11 @@ class InputText(Body):
 class InputImage(Body):
     """An image by its URL."""
 
-    without_effect: ClassVar[Mapping[str, str]] = _SEEN_IN_FULL
     remedies: ClassVar[Mapping[str, str]] = {"file_id": "Send its image_url; this server keeps no files."}
 
     type: Literal["input_image"]
     image_url: str
+    detail: Detail | None = None
 
 
 class OutputText(Body):
@@ -170,10 +169,11 @@ class ReasoningOptions(Body):
     """Options of the reasoning."""
 
     without_effect: ClassVar[Mapping[str, str]] = {
-        "effort": "This server has no such switch; the model reasons as it was trained to.",
         "summary": "Reasoning is shown as it is.",
         "generate_summary": "Reasoning is shown as it is.",
     }
+
+    effort: Effort | None = None
 
 
 def _only_encrypted(given: list[str]) -> list[str]:
@@ -269,6 +269,8 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         raise HttpError(
             400, f"The conversation has more than {limits.MAX_MESSAGES} messages.", "Send fewer.", param="input"
         )
+    if not messages:
+        raise HttpError(400, "The input holds no message.", "Send a text or a message.", param="input")
     if given.include:
         notes.tell("include", "Reasoning is shown as it is, and not encrypted.")
     made: dict[str, Any] = {
@@ -276,6 +278,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         "messages": messages,
         "stream": given.stream,
         "max_tokens": given.max_output_tokens,
+        "reasoning_effort": None if given.reasoning is None else given.reasoning.effort,
         "temperature": given.temperature,
         "top_p": given.top_p,
         "parallel_tool_calls": given.parallel_tool_calls,

@@ -104,12 +104,21 @@ RESPONSES: dict[str, Any] = {
             "usage": _named("Usage"),
             "media": _list(_named("Receipt")),
             "prompt_logprobs": _list(_maybe(_ANY)),
+            "warnings": _list(_WARNING),
         },
+        "warnings",
         "media",
         "prompt_logprobs",
     ),
     "Completion": _object(
-        {**_HEAD, "object": {"const": "text_completion"}, "choices": _list(_CHOICE), "usage": _named("Usage")}
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": _list(_CHOICE),
+            "usage": _named("Usage"),
+            "warnings": _list(_WARNING),
+        },
+        "warnings",
     ),
     "MessageAnswer": _object(
         {

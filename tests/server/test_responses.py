@@ -46,7 +46,7 @@ def said(running: Running, messages: list[dict[str, Any]], **body: Any) -> dict[
 
 
 def pictured(text: str, *urls: str) -> Any:
-    parts = [{"type": "input_image", "image_url": url, "detail": "auto"} for url in urls]
+    parts = [{"type": "input_image", "image_url": url, "detail": "low"} for url in urls]
     return [{"role": "user", "content": [*parts, {"type": "input_text", "text": text}]}]
 
 
@@ -206,6 +206,8 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "no schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format", ""),
         ({"input": []}, "input", "at least one"),
+        # Found by schemathesis: reasoning without a text is nothing to answer.
+        ({"input": [{"type": "reasoning"}]}, "input", "no message"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'function_call'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "'input_image'"),
         ({"input": [{"role": "user", "content": [FILE]}]}, "input.0.content.0.file_id", "image_url"),
