@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -88,8 +87,6 @@ class ResponseEvents:
         response["status"] = {"length": "incomplete", "abort": "cancelled"}.get(reason, "completed")
         if reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        else:
-            response["completed_at"] = time.time()
         if response["store"] and self._store.holds(response["id"]):
             self._kept.history += _answer(response["output"])
             response["store"] = self._store.put(self._kept)
