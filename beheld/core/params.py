@@ -233,7 +233,7 @@ class SamplingParams:
     def _verify_lists(self) -> None:
         for text in strings("stop", self.stop):
             if not text:
-                raise ParamsError("stop must not hold an empty string.", "Leave it out to stop nowhere.", param="stop")
+                raise ParamsError("stop must not hold an empty string.", "Leave it out to end nowhere.", param="stop")
         if self.stop and not self.detokenize:
             raise ParamsError("stop strings need detokenize=True.", "Use stop_token_ids instead.", param="stop")
         strings("bad_words", self.bad_words)

@@ -17,11 +17,11 @@ from torch import Tensor
 from beheld.checkpoint.convert import family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.gguf.config import METHOD
-from beheld.checkpoint.gguf.header import Stored, read_header
+from beheld.checkpoint.gguf.header import StoredTensor, read_header
 from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
 from beheld.families import registry
-from beheld.quant.compressed_tensors import without_quantization
+from beheld.quant.dequantize import without_quantization
 from beheld.quant.method import Replace, TextOf
 from beheld.utils.log import get_logger
 
@@ -84,7 +84,7 @@ class GGUFTensor:
         dtype: of the numbers that are given.
     """
 
-    def __init__(self, data: mmap.mmap, stored: Stored, heads: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, data: mmap.mmap, stored: StoredTensor, heads: int | None, dtype: torch.dtype) -> None:
         self._data, self._stored, self._heads, self._dtype = data, stored, heads, dtype
         self.kind = stored.kind
 

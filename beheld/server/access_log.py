@@ -7,7 +7,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beheld.server.errors import REQUEST
+from beheld.server.errors import DIALECT, REQUEST, dialect_of
 from beheld.server.metrics import Metrics
 from beheld.utils.log import get_logger
 
@@ -63,6 +63,7 @@ class AccessLogMiddleware:
         state = scope["state"]
         state |= {"number": number(), "route": NO_ROUTE, "outcome": None, "streamed": False}
         REQUEST.set(name_of(state["number"]))
+        DIALECT.set(dialect_of(scope["path"]))
         status = GONE
         logged = False
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -21,20 +21,25 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, limits, page, pooling
+from beheld.server import chat, completions, limits, messages, page, pooling, response_events, response_requests
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
-from beheld.server.chat import ChunkHead
+from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
+from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
+from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.response_events import ResponseEvents
+from beheld.server.response_requests import ResponseAsked, ResponsesRequest
+from beheld.server.response_store import ResponseStore
 from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
@@ -52,7 +57,22 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
+# The header with the names of the fields without effect.
+_WARNED = "X-Without-Effect"
 Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """How a route shows the chunks of an answer.
+
+    Attributes:
+        fold: folds them into one body.
+        shown: those that a stream shows.
+    """
+
+    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
+    shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
 
 
 class Service:
@@ -71,6 +91,7 @@ class Service:
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
         )
         self.created = int(time.time())
+        self._store = ResponseStore(options.max_stored_bytes)
         self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
 
     def app(self) -> Starlette:
@@ -79,6 +100,11 @@ class Service:
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
+            Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
+            Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
+            Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
@@ -111,9 +137,14 @@ class Service:
 
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
+            notes = request.state.notes = Notes(strict=self.options.strict_fields)
             request.state.held = self.admission.hold()
             try:
-                return await handler(request)
+                response = await handler(request)
+                if notes.fields:
+                    self.metrics.accepted(notes.fields)
+                    response.headers[_WARNED] = ", ".join(notes.fields)
+                return response
             except (ClientDisconnect, Gone):
                 return Response(status_code=GONE)
             except Exception as error:
@@ -135,12 +166,13 @@ class Service:
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            return chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            made = chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            return _warned(made, request.state.notes)
 
+        self._note_effort(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(
-            request, chunks, body.n or 1, "chat.completion", stream=body.stream is True, usage=usage
-        )
+        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
+        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -151,20 +183,102 @@ class Service:
         answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            return completions.chunks(self.llm, body, self.options, head, salt)
+            return _warned(completions.chunks(self.llm, body, self.options, head, salt), request.state.notes)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        return await self._answer(request, chunks, answers, "text_completion", stream=body.stream is True, usage=usage)
+        form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
+        return await self._answer(request, chunks, answers, form, stream=body.stream is True)
+
+    async def create_message(self, request: Request) -> Response:
+        """POST /v1/messages."""
+        ask = await self._asked(request, MessagesRequest)
+        self._note_effort(ask.body, request, "output_config.effort")
+        prompted, notes = messages.Prompted(), request.state.notes
+        head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
+        salt = self._salt(request, None)
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            return messages.events(chunks, ask, head, prompted, notes)
+
+        return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens."""
+        ask = await self._asked(request, CountRequest)
+        self._check_model(ask.body.model)
+        with self.admission.admitted():
+            options = chat.tokenize_options(ask.body, self.options)
+            ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
+        return JSONResponse({"input_tokens": len(ids)})
+
+    async def create_response(self, request: Request) -> Response:
+        """POST /v1/responses."""
+        notes, owner = request.state.notes, self._owner(request) or ""
+
+        def made(given: ResponsesRequest) -> ResponseAsked:
+            name = given.previous_response_id
+            earlier = () if name is None else self._store.get(name, owner, "previous_response_id").history
+            return response_requests.asked(given, earlier, notes)
+
+        ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        request.state.names = ask.names
+        self._note_effort(ask.body, request, "reasoning.effort")
+        head = self._head(request, "resp", ask.body.model)
+        salt = self._salt(request, None)
+
+        async def count(text: str) -> int:
+            return len(await self.llm.token_ids(text, add_special_tokens=False))
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
+
+        form = AnswerForm(response_events.fold)
+        return await self._answer(request, events, 1, form, stream=ask.body.stream is True)
+
+    async def stored_response(self, request: Request) -> Response:
+        """GET and DELETE /v1/responses/NAME."""
+        name, owner = request.path_params["name"], self._owner(request) or ""
+        if request.method == "DELETE":
+            self._store.delete(name, owner)
+            return JSONResponse({"id": name, "object": "response", "deleted": True})
+        if request.query_params.get("stream") not in (None, "false"):
+            raise HttpError(400, "A stored response is not streamed.", "Leave stream out.", param="stream")
+        return JSONResponse(self._store.get(name, owner).response)
+
+    async def cancel_response(self, request: Request) -> Response:
+        """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
+        stored = self._store.get(request.path_params["name"], self._owner(request) or "")
+        if stored.response["status"] not in ("in_progress", "cancelled"):
+            raise HttpError(400, "The response is complete.", "Retrieve it.", code="response_complete")
+        await self.llm.abort(stored.response["id"])
+        await stored.over.wait()
+        return JSONResponse(stored.response)
+
+    async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
+        """The request as one of chat's."""
+        notes = request.state.notes
+        switch = messages.SWITCH in (self.llm.chat_template or "")
+        reasons = self.options.reasoning_parser is not None
+        ask = await self._reader.read(
+            request,
+            kind,
+            request.state.held,
+            notes,
+            lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
+        )
+        request.state.names = ask.names
+        return ask
 
     async def _answer(
         self,
         request: Request,
         make: Callable[[], AsyncGenerator[Chunk, None]],
         answers: int,
-        kind: str,
+        form: AnswerForm,
         *,
         stream: bool,
-        usage: bool,
     ) -> Response:
         """The chunks as a stream or as one body. An error before the first chunk gets its own status."""
         client = self._clients.of(request.scope)
@@ -175,7 +289,7 @@ class Service:
             chunks = self._blaming(make(), client)
             if not stream:
                 with stack:
-                    return JSONResponse(await until_gone(_folded(chunks, kind), request.receive))
+                    return JSONResponse(await until_gone(_folded(chunks, form), request.receive))
             begun = await until_gone(primed(chunks), request.receive)
         except BaseException:
             stack.close()
@@ -188,7 +302,7 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         request.state.streamed = True
-        return EventStream(_shown(begun, usage=usage), finished, request.state.names)
+        return EventStream(form.shown(begun), finished, request.state.names)
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""
@@ -313,7 +427,7 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        body = await self._reader.read(request, kind, request.state.held)
+        body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
         return body
 
@@ -332,6 +446,19 @@ class Service:
             )
         return found
 
+    def _note_effort(self, body: ChatRequest, request: Request, param: str = EFFORT) -> None:
+        """Note that the template has no switch for the reasoning's effort, if the request has one.
+
+        Raises:
+            HttpError: fields without effect are refused.
+        """
+        if body.reasoning_effort is None or chat.switches_effort(body, self.llm.chat_template):
+            return
+        words = "This model's template has no switch for it."
+        if self.options.strict_fields:
+            raise HttpError(400, words, "Leave it out.", param=param)
+        request.state.notes.tell(param, words)
+
     def _head(self, request: Request, kind: str, model: str | None) -> ChunkHead:
         lora = self._check_model(model)
         name = self.options.names[0] if lora is None else lora.lora_name
@@ -347,15 +474,28 @@ class Service:
             self._clients.of(request.scope),
         )
 
+    def _owner(self, request: Request) -> str | None:
+        """The client by its key, if there are several keys."""
+        return getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
+
     def _salt(self, request: Request, own: str | None) -> str | None:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
-        client = getattr(request.state, "client", None) if len(self.options.api_keys) > 1 else None
+        client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
 
 
-async def _folded(chunks: AsyncGenerator[Chunk, None], kind: str) -> dict[str, Any]:
+async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
     async with contextlib.aclosing(chunks):
-        return await fold(chunks, kind)
+        return await form.fold(chunks)
+
+
+async def _warned(chunks: AsyncGenerator[Chunk, None], notes: Notes) -> AsyncGenerator[Chunk, None]:
+    """The chunks, the first of which names the fields without effect."""
+    warnings = notes.warnings()
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield {**chunk, "warnings": warnings} if warnings else chunk
+            warnings = []
 
 
 async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:

@@ -20,6 +20,9 @@ from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
 
+# The template variable of models whose reasoning can be made longer or shorter.
+EFFORT = "reasoning_effort"
+
 
 @dataclass(frozen=True)
 class ChunkHead:
@@ -32,6 +35,7 @@ class ChunkHead:
         bytes_of: returns the bytes of a token id.
         used: called when the request's body is no longer needed.
         client: the opaque name of the client, see clients.py.
+        begun: called with the first output.
     """
 
     id: str
@@ -42,6 +46,7 @@ class ChunkHead:
     bytes_of: Callable[[int], bytes] = lambda token_id: b""
     used: Callable[[], None] = lambda: None
     client: str = ""
+    begun: Callable[[RequestOutput], None] = lambda output: None
 
 
 def chunks(
@@ -98,7 +103,7 @@ def chunks(
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=(OPEN, CLOSE) if thinks else (),
         reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
-        **template_of(body, options),
+        **(template_of(body, options) | {"template_kwargs": _variables(body, llm.chat_template)}),
     )
     return _chunks(outputs, body, head, tools, thinks=thinks)
 
@@ -160,6 +165,18 @@ def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict
     }
 
 
+def switches_effort(body: ChatRequest, own: str | None) -> bool:
+    """True if the request's template, or else the model's own, has a variable for the reasoning's effort."""
+    return EFFORT in (body.chat_template or own or "")
+
+
+def _variables(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
+    """The variables of the template."""
+    if body.reasoning_effort is None or not switches_effort(body, own):
+        return body.chat_template_kwargs
+    return {EFFORT: body.reasoning_effort, **(body.chat_template_kwargs or {})}
+
+
 def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:
     """Raise HttpError if an untrusted client sent processor options."""
     if given and not options.trust_processor_options:
@@ -203,13 +220,13 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
     return made
 
 
-def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str, Any]:
+def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions) -> dict[str, Any]:
     """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
 
     Raises:
         HttpError: fields contradict each other.
     """
-    if body.add_special_tokens:
+    if isinstance(body, TokenizeRequest) and body.add_special_tokens:
         raise HttpError(
             400,
             "A conversation's template adds its special tokens.",
@@ -217,11 +234,12 @@ def tokenize_options(body: TokenizeRequest, options: ServerOptions) -> dict[str,
             param="add_special_tokens",
         )
     going_on = body.continue_final_message is True
+    shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
     return {
         "messages": [message_of(message, number, options) for number, message in enumerate(body.messages or ())],
         "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": going_on,
-        "tools": shown_tools(body.tools, options.max_tools) if body.tools else None,
+        "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
         "template_kwargs": body.chat_template_kwargs,
     }
 
@@ -240,6 +258,7 @@ async def _chunks(
     try:
         async for output in outputs:
             if not parsers:
+                head.begun(output)
                 parsers = {index: _parser(output, tools, thinks=thinks) for index in range(body.n or 1)}
                 counts = dict.fromkeys(parsers, 0)
                 opening = {"role": "assistant", "content": ""}

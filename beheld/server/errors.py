@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -55,6 +56,16 @@ _CODES = {
 }
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
 class HttpError(Exception):
     """A response that is an error.
 
@@ -86,20 +97,74 @@ class HttpError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The response's JSON."""
+        """The response's JSON, in the form of the route's API."""
+        return DIALECT.get().error_body(self)
+
+    def event(self) -> dict[str, Any]:
+        """The error as an event of a stream, in the form of the route's API."""
+        return DIALECT.get().error_event(self)
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """What every form of an error says; `kind` is its type."""
         return {
-            "error": {
-                "message": f"{self.reason} {self.remedy}",
-                "type": _TYPES.get(self.status, "server_error"),
-                "param": self.param,
-                "code": self.code or _CODES.get(self.status, "error"),
-                "remedy": self.remedy,
-            }
+            "type": kind,
+            "message": f"{self.reason} {self.remedy}",
+            "param": self.param,
+            "code": self.code or _CODES.get(self.status, "error"),
+            "remedy": self.remedy,
         }
 
     def response(self) -> JSONResponse:
         """The response."""
         return JSONResponse(self.body(), self.status, self.headers)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How an API writes its errors and its streams.
+
+    Attributes:
+        error_body: an error -> the JSON of its response.
+        error_event: an error -> its event in a stream.
+        named_events: an event of a stream has its type as a name.
+        last_event: what a stream ends with.
+    """
+
+    error_body: Callable[[HttpError], dict[str, Any]]
+    error_event: Callable[[HttpError], dict[str, Any]]
+    named_events: bool
+    last_event: bytes
+
+
+def _openai_error(error: HttpError) -> dict[str, Any]:
+    return {"error": error.fields(_TYPES.get(error.status, "server_error"))}
+
+
+def _anthropic_error(error: HttpError) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": error.fields(kind), "request_id": REQUEST.get()}
+
+
+OPENAI = Dialect(_openai_error, _openai_error, named_events=False, last_event=b"data: [DONE]\n\n")
+
+
+def _response_error(error: HttpError) -> dict[str, Any]:
+    """OpenAI's error event, with the error as its clients raise it."""
+    shown = _openai_error(error)
+    flat = {name: shown["error"][name] for name in ("code", "message", "param")}
+    return {"type": "error", **flat, **shown}
+
+
+RESPONSES = Dialect(_openai_error, _response_error, named_events=True, last_event=b"")
+ANTHROPIC = Dialect(_anthropic_error, _anthropic_error, named_events=True, last_event=b"")
+# The dialect of the current request.
+DIALECT: ContextVar[Dialect] = ContextVar("dialect", default=OPENAI)
+_DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a route and of those below it."""
+    return next((d for root, d in _DIALECTS.items() if path == root or path.startswith(f"{root}/")), OPENAI)
 
 
 def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
@@ -109,6 +174,7 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
     library's own message is always left out.
     """
     if isinstance(error, HttpError):
+        error.param = names.placed(error.param)
         return error
     if isinstance(error, EngineDeadError):
         remedy = "Try again after the server's restart."

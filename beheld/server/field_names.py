@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -28,11 +28,14 @@ class FieldNames:
         prompt: the field with the prompt.
         template: the field with a template, if the client sent one.
         fields: the engine's name of a field -> the client's.
+        places: for each chat message that was made of a request of another API, the path of what it was made of, and
+            those of its content parts.
     """
 
     prompt: str | None = None
     template: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
+    places: Sequence[tuple[str, Sequence[str]]] = ()
 
     def param(self, error: BeheldError) -> str | None:
         """The field at fault: the error's own, else that of the prompt."""
@@ -41,7 +44,18 @@ class FieldNames:
             return "model"
         if isinstance(error, TemplateError) and self.template is not None:
             return self.template
-        return self.prompt if error.param is None else self.fields.get(error.param, error.param)
+        return self.prompt if error.param is None else self.placed(self.fields.get(error.param, error.param))
+
+    def placed(self, param: str | None) -> str | None:
+        """A path into the chat messages as one into the client's own; others as they are."""
+        path = (param or "").split(".")
+        if not self.places or len(path) < 2 or path[0] != "messages" or not path[1].isdigit():
+            return param
+        if int(path[1]) >= len(self.places):
+            return self.prompt
+        whole, parts = self.places[int(path[1])]
+        inside = path[2:3] == ["content"] and len(path) > 3 and path[3].isdigit() and int(path[3]) < len(parts)
+        return parts[int(path[3])] if inside else whole
 
     def translated(self, text: str, error: BeheldError) -> str:
         """An error's text with the client's field names."""

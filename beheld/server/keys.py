@@ -15,7 +15,8 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 class KeyGuard:
-    """Lets a request pass if it has one of the keys, as a bearer token or as the password of basic authentication.
+    """Lets a request pass if it has one of the keys: as a bearer token, as `x-api-key` (as Anthropic's clients send it)
+    or as the password of basic authentication.
 
     It runs before the routes, so unknown routes and OPTIONS requests also need a key. Browsers show the page at /
     through basic authentication: any user name, the key as password.
@@ -33,7 +34,10 @@ class KeyGuard:
             if not known and scope["path"] not in OPEN_PATHS:
                 headers = {"WWW-Authenticate": 'Bearer realm="beheld", Basic realm="beheld"', "Connection": "close"}
                 error = HttpError(
-                    401, "The API key is missing or wrong.", "Send it as Authorization: Bearer KEY.", headers=headers
+                    401,
+                    "The API key is missing or wrong.",
+                    "Send it as Authorization: Bearer KEY, or as x-api-key: KEY.",
+                    headers=headers,
                 )
                 await error.response()(scope, receive, send)
                 return
@@ -48,11 +52,17 @@ class KeyGuard:
 
 
 def key_of(scope: Scope) -> bytes | None:
-    """The key of a request; None if it has none or two."""
-    shown = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(shown) != 1:
+    """The key of a request; None if it has none, or two headers of which one is no key or another key."""
+    sent = [(name, value) for name, value in scope["headers"] if name in (b"authorization", b"x-api-key")]
+    if len(sent) != len(dict(sent)):
         return None
-    scheme, _, rest = shown[0].partition(b" ")
+    keys = {value if name == b"x-api-key" else _authorized(value) for name, value in sent}
+    return keys.pop() if len(keys) == 1 else None
+
+
+def _authorized(value: bytes) -> bytes | None:
+    """The key of an Authorization header; None if it has none."""
+    scheme, _, rest = value.partition(b" ")
     rest = rest.strip()
     if scheme.lower() == b"bearer":
         return rest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -57,6 +59,12 @@ class Metrics:
         self._running = Gauge("beheld_sequences", "Sequences by state.", ("state",), registry=registry)
         self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
         self._engine = Gauge("beheld_engine", "Counts of the engine since its start.", ("count",), registry=registry)
+        self._without_effect = Counter(
+            "beheld_fields_without_effect",
+            "Fields of requests that were accepted without effect.",
+            ("field",),
+            registry=registry,
+        )
         self._lag = Histogram(
             "beheld_event_loop_lag_seconds", "Delay of the event loop in seconds.", buckets=_SECONDS, registry=registry
         )
@@ -76,6 +84,11 @@ class Metrics:
         """Record the end of a response."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
+
+    def accepted(self, fields: Iterable[str]) -> None:
+        """Record the fields of a request that have no effect."""
+        for name in fields:
+            self._without_effect.labels(name).inc()
 
     def generated(self, last: RequestOutput | PoolingRequestOutput, answer_tokens: int) -> None:
         """Record the end of an engine request; `last` is its last output."""

@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling import routes
+from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
@@ -29,10 +31,19 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     **{path: (_POOLED[kind.__name__], kind) for path, kind in routes()},
+    "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
+    "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
+    "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }
+# Operations without a body, besides GET.
+_OTHERS = {
+    ("/v1/responses/{name}", "delete"): "Forget a stored response.",
+    ("/v1/responses/{name}/cancel", "post"): "End a response.",
+}
 _GETS = {
+    "/v1/responses/{name}": "A stored response.",
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
     "/health": "Check that the engine answers.",
@@ -53,6 +64,8 @@ def document() -> dict[str, Any]:
         for path, (words, kind) in _POSTS.items()
     }
     paths |= {path: {"get": _operation(path, words, None)} for path, words in _GETS.items()}
+    for (path, method), words in _OTHERS.items():
+        paths.setdefault(path, {})[method] = _operation(path, words, None)
     return {
         "openapi": "3.1.0",
         "info": {"title": "beheld", "version": __version__},
@@ -84,6 +97,14 @@ _ERROR = {
 }
 
 
+# One event of a stream.
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+}
+
+
 def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, Any]:
     refusal = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: dict[str, Any] = {"200": {"description": "Done.", "content": _content(path)}}
@@ -101,5 +122,5 @@ def _content(path: str) -> dict[str, Any]:
         return {"text/plain": {"schema": {"type": "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
     if path in STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return content

@@ -119,12 +119,25 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
+    strict_fields: bool = _option(
+        False,
+        "strict-fields",
+        "fields that have no effect here are refused; else they are accepted, and the answer's `warnings` name them",
+        shown="off",
+    )
     fair_shares: bool = _option(
         True,
         "no-fair-shares",
         "prompts are computed in the order of their arrival; else clients (keys if there are several, addresses "
         "otherwise) take turns",
         shown="",
+    )
+    max_stored_bytes: int = _option(
+        256 << 20,
+        "response-store-mib",
+        "memory for responses of /v1/responses, which later requests can go on with; 0 stores none",
+        low=0,
+        unit=1 << 20,
     )
     show_page: bool = _option(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from beheld.server import limits
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.errors import HttpError
+from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
@@ -19,6 +21,7 @@ from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 
 _THREADS = 2
 _NOT_JSON = HttpError(400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark.")
@@ -43,8 +46,10 @@ class Reader:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
-    async def read(self, request: Request, kind: type[B], held: Hold) -> B:
-        """The request's body as a `kind`. `held` counts it as long as the caller keeps any part of it.
+    async def read(self, request: Request, kind: type[B], held: Hold, notes: Notes, made: Callable[[B], T]) -> T:
+        """What `made` makes of the request's body, a `kind`.
+
+        `held` counts the body as long as the caller keeps any part of it. `notes` gets the fields without effect.
 
         Raises:
             HttpError: 400, 408, 413, 415 or 503, with the field at fault if there is one.
@@ -63,12 +68,12 @@ class Reader:
                 "Send it faster, or send less.",
             ) from error
         if len(body) <= limits.INLINE_BYTES:
-            return self._parsed(body, kind)
+            return self._parsed(body, kind, notes, made)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, self._parsed, body, kind)
+        return await asyncio.get_running_loop().run_in_executor(pool, self._parsed, body, kind, notes, made)
 
-    def _parsed(self, body: bytearray, kind: type[B]) -> B:
-        return checked(parse(body, self._bounds), kind)
+    def _parsed(self, body: bytearray, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
+        return made(checked(parse(body, self._bounds), kind, notes))
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
         most = self._options.max_body_bytes
@@ -111,14 +116,14 @@ def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
         raise HttpError(400, error.reason, error.remedy) from error
 
 
-def checked(value: Any, kind: type[B]) -> B:
+def checked(value: Any, kind: type[B], notes: Notes | None = None) -> B:
     """Check `value` against the schema `kind`.
 
     Raises:
         HttpError: 400, with the field at fault; for an unknown field also the nearest known one.
     """
     try:
-        return kind.model_validate(value)
+        return kind.model_validate(value, context=notes)
     except ValidationError as error:
         raise validation_error(error, value) from None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# Routes whose response may be a stream of server-sent events, each a chunk of the same kind.
-STREAMED = frozenset({"/v1/chat/completions", "/v1/completions"})
+# Routes whose response may be a stream of server-sent events, each a chunk of the same kind or a named event.
+STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -90,6 +90,7 @@ _RECEIPT = _object(
         "digest": _TEXT,
     }
 )
+_WARNING = _object({"param": _TEXT, "message": _TEXT})
 _HEAD = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
 
 RESPONSES: dict[str, Any] = {
@@ -103,12 +104,21 @@ RESPONSES: dict[str, Any] = {
             "usage": _named("Usage"),
             "media": _list(_named("Receipt")),
             "prompt_logprobs": _list(_maybe(_ANY)),
+            "warnings": _list(_WARNING),
         },
+        "warnings",
         "media",
         "prompt_logprobs",
     ),
     "Completion": _object(
-        {**_HEAD, "object": {"const": "text_completion"}, "choices": _list(_CHOICE), "usage": _named("Usage")}
+        {
+            **_HEAD,
+            "object": {"const": "text_completion"},
+            "choices": _list(_CHOICE),
+            "usage": _named("Usage"),
+            "warnings": _list(_WARNING),
+        },
+        "warnings",
     ),
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
@@ -122,6 +132,36 @@ RESPONSES: dict[str, Any] = {
             "meta": _ANY,
         }
     ),
+    "MessageAnswer": _object(
+        {
+            "id": _TEXT,
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": _TEXT,
+            "content": _list(_ANY),
+            "stop_reason": {
+                "enum": [
+                    *("end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn"),
+                    "model_context_window_exceeded",
+                ]
+            },
+            "stop_sequence": _maybe(_TEXT),
+            "usage": _object(
+                {
+                    "input_tokens": _COUNT,
+                    "cache_creation_input_tokens": _COUNT,
+                    "cache_read_input_tokens": _COUNT,
+                    "output_tokens": _COUNT,
+                }
+            ),
+            "media": _list(_named("Receipt")),
+            "warnings": _list(_WARNING),
+        },
+        "media",
+        "warnings",
+    ),
+    "Response": _object({"id": _TEXT, "object": {"const": "response"}}),
+    "InputTokens": _object({"input_tokens": _COUNT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),
     "Model": _object(
@@ -146,6 +186,11 @@ SHOWN = {
     "/v1/completions": "Completion",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
+    "/v1/messages": "MessageAnswer",
+    "/v1/messages/count_tokens": "InputTokens",
+    "/v1/responses": "Response",
+    "/v1/responses/{name}": "Response",
+    "/v1/responses/{name}/cancel": "Response",
     "/tokenize": "Tokens",
     "/detokenize": "Prompt",
     "/v1/models": "Models",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
 from beheld.server import limits
+from beheld.server.notes import Notes
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -25,26 +26,36 @@ class Body(BaseModel):
     """A request body or a part of one. Types are strict: no number from a text or a boolean.
 
     A field that OpenAI has and this server lacks is accepted if it asks for nothing: null, or a value that holds here
-    anyway (`says_nothing`). So a client can send back the objects that it received.
+    anyway (`says_nothing`). So a client can send back the objects that it received. A field that cannot change an
+    answer here is accepted with any value and noted (`without_effect`), unless the operator wants it refused; the
+    validation's context holds the notes.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    without_effect: ClassVar[Mapping[str, str]] = {}
     remedies: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _known(cls, value: Any) -> Any:
+    def _known(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse the first unknown field by name, before other checks; drop the fields that ask for nothing."""
         if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
             return value
         known = {field.alias or name for name, field in cls.model_fields.items()}
+        notes = info.context if isinstance(info.context, Notes) else Notes()
         silent = set()
         for name, sent in value.items():
             if name in known:
+                if name in cls.without_effect and sent is not None and not notes.strict:
+                    notes.tell(name, cls.without_effect[name])
                 continue
             if name in cls.says_nothing and any(sent is one or sent == one for one in (None, *cls.says_nothing[name])):
+                silent.add(name)
+                continue
+            if name in cls.without_effect and not notes.strict:
+                notes.tell(name, cls.without_effect[name])
                 silent.add(name)
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
@@ -61,11 +72,18 @@ def wrong(reason: str, remedy: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", reason, {"remedy": remedy})
 
 
+_CACHED = {
+    "cache_control": "Prefixes are cached by their content, without marks.",
+    "prompt_cache_breakpoint": "Prefixes are cached by their content, without marks.",
+}
+
 # ---------------------------------------------------------------------- messages
 
 
 class TextPart(Body):
     """A text."""
+
+    without_effect = _CACHED
 
     type: Literal["text"]
     text: str
@@ -78,19 +96,25 @@ class RefusalPart(Body):
     refusal: str
 
 
-def _seen_in_full(detail: str) -> str:
-    if detail not in ("auto", "high"):
-        raise wrong(
-            "Images are always processed in the model's own resolution", "Send 'auto' or 'high', or leave it out."
-        )
+def _seen_in_full(detail: str, info: ValidationInfo) -> str:
+    if detail == "low":
+        if isinstance(info.context, Notes) and info.context.strict:
+            raise wrong(
+                "Images are always processed in the model's own resolution", "Send 'auto' or 'high', or leave it out."
+            )
+        if isinstance(info.context, Notes):
+            info.context.tell("detail", "Images are always processed in the model's own resolution.")
     return detail
 
 
+Detail = Annotated[Literal["auto", "high", "low", "original"], AfterValidator(_seen_in_full)]
+
+
 class ImageUrl(Body):
-    """An image's URL. The model always sees its full resolution, so "low" is not available."""
+    """An image's URL. The model always sees its full resolution, so `detail` has no effect."""
 
     url: str
-    detail: Annotated[Literal["auto", "high", "low"], AfterValidator(_seen_in_full)] | None = None
+    detail: Detail | None = None
     uuid: Name | None = None
 
 
@@ -179,6 +203,12 @@ class ToolCall(Body):
 class Message(Body):
     """One message of a conversation."""
 
+    without_effect = {
+        **_CACHED,
+        "id": "Messages are not stored.",
+        "provider_specific_fields": "Templates have no place for it.",
+        "timestamp": "Templates have no place for it.",
+    }
     says_nothing = {"annotations": ([],), "audio": (), "function_call": (), "parsed": ()}
 
     role: Annotated[str, Field(max_length=64)]
@@ -205,6 +235,8 @@ class Function(Body):
 
 class Tool(Body):
     """A tool; functions are the only kind."""
+
+    without_effect = _CACHED
 
     type: Literal["function"]
     function: Function
@@ -254,6 +286,7 @@ class StreamOptions(Body):
     """Additional content of a stream."""
 
     says_nothing = {"include_obfuscation": (False,)}
+    without_effect = {"include_obfuscation": "Events are not padded."}
 
     include_usage: bool = False
 
@@ -274,7 +307,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "prompt_cache_key": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -293,7 +325,6 @@ _REMEDIES = {
     "guided_regex": "Use structured_outputs with 'regex'.",
     "modalities": "This server generates only text; leave it out.",
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
-    "reasoning_effort": "If the model's template supports it, set it in chat_template_kwargs.",
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
@@ -302,10 +333,25 @@ _REMEDIES = {
 }
 
 
+_WITHOUT_EFFECT = {
+    "metadata": "It changes nothing and is not stored.",
+    "prediction": "It changes no answer, and answers are not computed faster with it.",
+    "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
+    "prompt_cache_options": "Cached prefixes are found by content.",
+    "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",
+    "safety_identifier": "It changes nothing and is not stored.",
+    "service_tier": "This server has one tier.",
+    "store": "Answers of this route are not stored.",
+    "user": "It changes nothing and is not stored.",
+    "verbosity": "This server has no such switch; write it in the messages.",
+}
+
+
 class Sampled(Body):
     """The common fields of chat and completions. Absent fields take the model's defaults."""
 
     says_nothing = _NOTHING
+    without_effect = _WITHOUT_EFFECT
     remedies = _REMEDIES
 
     model: Name | None = None
@@ -361,6 +407,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Variables = Annotated[dict[str, Any], AfterValidator(_variables)]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 
@@ -375,6 +422,7 @@ class ChatRequest(Sampled):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None

@@ -7,8 +7,8 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beheld.server.admission import AdmissionControl
-from beheld.server.errors import HttpError
-from beheld.server.stream import LAST_EVENT, event_of
+from beheld.server.errors import DIALECT, HttpError
+from beheld.server.stream import event_of
 
 
 class CutOff:
@@ -55,5 +55,6 @@ class CutOff:
             await error.response()(scope, receive, send)
         elif scope["state"]["streamed"]:
             scope["state"]["outcome"] = error.status
-            last = event_of(error.body()) + LAST_EVENT
+            dialect = DIALECT.get()
+            last = event_of(error.event(), dialect) + dialect.last_event
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -12,12 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from beheld.core.outputs import RequestOutput
-from beheld.server.errors import HttpError, http_error
+from beheld.server.errors import DIALECT, Dialect, HttpError, http_error
 from beheld.server.field_names import NO_NAMES, FieldNames
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
-LAST_EVENT = b"data: [DONE]\n\n"
 # Made once, because json.dumps with options makes an encoder at every call.
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -109,6 +108,7 @@ class EventStream(Response):
         self._chunks = chunks
         self._finished = finished
         self._names = names
+        self._dialect = DIALECT.get()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all chunks; a client that disconnects ends it."""
@@ -127,19 +127,21 @@ class EventStream(Response):
         failure: HttpError | None = None
         try:
             async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": event_of(chunk), "more_body": True})
+                await send({"type": "http.response.body", "body": event_of(chunk, self._dialect), "more_body": True})
         except OSError:
             raise
         except Exception as error:
             failure = http_error(error, self._names)
-            await send({"type": "http.response.body", "body": event_of(failure.body()), "more_body": True})
-        await send({"type": "http.response.body", "body": LAST_EVENT, "more_body": False})
+            last = event_of(failure.event(), self._dialect)
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        await send({"type": "http.response.body", "body": self._dialect.last_event, "more_body": False})
         self._finished(failure)
 
 
-def event_of(chunk: Chunk) -> bytes:
+def event_of(chunk: Chunk, dialect: Dialect) -> bytes:
     """One server-sent event."""
-    return b"data: " + _encoded(chunk).encode() + b"\n\n"
+    name = b"event: " + chunk["type"].encode() + b"\n" if dialect.named_events else b""
+    return name + b"data: " + _encoded(chunk).encode() + b"\n\n"
 
 
 class Gone(Exception):

@@ -153,3 +153,11 @@ def talk(text: str = "What is it?", *urls: str) -> list[dict[str, Any]]:
     """One user's message with pictures."""
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+def source_of(url: str) -> dict[str, Any]:
+    """A picture's URL as the source of an image block of Anthropic's."""
+    head, _, data = url.partition(";base64,")
+    if not data:
+        return {"type": "url", "url": url}
+    return {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}

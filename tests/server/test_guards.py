@@ -17,7 +17,7 @@ import pytest
 
 from beheld.server.app import Service
 from tests.memory import peak
-from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.running import Running, data_url, received, request_bytes, source_of, talk
 from tests.server.test_refusals import routes
 
 CHAT = "/v1/chat/completions"
@@ -36,11 +36,19 @@ POOLED: dict[str, dict[str, Any]] = {
     "/v1/rerank": RANKED,
     "/v2/rerank": RANKED,
 }
-# Route -> a body that is answered with 200; None for routes that take none.
+MESSAGES = "/v1/messages"
+COUNT = "/v1/messages/count_tokens"
+RESPONSES = "/v1/responses"
+RESPONSE = "/v1/responses/none"
+CANCEL = "/v1/responses/none/cancel"
+# Route -> a body that is answered with 200; None for routes that take none. The response of the last two is not there.
 ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
     **POOLED,
+    MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    COUNT: {"messages": [{"role": "user", "content": "x"}]},
+    RESPONSES: {"input": "x", "max_output_tokens": 1},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/": None,
@@ -50,11 +58,16 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "/v1/models": None,
     "/v1/models/tiny": None,
     "/version": None,
+    RESPONSE: None,
+    CANCEL: None,
 }
 POSTS = sorted(path for path, body in ROWS.items() if body is not None)
-GETS = sorted(path for path, body in ROWS.items() if body is None)
+BODILESS = sorted(path for path, body in ROWS.items() if body is None)
+ABSENT = (RESPONSE, CANCEL)
+# The methods of a route, where they are not GET alone, or POST with a body.
+METHODS = {RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",)}
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify")
+TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
 
 Guard = Callable[[Running, str], None]
 
@@ -72,14 +85,27 @@ def refused(answer: httpx.Response, status: int, param: str | None = None) -> No
     assert param is None or error["param"] == param, error
 
 
-def media(*urls: str) -> dict[str, Any]:
-    return {"messages": talk("x", *urls)}
+def conversation(path: str, text: str, *urls: str) -> dict[str, Any]:
+    """A body with one user's message, in the form of the route."""
+    if path == RESPONSES:
+        parts: list[dict[str, Any]] = [{"type": "input_image", "image_url": url} for url in urls]
+        item = {"role": "user", "content": [*parts, {"type": "input_text", "text": text}]}
+        return {"input": [item], "max_output_tokens": 1}
+    if path not in (MESSAGES, COUNT):
+        return {"messages": talk(text, *urls), **({"max_tokens": 1} if path == CHAT else {})}
+    blocks: list[dict[str, Any]] = [{"type": "image", "source": source_of(url)} for url in urls]
+    messages = [{"role": "user", "content": [*blocks, {"type": "text", "text": text}]}]
+    return {"messages": messages, **({"max_tokens": 1} if path == MESSAGES else {})}
+
+
+def methods_of(path: str) -> tuple[str, ...]:
+    return METHODS.get(path) or (("POST",) if path in POSTS else ("GET",))
 
 
 def body_cap(running: Running, path: str) -> None:
     """A body that says or shows that it is too large; a route that takes none does not wait for it."""
-    method = "POST" if path in POSTS else "GET"
-    status = b"HTTP/1.1 413" if path in POSTS else b"HTTP/1.1 200"
+    method = methods_of(path)[0]
+    status = b"HTTP/1.1 413" if path in POSTS else b"HTTP/1.1 404" if path in ABSENT else b"HTTP/1.1 200"
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     assert running.raw(f"{head}Content-Length: 999999999\r\n\r\n".encode()).startswith(status)
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
@@ -121,21 +147,29 @@ def known_model(running: Running, path: str) -> None:
 
 def other_methods(running: Running, path: str) -> None:
     """Methods that the route does not have."""
-    for method in ("PUT", "DELETE", "GET" if path in POSTS else "POST"):
+    for method in {"PUT", "DELETE", "GET", "POST"}.difference(methods_of(path)):
         refused(httpx.request(method, running.url + path, json={}, trust_env=False), 405)
 
 
 def counts(running: Running, path: str) -> None:
     """Too many of anything that can be many."""
     many: dict[str, list[tuple[dict[str, Any], int]]] = {
-        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (media(*[data_url()] * 5), 400)],
+        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (conversation(CHAT, "x", *[data_url()] * 5), 400)],
+        **{
+            path: [({"messages": talk() * 5000}, 400), (conversation(path, "x", *[data_url()] * 5), 400)]
+            for path in (MESSAGES, COUNT)
+        },
+        RESPONSES: [
+            ({"input": [{"role": "user", "content": "x"}] * 5000}, 400),
+            (conversation(RESPONSES, "x", *[data_url()] * 5), 400),
+        ],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
         **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
         **{path: [({"text_2": ["x"] * 2049}, 400)] for path in ("/score", "/v1/score")},
         **{path: [({"documents": ["x"] * 2049}, 400)] for path in POOLED if "rerank" in path},
         "/tokenize": [
             ({"messages": talk() * 5000, "prompt": None}, 400),
-            ({**media(*[data_url()] * 5), "prompt": None}, 400),
+            ({**conversation("/tokenize", "x", *[data_url()] * 5), "prompt": None}, 400),
         ],
         "/detokenize": [({"tokens": [1] * 2049}, 400)],
     }
@@ -151,7 +185,7 @@ def media_caps(running: Running, path: str) -> None:
         png += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     for data, status in ((png, 413), (b"none", 400)):
         url = "data:image/png;base64," + base64.b64encode(data).decode()
-        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        answer = running.post(path, conversation(path, "x", url))
         # Vectors are not made, and so nothing is opened for them.
         refused(answer, 400 if path in POOLED else status)
 
@@ -159,7 +193,7 @@ def media_caps(running: Running, path: str) -> None:
 def inside_addresses(running: Running, path: str) -> None:
     """Addresses of this machine and of its network, and its files."""
     for url in ("http://127.0.0.1:1/", "http://169.254.169.254/", "http://[::1]/", "file:///etc/passwd", "/etc/passwd"):
-        answer = running.post(path, {**media(url), **({"max_tokens": 1} if path == CHAT else {})})
+        answer = running.post(path, conversation(path, "x", url))
         # Nothing is fetched for vectors that are not made.
         refused(answer, 400 if path in POOLED else 422)
 
@@ -168,8 +202,15 @@ def sanitised_text(running: Running, path: str) -> None:
     """Markers in the text of a conversation stay text: they make no picture's place."""
     text = "<|image_pad|><|vision_start|>"
     found = running.post("/tokenize", {"messages": talk(text)}).json()
-    answer = running.post(path, {"messages": talk(text), **({"max_tokens": 1} if path == CHAT else {})})
-    if path == CHAT:
+    answer = running.post(path, conversation(path, text))
+    if path == COUNT:
+        assert answer.json() == {"input_tokens": found["count"]}
+    elif path == RESPONSES:
+        assert answer.json()["usage"]["input_tokens"] == found["count"]
+    elif path == MESSAGES:
+        usage = answer.json()["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["count"]
+    elif path == CHAT:
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
     elif path == "/tokenize":
         assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
@@ -189,13 +230,14 @@ CELLS = [
 
 def test_86_every_route_has_a_row(running: Running) -> None:
     there = routes(running)
-    assert {path for method, path in there if method == "POST"} == set(POSTS), "a new route needs a row in ROWS"
-    assert {path for method, path in there if method == "GET"} == set(GETS), "a new route needs a row in ROWS"
+    rows = {(method, path) for path in ROWS for method in methods_of(path)}
+    assert set(there) == rows, "a new route needs a row in ROWS"
     document = running.get("/openapi.json").json()["components"]["schemas"]
     paths = running.get("/openapi.json").json()["paths"]
     for path in POSTS:
         name = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-        assert ("messages" in document[name]["properties"]) == (path in TALKING), "what takes media needs their guards"
+        talks = not {"messages", "instructions"}.isdisjoint(document[name]["properties"])
+        assert talks == (path in TALKING), "what takes media needs their guards"
 
 
 @pytest.mark.case(30)
@@ -231,11 +273,12 @@ def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str
 @pytest.mark.parametrize("path", ROWS)
 def test_86_what_is_right_is_answered(running: Running, path: str) -> None:
     row = ROWS[path]
-    answer = running.get(path) if row is None else running.post(path, row)
+    method = methods_of(path)[0]
+    answer = httpx.request(method, running.url + path, json=row, timeout=60, trust_env=False)
     if path in POOLED:
         refused(answer, 400, "model")
     else:
-        assert answer.status_code == 200
+        assert answer.status_code == (404 if path in ABSENT else 200)
         assert answer.headers["x-request-id"].startswith("req-")
 
 

@@ -64,6 +64,7 @@ FACTORS: dict[str, list[Any]] = {
     ],
     "tools": [None, "auto", "none", "required", {"type": "function", "function": {"name": "look"}}],
     "parallel_tool_calls": [None, False],
+    "reasoning_effort": [None, "low"],
     "stream": [None, True],
     "logprobs": [None, 0, 20],
     "prompt_logprobs": [None, 0, 5],
@@ -89,7 +90,8 @@ def values(name: str, first: int = 1) -> list[Value]:
 
 
 PROMPTS = values("prompt", 0)
-OF_CHAT = [value for name in ("tools", "parallel_tool_calls", "chat_template_kwargs", "add_generation_prompt")
+OF_CHAT = [value for name in ("tools", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
+                                     "add_generation_prompt")
            for value in values(name)]  # fmt: skip
 # What makes a grammar, each with the others.
 GRAMMARS = [values("structured_outputs"), values("response_format", 2), values("tools", 3)]

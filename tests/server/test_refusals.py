@@ -409,7 +409,7 @@ PATHS = [
 def routes(running: Running) -> list[tuple[str, str]]:
     """(method, path) of every route there is."""
     return [
-        (method, route.path.replace("{name:path}", "tiny"))
+        (method, route.path.replace("{name:path}", "tiny").replace("{name}", "none"))
         for route in running.app.routes
         for method in sorted(route.methods - {"HEAD"})  # type: ignore[attr-defined]
     ]

@@ -28,8 +28,6 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
         (HI | {"max_tokens": 0}, "max_tokens", "default"),
         (HI | {"stop": ""}, "stop", "nowhere"),
         (HI | {"best_of": 2}, "best_of", "n answers"),
-        (HI | {"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
-        (HI | {"store": True}, "store", "stores"),
         (HI | {"max_token": 5}, "max_token", "'max_tokens'"),
         (HI | {"{max}": 5}, "{max}", "Leave it out"),
         (HI | {"temperature": "0"}, "temperature", "not as a text"),
@@ -46,11 +44,6 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
         (user({"type": "text", "text": 5}), "messages.0.content.0.text", "Send a text"),
         (user({"type": "text"}), "messages.0.content.0.text", "must be given"),
         (user({"type": "words", "text": "x"}), "messages.0.content.0", "'text', 'refusal'"),
-        (
-            user({"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}),
-            "messages.0.content.0.image_url.detail",
-            "'auto' or 'high'",
-        ),
         (
             user({"type": "input_audio", "input_audio": {"data": "", "format": "midi"}}),
             "messages.0.content.0.input_audio.format",

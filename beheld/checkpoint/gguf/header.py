@@ -33,7 +33,7 @@ _AGAIN = "Fetch the file again."
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of the file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Header:
     """
 
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
 
 
 def is_gguf(file: Path) -> bool:
@@ -150,7 +150,7 @@ class _HeaderReader:
         self._place += count * width
         return list(values)
 
-    def _tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Stored]:
+    def _tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, StoredTensor]:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise _broken(self._file, f"its alignment is {alignment!r}")
@@ -162,12 +162,12 @@ class _HeaderReader:
             shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
             entries.append((name, shape, self._number("I"), self._number("Q")))
         first = -(-self._place // alignment) * alignment
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for name, shape, number, offset in entries:
             if name in found:
                 raise _broken(self._file, f"it has {name!r} twice")
             kind, num_bytes = self._kind(name, shape, number)
-            found[name] = Stored(shape, kind, first + offset, num_bytes)
+            found[name] = StoredTensor(shape, kind, first + offset, num_bytes)
         end = max((each.start + each.num_bytes for each in found.values()), default=0)
         if end > self._size:
             raise _broken(self._file, f"it is cut short: {end - self._size} of its {end} bytes are missing")

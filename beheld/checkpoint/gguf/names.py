@@ -6,7 +6,7 @@ import re
 import struct
 from pathlib import Path
 
-from beheld.checkpoint.gguf.header import Header, Stored
+from beheld.checkpoint.gguf.header import Header, StoredTensor
 from beheld.core.errors import ModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -48,7 +48,7 @@ def rope_factors(header: Header, file: Path) -> list[float] | None:
     Raises:
         ModelError: they are no list of numbers in float32.
     """
-    stored: Stored | None = header.tensors.get(ROPE_FACTORS)
+    stored: StoredTensor | None = header.tensors.get(ROPE_FACTORS)
     if stored is None:
         return None
     if stored.kind != "F32" or len(stored.shape) != 1 or stored.shape[0] > 1 << 16:

@@ -1,0 +1,198 @@
+"""The request schema of /v1/messages, Anthropic's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from beheld.server import limits
+from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Stop, Whole
+
+_CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
+# What blocks of answers hold that asks for nothing.
+_OF_ANSWERS: dict[str, tuple[Any, ...]] = {
+    "caller": ({"type": "direct"},),
+    "citations": ([], {"enabled": False}),
+    "toolset_name": (),
+}
+
+
+class Block(Body):
+    """A content block."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = _OF_ANSWERS
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
+
+
+class TextBlock(Block):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class InlineSource(Body):
+    """The bytes of an image within the request."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class UrlSource(Body):
+    """An image's address."""
+
+    type: Literal["url"]
+    url: str
+
+
+class ImageBlock(Block):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[InlineSource | UrlSource, Field(discriminator="type")]
+
+
+class ThinkingBlock(Block):
+    """Earlier reasoning; its signature is not looked at."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(Block):
+    """An earlier call by the model; `partial_json` is what this server adds to one that was cut off."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {
+        **_CACHED,
+        "partial_json": "A call that was cut off is shown to the model with the arguments in `input`.",
+    }
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+
+
+Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class ToolResultBlock(Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: str | Annotated[list[Shown], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None
+    is_error: bool | None = None
+
+
+AnyBlock = Annotated[
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+Texts = Annotated[list[TextBlock], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+
+
+class Turn(Body):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[AnyBlock], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+
+
+class CustomTool(Body):
+    """A function that the model may call."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (["direct"],),
+        "defer_loading": (False,),
+    }
+    without_effect: ClassVar[Mapping[str, str]] = {
+        **_CACHED,
+        "eager_input_streaming": "Arguments are always streamed as they come.",
+    }
+    remedies: ClassVar[Mapping[str, str]] = {"input_examples": "Write them into the description."}
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class Choice(Body):
+    """Whether tools are called: as the model decides, any of them, or none."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(FunctionName):
+    """The one tool that must be called."""
+
+    type: Literal["tool"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Whole | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Body):
+    """The schema of the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """The form of the answer."""
+
+    effort: Effort | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(Body):
+    """POST /v1/messages/count_tokens."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "context_management": (),
+        "mcp_servers": ([],),
+    }
+    without_effect: ClassVar[Mapping[str, str]] = {
+        **_CACHED,
+        "diagnostics": "This server has none.",
+        "inference_geo": "There is one place: this server.",
+        "metadata": "It changes nothing and is not stored.",
+        "service_tier": "This server has one tier.",
+        "speed": "This server has one speed.",
+        "user_profile_id": "It changes nothing and is not stored.",
+        "workspace_id": "It changes nothing and is not stored.",
+    }
+
+    model: Name | None = None
+    messages: Annotated[list[Turn], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
+    system: str | Texts | None = None
+    tools: Annotated[list[CustomTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest):
+    """POST /v1/messages."""
+
+    max_tokens: Whole
+    stream: bool | None = None
+    stop_sequences: Stop | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Whole | None = None

@@ -1,0 +1,251 @@
+"""POST /v1/responses: the events of a response, made of chat's chunks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from beheld.server.chat import ChunkHead
+from beheld.server.notes import Notes
+from beheld.server.response_requests import NamedFunction, ResponseAsked
+from beheld.server.response_store import ResponseStore, Stored
+from beheld.server.stream import Chunk
+
+
+class ResponseEvents:
+    """One response: its object, and its events.
+
+    Args:
+        ask: the request.
+        head: the common part of the answer's chunks.
+        notes: what the request asked for without effect.
+        store: keeps the response, if the request does not say otherwise.
+        owner: the client, for the store.
+        count: the number of a text's tokens.
+    """
+
+    def __init__(
+        self,
+        ask: ResponseAsked,
+        head: ChunkHead,
+        notes: Notes,
+        store: ResponseStore,
+        owner: str,
+        count: Callable[[str], Awaitable[int]],
+    ) -> None:
+        self._ask = ask
+        self._store = store
+        self._count = count
+        self._wanted = ask.given.store is not False
+        self._response = _object(ask, head, notes)
+        self._kept = Stored(owner, self._response, tuple(ask.history))
+        self._number = 0
+
+    async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+        """The events, the last of which has the whole response."""
+        begun, ended = False, False
+        reason = "stop"
+        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"))
+        try:
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    if not begun:
+                        begun = True
+                        for event in self._begin(chunk):
+                            yield event
+                    for choice in chunk["choices"]:
+                        for event in items.push(choice["delta"]):
+                            yield self._numbered(event)
+                        reason = choice["finish_reason"] or reason
+                    if chunk.get("usage"):
+                        self._response["usage"] = await self._usage(chunk["usage"])
+            for event in items.close(complete=reason not in ("length", "abort")):
+                yield self._numbered(event)
+            ended = True
+            yield self._end(reason)
+        finally:
+            self._kept.over.set()
+            if not ended:
+                # The client went away, or the request failed: nobody can go on with half an answer.
+                self._response["status"] = "failed"
+                self._store.discard(self._response["id"])
+
+    def _begin(self, chunk: Chunk) -> Iterator[Chunk]:
+        if chunk.get("media"):
+            self._response["media"] = chunk["media"]
+        # Now that the media are prepared, the request's body is counted here and nowhere else.
+        self._response["store"] = self._wanted and self._store.put(self._kept)
+        if not self._response["store"]:
+            self._kept.history = ()
+            self._ask.history.clear()
+        for kind in ("created", "in_progress"):
+            yield self._numbered({"type": f"response.{kind}", "response": {**self._response, "output": []}})
+
+    def _end(self, reason: str) -> Chunk:
+        response = self._response
+        response["status"] = {"length": "incomplete", "abort": "cancelled"}.get(reason, "completed")
+        if reason == "length":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if response["store"] and self._store.holds(response["id"]):
+            self._kept.history += _answer(response["output"])
+            response["store"] = self._store.put(self._kept)
+        # Before the event is sent, for which a slow client may take its time.
+        self._kept.over.set()
+        kind = "completed" if response["status"] == "completed" else "incomplete"
+        return self._numbered({"type": f"response.{kind}", "response": response})
+
+    async def _usage(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Responses' usage object; tokens of the reasoning are those that its text would take."""
+        thoughts = "".join(
+            part["text"] for item in self._response["output"] if item["type"] == "reasoning" for part in item["content"]
+        )
+        reasoned = min(await self._count(thoughts), given["completion_tokens"]) if thoughts else 0
+        return {
+            "input_tokens": given["prompt_tokens"],
+            "input_tokens_details": given["prompt_tokens_details"],
+            "output_tokens": given["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": reasoned},
+            "total_tokens": given["total_tokens"],
+        }
+
+    def _numbered(self, event: Chunk) -> Chunk:
+        self._number += 1
+        return {"type": event["type"], "sequence_number": self._number - 1, **event}
+
+
+async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
+    """The whole response, which the last event has."""
+    last: Chunk = {}
+    async for event in events:
+        last = event
+    response: dict[str, Any] = last["response"]
+    return response
+
+
+def _object(ask: ResponseAsked, head: ChunkHead, notes: Notes) -> dict[str, Any]:
+    given = ask.given
+    form = None if given.text is None or given.text.format is None else given.text.format
+    choice = given.tool_choice
+    made: dict[str, Any] = {
+        "id": head.id,
+        "object": "response",
+        "created_at": head.created,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": given.instructions,
+        "max_output_tokens": given.max_output_tokens,
+        "metadata": given.metadata or {},
+        "model": head.model,
+        "output": [],
+        "parallel_tool_calls": given.parallel_tool_calls is not False,
+        "previous_response_id": given.previous_response_id,
+        "reasoning": {"effort": ask.body.reasoning_effort, "summary": None},
+        "store": False,
+        "temperature": given.temperature,
+        "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
+        "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+        "tools": [tool.model_dump() for tool in given.tools or ()],
+        "top_p": given.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }
+    return made | ({"warnings": notes.warnings()} if notes.fields else {})
+
+
+def _answer(output: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The output as a message of the assistant, as chat takes it."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    for item in output:
+        if item["type"] == "message":
+            message["content"] += "".join(part["text"] for part in item["content"])
+        elif item["type"] == "reasoning":
+            message["reasoning_content"] = "".join(part["text"] for part in item["content"])
+        else:
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            message.setdefault("tool_calls", []).append(call)
+    return (message,)
+
+
+class _OutputItems:
+    """Turns chat's deltas into output items and the events that add to them.
+
+    Args:
+        output: the response's items, which grow.
+        number: the end of the items' ids.
+    """
+
+    def __init__(self, output: list[dict[str, Any]], number: str) -> None:
+        self._output = output
+        self._number = number
+        # The kind of the open item, and the index of its call.
+        self._open: tuple[str, int] | None = None
+
+    def push(self, delta: dict[str, Any]) -> Iterator[Chunk]:
+        """The events of a delta."""
+        if delta.get("reasoning_content"):
+            item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
+            yield from self._begin(("reasoning", 0), item)
+            yield from self._grow("content", "response.reasoning_text.delta", delta["reasoning_content"])
+        if delta.get("content"):
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            yield from self._begin(("message", 0), {"type": "message", "role": "assistant", "content": [part]})
+            yield from self._grow("content", "response.output_text.delta", delta["content"])
+        for call in delta.get("tool_calls", ()):
+            own = {"call_id": call.get("id"), "name": call["function"].get("name"), "arguments": ""}
+            yield from self._begin(("function_call", call["index"]), {"type": "function_call", **own})
+            if call["function"]["arguments"]:
+                kind = "response.function_call_arguments.delta"
+                yield from self._grow("arguments", kind, call["function"]["arguments"])
+
+    def close(self, *, complete: bool) -> Iterator[Chunk]:
+        """The events that end the open item."""
+        if self._open is None:
+            return
+        self._open = None
+        item, place = self._output[-1], self._place()
+        item["status"] = "completed" if complete else "incomplete"
+        if item["type"] == "function_call":
+            yield {
+                "type": "response.function_call_arguments.done",
+                **place,
+                "name": item["name"],
+                "arguments": item["arguments"],
+            }
+        else:
+            (part,) = item["content"]
+            kind = part["type"]
+            more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+            yield {"type": f"response.{kind}.done", **place, "content_index": 0, "text": part["text"], **more}
+            yield {"type": "response.content_part.done", **place, "content_index": 0, "part": dict(part)}
+        yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
+
+    def _begin(self, kind: tuple[str, int], item: dict[str, Any]) -> Iterator[Chunk]:
+        if self._open == kind:
+            return
+        yield from self.close(complete=True)
+        self._open = kind
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
+        item |= {"id": f"{prefix}-{len(self._output)}{self._number}", "status": "in_progress"}
+        self._output.append(item)
+        shown = {**item, "content": []} if "content" in item else dict(item)
+        yield {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": shown}
+        if "content" in item:
+            part = dict(item["content"][0])
+            yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": part}
+
+    def _grow(self, name: str, kind: str, text: str) -> Iterator[Chunk]:
+        item = self._output[-1]
+        if name == "arguments":
+            item["arguments"] += text
+            yield {"type": kind, **self._place(), "delta": text}
+            return
+        item["content"][0]["text"] += text
+        more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+        yield {"type": kind, **self._place(), "content_index": 0, "delta": text, **more}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}

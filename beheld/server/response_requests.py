@@ -1,0 +1,386 @@
+"""The request schema of /v1/responses, and its requests as those of chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from beheld.server import limits
+from beheld.server.errors import HttpError
+from beheld.server.field_names import FieldNames
+from beheld.server.notes import Notes
+from beheld.server.schema import Body, ChatRequest, Detail, Effort, Name, Number, StreamOptions, Whole, wrong
+
+_STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
+
+
+class InputText(Body):
+    """A text."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class InputImage(Body):
+    """An image by its URL."""
+
+    remedies: ClassVar[Mapping[str, str]] = {"file_id": "Send its image_url; this server keeps no files."}
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Detail | None = None
+
+
+class OutputText(Body):
+    """A text of an earlier answer."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"annotations": ([],), "logprobs": ([],), "parsed": ()}
+
+    type: Literal["output_text"]
+    text: str
+
+
+class OutputRefusal(Body):
+    """A text with which the assistant refused earlier."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+AnyPart = Annotated[InputText | InputImage | OutputText | OutputRefusal, Field(discriminator="type")]
+PartList = Annotated[list[AnyPart], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+
+
+class MessageItem(Body):
+    """A message, or one of an earlier answer."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STATUS, "phase": ("commentary", "final_answer")}
+
+    type: Literal["message"] = "message"
+    id: Name | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | PartList
+
+
+class CallItem(Body):
+    """An earlier call by the model."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_STATUS,
+        "caller": (),
+        "namespace": (),
+        "parsed_arguments": (),
+    }
+
+    type: Literal["function_call"]
+    id: Name | None = None
+    call_id: Name
+    name: Name
+    arguments: str
+
+
+class ResultItem(Body):
+    """The result of a call."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STATUS, "caller": ()}
+
+    type: Literal["function_call_output"]
+    id: Name | None = None
+    call_id: Name
+    output: str | PartList
+
+
+class ReasoningText(Body):
+    """A piece of earlier reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Body):
+    """Earlier reasoning."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STATUS, "encrypted_content": ("",), "summary": ([],)}
+
+    type: Literal["reasoning"]
+    id: Name | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None
+
+
+def _kind(item: Any) -> Any:
+    """The type of an item; a message need not say it."""
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "defer_loading": (False,),
+        "allowed_callers": (["direct"],),
+    }
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Body):
+    """The format of the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """Options of the answer's text."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {"verbosity": "This server has no such switch."}
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(Body):
+    """Options of the reasoning."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {
+        "summary": "Reasoning is shown as it is.",
+        "generate_summary": "Reasoning is shown as it is.",
+    }
+
+    effort: Effort | None = None
+
+
+def _only_encrypted(given: list[str]) -> list[str]:
+    for name in given:
+        if name != "reasoning.encrypted_content":
+            raise wrong(f"{name[:64]!r} cannot be included", "Leave it out.")
+    return given
+
+
+class ResponsesRequest(Body):
+    """POST /v1/responses."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "context_management": ([],),
+        "conversation": (),
+        "max_tool_calls": (),
+        "moderation": (),
+        "prompt": (),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    without_effect: ClassVar[Mapping[str, str]] = {
+        "prompt_cache_key": "Cached prefixes are found by content.",
+        "prompt_cache_options": "Cached prefixes are found by content.",
+        "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",
+        "safety_identifier": "It changes nothing and is not stored.",
+        "service_tier": "This server has one tier.",
+        "user": "It changes nothing and is not stored.",
+    }
+    remedies: ClassVar[Mapping[str, str]] = {
+        "background": "Stream the answer, or wait for it.",
+        "conversation": "Use previous_response_id.",
+        "max_tokens": "Use max_output_tokens.",
+        "messages": "Use input.",
+        "response_format": "Use text.format.",
+        "truncation": "Send a shorter conversation.",
+    }
+
+    model: Name | None = None
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_output_tokens: Whole | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: Annotated[list[Name], Field(max_length=64), AfterValidator(_only_encrypted)] | None = None
+    metadata: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class ResponseAsked:
+    """A request for a response, as one of chat's.
+
+    Attributes:
+        given: the request, without its input.
+        body: the same for chat.
+        names: the client's names of its fields.
+        history: the conversation without the instructions, as a later request goes on with it; empty if the response is
+            not to be stored.
+    """
+
+    given: ResponsesRequest
+    body: ChatRequest
+    names: FieldNames
+    history: list[dict[str, Any]]
+
+
+def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Notes) -> ResponseAsked:
+    """The request as one of chat's; `earlier` is the conversation that it goes on with.
+
+    Raises:
+        HttpError: there are too many messages, or a format has no schema.
+    """
+    items = _Items(earlier)
+    for number, item in enumerate(given.input if isinstance(given.input, list) else ()):
+        items.add(item, f"input.{number}")
+    if isinstance(given.input, str):
+        items.say({"role": "user", "content": given.input}, "input")
+    messages, places = list(items.messages), list(items.places)
+    if given.instructions:
+        messages.insert(0, {"role": "system", "content": given.instructions})
+        places.insert(0, ("instructions", ()))
+    if len(messages) > limits.MAX_MESSAGES:
+        raise HttpError(
+            400, f"The conversation has more than {limits.MAX_MESSAGES} messages.", "Send fewer.", param="input"
+        )
+    if not messages:
+        raise HttpError(400, "The input holds no message.", "Send a text or a message.", param="input")
+    if given.include:
+        notes.tell("include", "Reasoning is shown as it is, and not encrypted.")
+    made: dict[str, Any] = {
+        "model": given.model,
+        "messages": messages,
+        "stream": given.stream,
+        "max_tokens": given.max_output_tokens,
+        "reasoning_effort": None if given.reasoning is None else given.reasoning.effort,
+        "temperature": given.temperature,
+        "top_p": given.top_p,
+        "parallel_tool_calls": given.parallel_tool_calls,
+        "response_format": _format(given.text.format) if given.text is not None else None,
+    }
+    if given.tools:
+        made["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+            for tool in given.tools
+        ]
+    choice = given.tool_choice
+    named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
+    # "auto" is what clients send without tools, too.
+    made["tool_choice"] = None if named == "auto" and not given.tools else named
+    fields = {
+        "max_tokens": "max_output_tokens",
+        "structured_outputs": "tools" if made["response_format"] is None else "text.format",
+        "lora_request": "model",
+    }
+    names = FieldNames("input", fields=fields, places=places)
+    # Kept without the input, whose media are large.
+    kept = given.model_copy(update={"input": ""})
+    return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
+
+
+def _format(given: TextFormat | None) -> dict[str, Any] | None:
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return {"type": "json_object"}
+    if given.schema_ is None:
+        raise HttpError(
+            400, "text.format has no schema.", "Send one, or use the type json_object.", param="text.format.schema"
+        )
+    return {"type": "json_schema", "json_schema": {"name": given.name, "schema": given.schema_}}
+
+
+class _Items:
+    """Items as chat's messages: reasoning, text and calls that follow each other are one message of the assistant.
+
+    Args:
+        earlier: the messages that the items go on with; they are not changed.
+    """
+
+    def __init__(self, earlier: Sequence[dict[str, Any]]) -> None:
+        self.messages = list(earlier)
+        self.places: list[tuple[str, Sequence[str]]] = [("previous_response_id", ())] * len(self.messages)
+        self._own = len(self.messages)
+
+    def add(self, item: MessageItem | CallItem | ResultItem | ReasoningItem, path: str) -> None:
+        """Add an item."""
+        if isinstance(item, CallItem):
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            self._assistant(path).setdefault("tool_calls", []).append(call)
+        elif isinstance(item, ReasoningItem):
+            text = "".join(part.text for part in item.content or ())
+            if text:
+                message = self._assistant(path)
+                message["reasoning_content"] = message.get("reasoning_content", "") + text
+        elif isinstance(item, ResultItem):
+            self.say(
+                {"role": "tool", "tool_call_id": item.call_id, **_content(item.output)}, path, "output", item.output
+            )
+        elif item.role == "assistant":
+            message = self._assistant(path)
+            message["content"] += item.content if isinstance(item.content, str) else _text(item.content, path)
+        else:
+            # Templates know no developer.
+            role = "system" if item.role == "developer" else item.role
+            self.say({"role": role, **_content(item.content)}, path, "content", item.content)
+
+    def say(self, message: dict[str, Any], path: str, name: str = "", given: Any = "") -> None:
+        """Add a message; `name` is the field with its content, `given`."""
+        self.messages.append(message)
+        parts = [f"{path}.{name}.{number}" for number in range(len(given))] if isinstance(given, list) else []
+        self.places.append((path, parts))
+
+    def _assistant(self, path: str) -> dict[str, Any]:
+        """The assistant's message that goes on, or a new one."""
+        if len(self.messages) == self._own or self.messages[-1]["role"] != "assistant":
+            self.say({"role": "assistant", "content": ""}, path)
+        return self.messages[-1]
+
+
+def _content(given: str | list[Any]) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {"content": given}
+    parts = [
+        {"type": "image_url", "image_url": {"url": part.image_url}}
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": part.refusal if isinstance(part, OutputRefusal) else part.text}
+        for part in given
+    ]
+    # One text alone is as good as a plain one, and templates know plain ones best.
+    return {"content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""}
+
+
+def _text(parts: list[Any], path: str) -> str:
+    """The text of the assistant's parts."""
+    for number, part in enumerate(parts):
+        if isinstance(part, InputImage):
+            place = f"{path}.content.{number}"
+            raise HttpError(400, "An assistant's message holds text only.", "Send it as the user's.", param=place)
+    return "".join(part.refusal if isinstance(part, OutputRefusal) else part.text for part in parts)

@@ -1,0 +1,364 @@
+"""/v1/responses: OpenAI's own client gets what it expects, and what is kept can be gone on with, within its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from beheld.server.chat import ChunkHead
+from beheld.server.errors import HttpError
+from beheld.server.notes import Notes
+from beheld.server.read import checked
+from beheld.server.response_events import ResponseEvents
+from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked
+from beheld.server.response_store import ResponseStore, Stored, size_of
+from tests.server.running import ENGINE, Running, data_url, talk
+from tests.server.test_forms import OPENED
+
+RESPONSES = "/v1/responses"
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
+SCHEMA = {
+    "type": "object",
+    "properties": {"place": {"enum": ["Oslo", "Rome"]}},
+    "required": ["place"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
+
+
+@pytest.fixture(scope="module")
+def client(running: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=running.url + "/v1", api_key="x", max_retries=0) as found:
+        yield found
+    running.idle()
+
+
+def said(running: Running, messages: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    """Chat's answer to the same."""
+    asked = {"messages": messages, "temperature": 0, "max_tokens": 12, **body}
+    found: dict[str, Any] = running.post("/v1/chat/completions", asked).json()
+    return found
+
+
+def pictured(text: str, *urls: str) -> Any:
+    parts = [{"type": "input_image", "image_url": url, "detail": "low"} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "input_text", "text": text}]}]
+
+
+def test_pictures_are_answered_as_chat_answers_them(client: openai.OpenAI, running: Running) -> None:
+    urls = [data_url(seed=1), data_url(56, 84, seed=2)]
+    found = client.responses.create(input=pictured("Compare.", *urls), instructions="Be short.", **GREEDY)
+    chat = said(running, [{"role": "system", "content": "Be short."}, *talk("Compare.", *urls)])
+    assert found.output_text == chat["choices"][0]["message"]["content"]
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (chat["usage"]["prompt_tokens"], 12)
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")  # type: ignore[union-attr]
+    extra = found.model_extra or {}
+    assert [item["given"]["width"] for item in extra["media"]] == [84, 56]
+    assert [warning["param"] for warning in extra["warnings"]] == ["detail"]
+
+
+def test_a_stream_has_openais_events_and_says_what_the_whole_says(client: openai.OpenAI) -> None:
+    whole = client.responses.create(input="Weather?", **GREEDY)
+    with client.responses.stream(input="Weather?", **GREEDY) as stream:
+        events = list(stream)
+    final = events[-1].response  # type: ignore[union-attr]
+    assert final.output_text == whole.output_text != ""
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = list(dict.fromkeys(event.type.removeprefix("response.") for event in events))
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+
+
+def test_a_conversation_goes_on(client: openai.OpenAI, running: Running) -> None:
+    first = client.responses.create(input=pictured("What?", data_url(seed=3)), instructions="Gone later.", **GREEDY)
+    second = client.responses.create(input="And then?", previous_response_id=first.id, **GREEDY)
+    messages = [
+        *talk("What?", data_url(seed=3)),
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And then?"},
+    ]
+    chat = said(running, messages)
+    assert second.output_text == chat["choices"][0]["message"]["content"]
+    assert second.usage is not None
+    assert second.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    third = client.responses.create(input="And?", previous_response_id=second.id, **GREEDY)
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens
+    written: Any = [*pictured("What?", data_url(seed=3)), *first.output, {"role": "user", "content": "And then?"}]
+    assert client.responses.create(input=written, **GREEDY).output_text == second.output_text
+    same = client.responses.retrieve(second.id)
+    assert (same.id, same.output_text, same.previous_response_id) == (second.id, second.output_text, first.id)
+    client.responses.delete(second.id)
+    for gone in (lambda: client.responses.retrieve(second.id), lambda: client.responses.delete(second.id)):
+        with pytest.raises(openai.NotFoundError):
+            gone()
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.responses.create(input="x", previous_response_id=second.id, **GREEDY)
+    assert missing.value.param == "previous_response_id"
+    with pytest.raises(openai.BadRequestError, match="complete"):
+        client.responses.cancel(first.id)
+
+
+def test_what_is_not_to_be_stored_is_not(client: openai.OpenAI) -> None:
+    found = client.responses.create(input="x", store=False, **GREEDY)
+    assert (found.model_extra or {})["store"] is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(found.id)
+
+
+def test_a_running_response_is_cancelled_by_its_name(running: Running) -> None:
+    with openai.OpenAI(base_url=running.url + "/v1", api_key="x", max_retries=0) as client:
+        # A list that cannot end before the length does.
+        numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+        form: Any = {"format": {"type": "json_schema", "name": "x", "schema": numbers}}
+        options: Any = {**GREEDY, "max_output_tokens": 1900}
+        stream = client.responses.create(input="Go on.", stream=True, text=form, **options)
+        created = next(iter(stream))
+        assert created.type == "response.created"
+        assert client.responses.retrieve(created.response.id).status == "in_progress"
+        cancelled = client.responses.cancel(created.response.id)
+        last = list(stream)[-1]
+        assert last.response.status == cancelled.status == "cancelled"  # type: ignore[union-attr]
+        assert client.responses.cancel(created.response.id).status == "cancelled"
+    running.idle()
+
+
+def test_a_function_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
+    options: Any = {**GREEDY, "max_output_tokens": 200, "tools": TOOLS, "parallel_tool_calls": False}
+    for choice in ({"type": "function", "name": "weather"}, "required"):
+        whole = client.responses.create(input="Weather?", tool_choice=choice, **options)
+        (call,) = whole.output
+        assert call.type == "function_call"
+        assert (call.name, json.loads(call.arguments)["place"] in ("Oslo", "Rome")) == ("weather", True)
+        with client.responses.stream(input="Weather?", tool_choice=choice, **options) as stream:
+            (streamed,) = stream.get_final_response().output
+        assert streamed.arguments == call.arguments  # type: ignore[union-attr]
+        result: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "sun"}]
+        later = client.responses.create(input=result, previous_response_id=whole.id, **GREEDY)
+        written: Any = [{"role": "user", "content": "Weather?"}, *whole.output, *result]
+        assert later.output_text == client.responses.create(input=written, **GREEDY).output_text
+
+
+def test_a_schema_is_followed(client: openai.OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
+    found = client.responses.create(input="Where?", text=form, **{**GREEDY, "max_output_tokens": 60})
+    assert json.loads(found.output_text)["place"] in ("Oslo", "Rome")
+    assert found.status == "completed"
+
+
+def test_reasoning_is_an_item() -> None:
+    running = Running("qwen2", ENGINE | OPENED, reasoning_parser="think", api_keys=("key-one", "key-two"))
+    try:
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="key-one", max_retries=0) as client:
+            effort: Any = {"effort": "low", "summary": "auto"}
+            found = client.responses.create(input="Weather?", reasoning=effort, **GREEDY)
+            (thought,) = found.output
+            assert thought.type == "reasoning"
+            assert thought.content
+            assert thought.content[0].text
+            assert found.usage is not None
+            assert 0 < found.usage.output_tokens_details.reasoning_tokens <= 12
+            with client.responses.stream(input="Weather?", **GREEDY) as stream:
+                kinds = {event.type for event in stream}
+            assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
+            again = client.responses.create(input="And?", previous_response_id=found.id, **GREEDY)
+            assert again.output
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="key-two", max_retries=0) as other:
+            for ask in (
+                lambda: other.responses.retrieve(found.id),
+                lambda: other.responses.delete(found.id),
+                lambda: other.responses.cancel(found.id),
+                lambda: other.responses.create(input="x", previous_response_id=found.id, **GREEDY),
+            ):
+                with pytest.raises(openai.NotFoundError):
+                    ask()
+        running.idle()
+    finally:
+        running.close()
+
+
+FILE = {"type": "input_image", "file_id": "x"}
+BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"temperature": -1}, "temperature", "temperature"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must"),
+        ({"max_tokens": 5}, "max_tokens", "Use max_output_tokens."),
+        ({"background": True}, "background", "Stream"),
+        ({"conversation": "c"}, "conversation", "previous_response_id"),
+        ({"truncation": "auto"}, "truncation", "shorter"),
+        ({"top_logprobs": 3}, "top_logprobs", ""),
+        ({"include": ["message.output_text.logprobs"]}, "include", "cannot be included"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.mode", "unknown"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "no schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format", ""),
+        ({"input": []}, "input", "at least one"),
+        # Found by schemathesis: reasoning without a text is nothing to answer.
+        ({"input": [{"type": "reasoning"}]}, "input", "no message"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'function_call'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "'input_image'"),
+        ({"input": [{"role": "user", "content": [FILE]}]}, "input.0.content.0.file_id", "image_url"),
+        ({"input": [{"role": "assistant", "content": [BAD]}]}, "input.0.content.0", "text only"),
+        ({"input": [{"role": "user", "content": [BAD]}], "instructions": "x"}, "input.0.content.0", "image 1"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": [BAD]}]}, "input.0.output.0", "image 1"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_field(running: Running, body: dict[str, Any], param: str, words: str) -> None:
+    answer = running.post(RESPONSES, {"input": "x", "max_output_tokens": 2, **body})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), error
+    assert words in error["message"]
+
+
+# ---------------------------------------------------------------------- chunks
+
+
+def shown(deltas: list[dict[str, Any]], store: ResponseStore, fails: bool = False) -> list[dict[str, Any]]:
+    """The events made of these deltas of chat."""
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        for delta in [{"role": "assistant", "content": ""}, *deltas]:
+            yield {"choices": [{"delta": delta, "finish_reason": None}]}
+        if fails:
+            raise HttpError(500, "It broke.", "Try again.")
+        yield {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        counts = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        yield {"choices": [], "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 0}}}
+
+    head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
+    found: list[dict[str, Any]] = []
+
+    async def count(text: str) -> int:
+        return len(text.split())
+
+    async def collect() -> None:
+        made = ResponseEvents(request("x"), head, Notes(), store, "", count)
+        async for event in made.events(chunks()):
+            found.append(json.loads(json.dumps(event)))
+
+    if fails:
+        with pytest.raises(HttpError):
+            asyncio.run(collect())
+    else:
+        asyncio.run(collect())
+    return found
+
+
+def request(given: Any, earlier: Any = (), **more: Any) -> ResponseAsked:
+    return asked(checked({"input": given, **more}, ResponsesRequest), earlier, Notes())
+
+
+def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
+    head = {} if name is None else {"id": f"call_{index}"}
+    return {"tool_calls": [{"index": index, **head, "function": {"name": name, "arguments": arguments}}]}
+
+
+def test_items_follow_each_other_and_go_on_as_one_message() -> None:
+    store = ResponseStore(1 << 20)
+    deltas = [{"reasoning_content": "Long "}, {"reasoning_content": "ago."}, {"content": "I "}, {"content": "look."}]
+    events = shown([*deltas, call(0, '{"a":', "f"), call(0, " 1}"), call(1, "{}", "g")], store)
+    response = events[-1]["response"]
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    assert {item["status"] for item in response["output"]} == {"completed"}
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    # What the deltas add up to is what the events that end them say.
+    texts: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            texts[event["output_index"]] = texts.get(event["output_index"], "") + event["delta"]
+        elif event["type"].endswith(("text.done", "arguments.done")):
+            assert texts[event["output_index"]] == event.get("text", event.get("arguments"))
+    assert texts == {0: "Long ago.", 1: "I look.", 2: '{"a": 1}', 3: "{}"}
+    assert all(event["item"]["content"] == [] for event in events[2:4] if event["type"].endswith("item.added"))
+    user, answer = store.get("resp-1", "").history
+    assert user == {"role": "user", "content": "x"}
+    assert (answer["reasoning_content"], answer["content"]) == ("Long ago.", "I look.")
+    assert [made["function"]["name"] for made in answer["tool_calls"]] == ["f", "g"]
+    written = request([{"role": "user", "content": "x"}, *response["output"], {"role": "user", "content": "y"}])
+    assert written.history == [user, answer, {"role": "user", "content": "y"}]
+
+
+def test_half_an_answer_is_not_kept() -> None:
+    store = ResponseStore(1 << 20)
+    assert shown([{"content": "x"}], store, fails=True)[-1]["type"] == "response.output_text.delta"
+    assert store.num_bytes == 0
+    with pytest.raises(HttpError):
+        store.get("resp-1", "")
+
+
+def test_places_lead_back() -> None:
+    parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    items = [
+        {"role": "developer", "content": parts},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": parts},
+    ]
+    made = request(items, ({"role": "user", "content": "x"},), instructions="Be short.")
+    assert [message.role for message in made.body.messages] == ["system", "user", "system", "assistant", "tool"]
+    for param, place in {
+        "messages.0.content": "instructions",
+        "messages.1.content.0.image_url": "previous_response_id",
+        "messages.2.content.1": "input.0.content.1",
+        "messages.3.tool_calls.0.function.arguments": "input.1",
+        "messages.4.content.0": "input.2.output.0",
+    }.items():
+        assert made.names.placed(param) == place
+
+
+# ---------------------------------------------------------------------- the store
+
+
+def stored(name: str, size: int, owner: str = "") -> Stored:
+    return Stored(owner, {"id": name}, ({"content": "x" * size},))
+
+
+def test_the_store_keeps_to_its_bound_and_the_least_used_goes_first() -> None:
+    store = ResponseStore(10_000)
+    for name in "abc":
+        assert store.put(stored(name, 2000))
+    assert store.get("a", "").response == {"id": "a"}
+    assert store.put(stored("d", 3500))
+    assert [name for name in "abcd" if store.holds(name)] == ["a", "c", "d"]
+    assert not store.put(stored("e", 20_000))
+    assert store.num_bytes <= 10_000
+    assert store.put(stored("a", 100)), "counted anew, not twice"
+    for name in "acd":
+        store.delete(name, "")
+    assert store.num_bytes == 0
+    assert not ResponseStore(0).put(stored("a", 1))
+    assert size_of({"a": ["\U0001f600" * 10]}) > 40
+
+
+def test_a_server_that_stores_little_says_so_and_takes_no_more(tmp_path: Any) -> None:
+    running = Running(max_stored_bytes=20_000)
+    try:
+        names = []
+        for number in range(8):
+            body = {"input": f"{number} " + "x" * 1500, "max_output_tokens": 2}
+            answer = running.post(RESPONSES, body).json()
+            assert answer["store"] is True
+            names.append(answer["id"])
+        kept = [name for name in names if running.get(f"{RESPONSES}/{name}").status_code == 200]
+        assert kept == names[-len(kept) :]
+        assert 0 < len(kept) < 8
+        url = data_url(400, 400, seed=9)
+        assert len(url) > 20_000
+        large = running.post(RESPONSES, {"input": pictured("x", url), "max_output_tokens": 1}).json()
+        assert large["store"] is False
+        assert running.get(f"{RESPONSES}/{large['id']}").status_code == 404
+        running.idle()
+    finally:
+        running.close()
