@@ -434,6 +434,8 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
     asked: list[SamplingParams] = []
 
     class Model:
+        chat_template: str | None = None
+
         def get_default_sampling_params(self) -> SamplingParams:
             return SamplingParams()
 
