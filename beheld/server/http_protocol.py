@@ -152,7 +152,11 @@ class BoundedConnection(h11.Connection):
         """The next event; h11.NEED_DATA at the end of a turn."""
         if not self.left:
             return h11.NEED_DATA
-        event = super().next_event()
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            # h11 raises it in a method of the error: its traceback would keep the connection until the next collection.
+            raise error.with_traceback(None) from None
         self.paused = event is h11.PAUSED
         if event is h11.NEED_DATA or self.paused:
             return event

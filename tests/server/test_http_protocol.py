@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import h11
 import pytest
 
-from beheld.server.http_protocol import MAX_TINY_CHUNKS, MIN_CHUNK_BYTES
+from beheld.server.http_protocol import MAX_TINY_CHUNKS, MIN_CHUNK_BYTES, BoundedConnection
 from beheld.utils.pace import MIN_RATE
 from tests import long
 from tests.server.running import Running, data_url, received, request_bytes, talk, watched
@@ -195,6 +196,24 @@ def test_what_a_connection_held_goes_with_it(locked: Running) -> None:
             time.sleep(0.05)
         assert seen
         assert [one() for one in seen if one() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_a_connection_that_sent_no_http_leaves_no_cycle() -> None:
+    """h11 raises its error in a method of the error, so that the traceback refers back to the error."""
+    conn = BoundedConnection(h11.SERVER, 1000)
+    conn.left = 1
+    conn.receive_data(b"GARBAGE\r\n\r\n")
+    held = weakref.ref(conn)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(h11.RemoteProtocolError):
+            conn.next_event()
+        assert conn.their_state is h11.ERROR
+        del conn
+        assert held() is None
     finally:
         gc.enable()
 
