@@ -174,48 +174,49 @@ def test_88_without_the_key_nothing_of_a_body_is_parsed(locked: Running) -> None
         assert time.monotonic() - begin < 2.5
 
 
-def test_what_a_connection_held_goes_with_it(locked: Running) -> None:
-    """Not with the garbage collector's next round, before which an attack may hold a lot."""
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Without the garbage collector, so that what a cycle holds stays."""
     gc.collect()
     gc.disable()
-    try:
-        seen = []
-        for sent in (GET + b"\r\n", TINY, b"GARBAGE\r\n\r\n", TINY[:1000]):
-            with locked.connect() as link:
-                with contextlib.suppress(ConnectionError):
-                    link.sendall(sent[:50])
-                    until = time.monotonic() + 5
-                    while not (open_ := list(locked.server.server_state.connections)) and time.monotonic() < until:
-                        time.sleep(0.001)
-                    seen += [weakref.ref(one) for one in open_]
-                    del open_
-                    link.sendall(sent[50:])
-                received(link)
-        deadline = time.monotonic() + 2
-        while any(one() is not None for one in seen) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert seen
-        assert [one() for one in seen if one() is not None] == []
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
+@pytest.mark.usefixtures("no_collection")
+def test_what_a_connection_held_goes_with_it(locked: Running) -> None:
+    """Not with the garbage collector's next round, before which an attack may hold a lot."""
+    seen = []
+    for sent in (GET + b"\r\n", TINY, b"GARBAGE\r\n\r\n", TINY[:1000]):
+        with locked.connect() as link:
+            with contextlib.suppress(ConnectionError):
+                link.sendall(sent[:50])
+                until = time.monotonic() + 5
+                while not (open_ := list(locked.server.server_state.connections)) and time.monotonic() < until:
+                    time.sleep(0.001)
+                seen += [weakref.ref(one) for one in open_]
+                del open_
+                link.sendall(sent[50:])
+            received(link)
+    deadline = time.monotonic() + 2
+    while any(one() is not None for one in seen) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert seen
+    assert [one() for one in seen if one() is not None] == []
+
+
+@pytest.mark.usefixtures("no_collection")
 def test_a_connection_that_sent_no_http_leaves_no_cycle() -> None:
     """h11 raises its error in a method of the error, so that the traceback refers back to the error."""
     conn = BoundedConnection(h11.SERVER, 1000)
     conn.left = 1
     conn.receive_data(b"GARBAGE\r\n\r\n")
     held = weakref.ref(conn)
-    gc.collect()
-    gc.disable()
-    try:
-        with contextlib.suppress(h11.RemoteProtocolError):
-            conn.next_event()
-        assert conn.their_state is h11.ERROR
-        del conn
-        assert held() is None
-    finally:
-        gc.enable()
+    with contextlib.suppress(h11.RemoteProtocolError):
+        conn.next_event()
+    assert conn.their_state is h11.ERROR
+    del conn
+    assert held() is None
 
 
 @pytest.mark.parametrize("sent", [b"", b"GE", GET, GET + b"A: b\r\n"])
