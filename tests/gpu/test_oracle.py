@@ -19,6 +19,10 @@ FAMILIES = (
     *("lfm2_vl", "llama4", "ernie4_5_vl_moe", "qwen2_audio", "gemma3n", "florence2", "molmo2", "chameleon", "phi4_mm"),
     # A picture and a sound in one prompt, and experts.
     "qwen3_omni_moe",
+    # Recurrent states, latent attention, sinks.
+    *("qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt_oss"),
+    # Definitions of our own.
+    *("ultravox", "qwen_vl", "glm4v_9b", "molmo", "phi3_v", "deepseek_ocr"),
 )
 
 
