@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
-from beheld.api.start import start_both
+from beheld.api.start import first_items, start_both, warms_grammars
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
@@ -116,16 +117,21 @@ class AsyncLLM:
             remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
             try:
                 inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
-                if args.load_format != "dummy":
-                    remote.try_items(inputs.sample_items())
+                remote.try_items(first_items(inputs, remote.info, remote.config))
+                compiler = inputs.compiler
+                remote.use(
+                    lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids),
+                    now=warms_grammars(remote.info, remote.config),
+                )
             except BaseException:
                 remote.close()
                 raise
-            compiler = inputs.compiler
-            remote.use(lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids))
             self._open(args, remote.info, remote.config, inputs, remote)
             return
         setup, inputs = start_both(args)
+        if warms_grammars(setup.info, setup.config):
+            with suppress(ParamsError):
+                inputs.compiler.prepare()
         self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
 
     def _open(

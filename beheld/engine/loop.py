@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from beheld.core.errors import BeheldError, EngineDeadError, EngineError, UserError
+from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError, UserError
 from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
@@ -160,7 +161,11 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, Read):
         reply(LoRAAdded(message.number, message.error or _added(core, message.lora)))
     elif isinstance(message, Tokenizer):
-        core.grammars = GrammarRows(Compiler(lambda: message.text, message.vocab_size, message.eos_ids))
+        compiler = Compiler(lambda: message.text, message.vocab_size, message.eos_ids)
+        core.grammars = GrammarRows(compiler)
+        # Requests with a grammar report a tokenizer that cannot serve them.
+        with suppress(ParamsError):
+            compiler.prepare()
     elif isinstance(message, Unread):
         for name in message.request_ids:
             if waiting.pop(name) is None:

@@ -102,7 +102,7 @@ class EngineProcess:
             answer = self._link.receive()
         except (EOFError, OSError, FrameError) as error:
             self._end()
-            raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
+            raise _ended_early() from error
         except BaseException:
             self._end()
             raise
@@ -113,9 +113,22 @@ class EngineProcess:
         self.info: ModelInfo = answer.info
         self.config: EngineConfig = answer.config
 
-    def use(self, tokenizer: Callable[[], Tokenizer]) -> None:
-        """Set the function that gives the tokenizer; the first request with a grammar calls it."""
+    def use(self, tokenizer: Callable[[], Tokenizer], *, now: bool = False) -> None:
+        """Set the function that gives the tokenizer; the first request with a grammar calls it.
+
+        Args:
+            now: call it at once, before `start`, so that no request waits for the engine to load it.
+
+        Raises:
+            EngineDeadError: the process has ended.
+        """
         self._tokenizer = tokenizer
+        if now:
+            assert not self._threads, "the engine has started"
+            try:
+                self._send_tokenizer()
+            except OSError as error:
+                raise _ended_early() from error
 
     def try_items(self, items: Sequence[MediaItem]) -> None:
         """Run the towers for items on the other side; before `start`.
@@ -129,7 +142,7 @@ class EngineProcess:
             self._link.send(TryItems(tuple(items)))
             answer = self._link.receive()
         except (EOFError, OSError, FrameError) as error:
-            raise EngineDeadError("The engine's process ended before it was ready.", "Its log says why.") from error
+            raise _ended_early() from error
         assert isinstance(answer, Tried)
         if answer.error is not None:
             raise answer.error
@@ -221,8 +234,16 @@ class EngineProcess:
         if self._tokenizer is None or not isinstance(message, Submit):
             return
         if any(request.grammar is not None for request in message.requests):
-            self._link.send(self._tokenizer())
-            self._tokenizer = None
+            self._send_tokenizer()
+
+    def _send_tokenizer(self) -> None:
+        assert self._tokenizer is not None
+        self._link.send(self._tokenizer())
+        self._tokenizer = None
+
+
+def _ended_early() -> EngineDeadError:
+    return EngineDeadError("The engine's process ended before it was ready.", "Its log says why.")
 
 
 def _load() -> None:

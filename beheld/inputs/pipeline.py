@@ -235,14 +235,21 @@ class InputPipeline:
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
-    def sample_items(self) -> list[MediaItem]:
+    def warm_grammars(self) -> None:
+        """Let the process that compiles grammars load what it needs now, in the background."""
+        self._sampling.warm()
+
+    def sample_items(self, *, large: bool = False) -> list[MediaItem]:
         """Make one item of each modality, for the engine's self-test.
+
+        Args:
+            large: pictures of the usual size instead of small ones.
 
         Raises:
             ModelError: the checkpoint's processor cannot make one.
         """
         items = sample_items(
-            self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers
+            self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers, large=large
         )
         if not items or not self._info.is_encoder_decoder:
             return items

@@ -23,6 +23,8 @@ _CALL_ROWS = 4 * 4096
 _GRAPH_BYTES = 1 << 30
 # The sampler at its most expensive: penalties need counts of every token, and a filter by sums needs all logits sorted.
 _DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+# Other forms of the kernels: logits as the model gives them, and the best token after penalties.
+_CHEAPER = (Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=0.0, repetition_penalty=1.1))
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,20 @@ def sample_full_batch(
 ) -> None:
     """Sample a token for every row with the options that take most memory; the rows are free again afterwards.
 
-    Before that, report a piece of a prompt, with two more copies of its logits as a soft cap makes them.
+    Before that, report a piece of a prompt, with two more copies of its logits as a soft cap makes them. After it,
+    sample with fewer options and a single row, so that no request waits for kernels to be compiled.
     """
-    rows = list(range(num_rows))
-    for row in rows:
-        sampler.admit(row, _DEAR, (0,), 1)
     logits_BV = torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
     pieces_TV = [torch.zeros(PROMPT_ROWS, vocab_size, dtype=dtype, device=device) for _ in range(3)]
     sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), 5)
     pieces_TV.clear()
-    sampler.sample(logits_BV, rows, [1] * num_rows)
-    for row in rows:
-        sampler.release(row)
+    for options in (_DEAR, *_CHEAPER):
+        for rows in (range(num_rows), range(1)):
+            for row in rows:
+                sampler.admit(row, options, (0,), 1)
+            sampler.sample(logits_BV[: len(rows)], rows, [1] * len(rows))
+            for row in rows:
+                sampler.release(row)
 
 
 def _peak(platform: Platform, run: Callable[[], object]) -> tuple[int, int]:

@@ -20,7 +20,6 @@ from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, Ste
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
-from beheld.models.surgery.compiled import eager
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.pool.pooler import PooledValues, Pooler
@@ -491,7 +490,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def try_items(self, items: Sequence[MediaItem]) -> None:
-        """Run the towers for items; nothing is kept of them.
+        """Run the towers for items, which compiles what they compile; nothing is kept of the items.
 
         Raises:
             ModelError: a tower fails, or what it gives is not finite.
@@ -500,8 +499,7 @@ class ModelRunner:
         for item in items:
             order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
             try:
-                # Nothing is compiled for the sake of a test: that would take longer than loading the model.
-                with explained("run a tower", self._platform, "Lower the limits on media."), eager():
+                with explained("run a tower", self._platform, "Lower the limits on media."):
                     (found,) = self._adapter.encode([order])
             except BeheldError:
                 raise

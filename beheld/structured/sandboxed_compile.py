@@ -72,6 +72,10 @@ class SandboxedCompile:
         )
         self._passed: LRU[Grammar, bool] = LRU(_PASSED_BYTES)
 
+    def warm(self) -> None:
+        """Let a worker load the tokenizer now, in the background: it takes a second or more."""
+        self._sandbox.warm(self.task_type)
+
     def check(self, grammar: Grammar, cancel: CancelToken | None = None) -> None:
         """Compile the grammar in the sandbox, unless it has passed before.
 

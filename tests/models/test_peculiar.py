@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from beheld.models.surgery import compiled as fuse
 from beheld.models.surgery import joined
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.platform.triton import HAS_TRITON
 from tests import tiny
 from tests.oracle import cases, reference
 
@@ -200,3 +202,17 @@ def test_a_layer_that_cannot_be_compiled_runs_as_it_came(level: int, monkeypatch
     assert [float(layer(one)[0, 0]) for layer in layers] == [0, 1, 2]
     assert len(tried) == 1
     assert told == [(level, "Kind could not be compiled and runs as it is: not this one")]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs triton")
+@pytest.mark.parametrize("named", [None, "/of/the/user"])
+def test_kernels_stay_in_one_folder(named: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler names a folder of its own when it first compiles, where a second start does not look."""
+    from triton import knobs
+
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    own = knobs.cache.dir
+    if named is not None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", named)
+    fuse.compile_layers([], Changes())
+    assert os.environ["TRITON_CACHE_DIR"] == (named or own)

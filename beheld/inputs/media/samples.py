@@ -19,8 +19,11 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Small, so that it takes a start no time that anybody notices; a processor enlarges what its model cannot take.
+# In pixels. Small, so that it takes a start no time that anybody notices; a processor enlarges what its model cannot
+# take.
 _SIDE = 112
+# The size of many pictures: towers use all their kernels for it.
+_LARGE_SIDE = 448
 _FRAMES = 2
 _RATE = 16_000
 
@@ -33,6 +36,8 @@ def sample_items(
     family: FamilyInputs,
     rules: FetchRules,
     workers: MediaWorkers,
+    *,
+    large: bool = False,
 ) -> list[MediaItem]:
     """An item of each modality that is not switched off, made as those of requests are; no cache keeps them.
 
@@ -46,19 +51,19 @@ def sample_items(
         # What transformers warns of concerns requests, which repeat it.
         with errors_only():
             for modality in info.modalities:
-                item = _made(modality, maker, config, only=not items)
+                item = _made(modality, maker, config, _LARGE_SIDE if large else _SIDE, only=not items)
                 items += [] if item is None else [item]
         return items
     finally:
         maker.close()
 
 
-def _made(modality: str, maker: ItemMaker, config: EngineConfig, *, only: bool) -> MediaItem | None:
+def _made(modality: str, maker: ItemMaker, config: EngineConfig, side: int, *, only: bool) -> MediaItem | None:
     """An item of the modality; `only`: nothing of another modality could be made so far."""
     if not config.limit_per_prompt.get(modality):
         return None
     try:
-        made = maker.make_all([MediaRef(modality, _content(modality))], {}, b"", CancelToken())
+        made = maker.make_all([MediaRef(modality, _content(modality, side))], {}, b"", CancelToken())
         return made[0].item
     except (LimitError, WorkerError) as error:
         # Of this machine's bounds, not of the checkpoint.
@@ -80,13 +85,13 @@ def _made(modality: str, maker: ItemMaker, config: EngineConfig, *, only: bool) 
         ) from error
 
 
-def _content(modality: str) -> Any:
-    """Something that is neither uniform nor random."""
+def _content(modality: str, side: int) -> Any:
+    """Something that is neither uniform nor random; pictures of `side` x `side` pixels."""
     import numpy as np
 
     if modality == "audio":
         return np.sin(np.arange(_RATE, dtype=np.float32) / 16), _RATE
-    ramp = np.arange(_SIDE, dtype=np.uint8)
+    ramp = np.arange(side).astype(np.uint8)
     image = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None, :], ramp[::-1, None]), axis=-1)
     if modality == "video":
         frames = np.stack([np.roll(image, shift, axis=0) for shift in range(_FRAMES)])

@@ -58,6 +58,11 @@ class SamplingResolver:
         self._processors = EngineProcessors(config.logits_processors, config)
         self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
 
+    def warm(self) -> None:
+        """Let the process that compiles grammars start now, in the background."""
+        if self._tokenizer is not None:
+            self._grammars.warm()
+
     def _compiler_settings(self) -> CompilerSettings:
         return CompilerSettings(self._tokenizer_json(), self._info.vocab_size, self._eos)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
+import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from beheld.core.errors import first_line
 from beheld.models.surgery.operation import Changes
+from beheld.platform.triton import HAS_TRITON
 from beheld.utils.gc_tuning import count_as_old
 from beheld.utils.log import get_logger
 
@@ -60,17 +61,6 @@ class _Settings:
 settings = _Settings()
 
 
-@contextmanager
-def eager() -> Iterator[None]:
-    """Within the block compiled layers run as they came, and nothing is compiled."""
-    if "torch._dynamo" not in sys.modules:
-        # Nothing was compiled yet, and the compiler takes a second to load.
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def compile_layers(
     layers: Sequence[Any],
     changes: Changes,
@@ -88,6 +78,7 @@ def compile_layers(
         level: the log level of that message.
         one_row: computes a single row of some layers, which are then not compiled for single rows.
     """
+    _keep_kernels_in_one_place()
     # The compiler collects young garbage each time. All imported objects would be young, and take it 0.3 s.
     count_as_old()
     refused: list[str] = []
@@ -175,3 +166,15 @@ def _forget_recorders(layer: nn.Module, changes: Changes) -> None:
         for key in [k for k, hook in hooks.items() if getattr(hook, "__module__", "") == _RECORDERS]:
             if part is not layer:
                 changes.undo_with(functools.partial(hooks.__setitem__, key, hooks.pop(key)))
+
+
+def _keep_kernels_in_one_place() -> None:
+    """Name Triton's own folder of compiled kernels, unless the user names one.
+
+    Otherwise torch's compiler names another folder when it first compiles, and not when it finds what it compiled. So
+    the kernels that a first start compiled are not found by the second, which takes ten seconds longer.
+    """
+    if HAS_TRITON:
+        from triton import knobs
+
+        os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
