@@ -1,8 +1,8 @@
 # Recipes of this project. `just --list` shows them; each is one line that can be run without just.
 
-# All tests on the CPU, or those of the arguments: just test tests/scheduler -x
+# All tests on the CPU in two processes, or those of the arguments in one: just test tests/scheduler -x
 test *arguments:
-    pytest {{arguments}}
+    pytest {{ if arguments == "" { "-n 2 --dist loadgroup" } else { arguments } }}
 
 # Style.
 lint:

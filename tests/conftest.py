@@ -51,10 +51,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.extra_keyword_matches.update(OTHER_NAMES.get(family, ()))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour.
+
+    Side by side (`-n 2 --dist loadgroup`), a process takes all of a file's tests of one family, which share an engine;
+    a file without families it takes whole.
+    """
     for item in items if LONG else ():
         item.add_marker(pytest.mark.timeout(7200))
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
+        family = getattr(getattr(item, "callspec", None), "params", {}).get("family", "")
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-{family}"))
 
 
 def pytest_collection_finish() -> None:

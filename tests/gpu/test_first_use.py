@@ -12,10 +12,9 @@ if not torch.cuda.is_available():
 
 from PIL import Image
 
-from beheld import SamplingParams
-from tests import tiny  # noqa: F401
+from beheld import LLM, SamplingParams
+from tests import tiny
 from tests.oracle import cases
-from tests.oracle.test_oracle import make
 
 PLAIN: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -38,7 +37,8 @@ def test_no_kernel_is_compiled_for_a_request(monkeypatch: pytest.MonkeyPatch, tm
     def listen(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
         heard.append(metadata["name"])
 
-    llm = make("qwen2_5_vl", cases.options("qwen2_5_vl", "roomy") | {"dtype": "bfloat16", "max_num_seqs": 8})
+    options = cases.options("qwen2_5_vl", "roomy") | {"dtype": "bfloat16", "max_num_seqs": 8}
+    llm = LLM(model=str(tiny.checkpoint("qwen2_5_vl")), gpu_memory_utilization=0.3, **options)
     monkeypatch.setattr(knobs.compilation, "listener", listen)
     try:
         picture = Image.effect_noise((448, 448), 90).convert("RGB")
