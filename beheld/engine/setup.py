@@ -20,7 +20,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
-from beheld.engine.ranks import check_ranks
+from beheld.engine.ranks import check_ranks, ranks_of
 from beheld.executor.executor import Executor
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
@@ -44,6 +44,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
@@ -51,7 +52,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
     "swap_space": None,
-    "distributed_executor_backend": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
 }
@@ -123,7 +123,11 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 
 
 def executor_of(config: EngineConfig) -> type[Executor]:
-    """The executor class for this configuration; there is only the one in this process so far."""
+    """The executor class for this configuration: of this process alone, or of several ranks."""
+    if config.tensor_parallel_size > 1:
+        from beheld.executor.multi import MultiExecutor
+
+        return MultiExecutor
     from beheld.executor.local import LocalExecutor
 
     return LocalExecutor
@@ -274,6 +278,8 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         quantization=_quantization(args, platform),
+        tensor_parallel_size=ranks_of(args, platform.name),
+        mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
     )

@@ -20,10 +20,13 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
+from beheld.models.shard_weights import sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model
+from beheld.parallel.group import RankGroup
+from beheld.parallel.shard_plan import ShardPlan
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
 from beheld.quant.registry import method_for
@@ -36,10 +39,13 @@ _GREATEST = 1e18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery:
+def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> Surgery:
     """Load the checkpoint's transformers model on the device, in the engine's dtype, ready for surgery.
 
     The modules that the quantization method inserts after loading are the surgery's first operation.
+
+    Args:
+        ranks: the ranks that share the model, each of which loads its part.
 
     Raises:
         ModelError: no such class, no weights, weights missing or of the wrong shape, or an unsupported quantization.
@@ -48,14 +54,20 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
     model_class = towers.without(known_class, registry.model(info.family).towers, config.limit_per_prompt)
+    own_class = model_class if ranks is None else sharded(model_class, info, ranks.rank, ranks.size, None)
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
-        surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
+        surgery = Surgery(Target(_dummy(own_class, hf_config, dtype, config.device), config))
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
     else:
-        surgery = _from_files(model_class, hf_config, info, dtype, config)
+        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
     model = surgery.target.model
+    if ranks is not None:
+        surgery.target.ranks, surgery.target.shards = ranks, model.shard_plan
+        model.__class__ = model_class
+        if ranks.rank == 0:
+            _tell(model.shard_plan)
     if info.pooler is not None:
         pooling_head.give(model, info)
     if model_class is not known_class:
@@ -122,7 +134,7 @@ class Weights:
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
-    """Measure the weights of the model that this configuration describes, without disabled towers.
+    """Measure the weights of the model that this configuration describes, or one rank's, without disabled towers.
 
     Allocates no memory for them.
 
@@ -132,9 +144,13 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     own = registry.model(info.family).towers
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
+    if config.tensor_parallel_size > 1:
+        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None)
     try:
         with torch.device("meta"):
             model = model_class._from_config(hf_config, dtype=dtype)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"config.json describes no model that {model_class.__name__} can be: "
@@ -147,7 +163,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
     on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
-    if quantization is None and on_disk:
+    if quantization is None and on_disk and config.tensor_parallel_size == 1:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
         return Weights(sum(counts), sum(sizes), sizes)
@@ -185,7 +201,20 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
-def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Surgery:
+def _tell(plan: ShardPlan) -> None:
+    logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.blocks))
+    if plan.whole:
+        logger.warning("Every rank computes as a whole: %s.", ", ".join(plan.whole))
+
+
+def _from_files(
+    model_class: Any,
+    hf_config: Any,
+    info: ModelInfo,
+    dtype: torch.dtype,
+    config: EngineConfig,
+    ranks: RankGroup | None,
+) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
     for part in info.secondary:
@@ -204,7 +233,17 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             weights = _renamed_weights(info, path)
         if weights is None and info.secondary:
             weights = joined_slices(path, info.secondary)
+        if weights is None and ranks is not None:
+            weights = joined_slices(path, ())
         loading = method.loading(model_class, weights or {})
+        if ranks is not None and weights is not None:
+            if loading is not model_class:
+                raise ModelError(
+                    f"The weights of {info.name!r} stay quantized ({method.name}), and ranks cannot share such weights "
+                    "yet.",
+                    "Give tensor_parallel_size=1, or take the unquantized checkpoint.",
+                )
+            loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options

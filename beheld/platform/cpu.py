@@ -56,6 +56,7 @@ class Cpu:
     shares_host_memory = True
     synchronous = True
     splits = False
+    num_devices = 1
     pinned_memory = False
     compiles_layers = False
     packs_linears = True

@@ -51,6 +51,11 @@ class Cuda:
     dense_decode_cache = False
     attention_backends = ("flash", "triton", "torch")
 
+    @property
+    def num_devices(self) -> int:
+        """See Platform."""
+        return torch.cuda.device_count()
+
     def __init__(self) -> None:
         self.has_triton = HAS_TRITON
         self.one_row_kernels = HAS_TRITON

@@ -156,6 +156,10 @@ class Platform(Protocol):
         """A machine may have several of these devices, each with memory of its own."""
 
     @property
+    def num_devices(self) -> int:
+        """How many of these devices this process may use."""
+
+    @property
     def pinned_memory(self) -> bool:
         """Copies from pinned memory of the host go on while the host does."""
 

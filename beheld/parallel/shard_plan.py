@@ -1,0 +1,103 @@
+"""What one rank holds of a model: the cuts of its weights, and where outputs are summed over the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError
+from beheld.parallel.shards import Cut, Heads, heads_of
+
+_KINDS = ("full", "sliding", "chunked")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Weights that are shared out together, or not at all.
+
+    Attributes:
+        path: of the module.
+        cuts: parameter, by its full name -> this rank's part.
+        summed: path of the module whose outputs are to be summed over the ranks; None if it is the vocabulary.
+        heads: of attention, this rank's.
+        num_sections: parameter -> how many layers of one input are joined in it, each cut alike; 1 if not named.
+        sizes: attribute of the module -> its value with this rank's part.
+    """
+
+    path: str
+    cuts: Mapping[str, Cut]
+    summed: str | None = None
+    heads: Heads | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_sections: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What one rank holds of a model.
+
+    Attributes:
+        embedding: path of the embedding whose rows are shared out, with the first row of this rank; None if all ranks
+            have it whole. `head` likewise.
+        vocab_size: rows of the whole embedding.
+        whole: what is not shared out, in words.
+        shapes: parameter -> its whole shape, of those that are cut.
+    """
+
+    rank: int
+    ranks: int
+    blocks: tuple[Block, ...]
+    embedding: tuple[str, int] | None = None
+    head: str | None = None
+    vocab_size: int = 0
+    whole: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """All cuts, by the parameter's full name."""
+        return {name: cut for block in self.blocks for name, cut in block.cuts.items()}
+
+    def without(self, paths: set[str]) -> ShardPlan:
+        """Return the plan with these blocks whole; all attention, if one of them is: its caches have one shape."""
+        dropped = [block for block in self.blocks if block.path in paths]
+        if any(block.heads is not None for block in dropped):
+            paths = paths | {block.path for block in self.blocks if block.heads is not None}
+        if any(block.path == "vocabulary" for block in dropped):
+            return dataclasses.replace(self, embedding=None, head=None).without(paths - {"vocabulary"})
+        return dataclasses.replace(self, blocks=tuple(block for block in self.blocks if block.path not in paths))
+
+    def local(self, info: ModelInfo) -> ModelInfo:
+        """Return the model's facts as this rank sees them: with its own heads of keys and values."""
+        own = next((block.heads for block in self.blocks if block.heads is not None), None)
+        if own is None:
+            return info
+        groups = tuple(
+            dataclasses.replace(
+                group, num_kv_heads=len(heads_of(group.num_kv_heads, group.num_kv_heads, self.rank, self.ranks).keys)
+            )
+            for group in info.kv_groups
+        )
+        return dataclasses.replace(info, kv_groups=groups)
+
+
+def check_shardable(info: ModelInfo, quantization: str | None) -> None:
+    """Refuse a model that ranks cannot share.
+
+    Raises:
+        ModelError: names what cannot be shared out.
+    """
+    other = next((group.kind for group in info.kv_groups if group.kind not in _KINDS or group.values_in_keys), None)
+    reason = None
+    if other is not None:
+        reason = f"its layers keep state of the kind {other!r}, which ranks cannot share yet"
+    elif info.is_encoder_decoder:
+        reason = "models with an encoder for the prompt are not shared by ranks yet"
+    elif info.pooler is not None:
+        reason = "models that make vectors or scores are not shared by ranks yet"
+    elif quantization is not None:
+        reason = f"weights quantized by {quantization!r} as they are loaded are not shared out yet"
+    if reason is not None:
+        raise ModelError(f"{info.architecture} cannot run with tensor_parallel_size above 1: {reason}.", "Give 1.")
