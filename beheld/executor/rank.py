@@ -190,6 +190,8 @@ def main(descriptor: int) -> None:
                 rank.take(message)
         except BeheldError as error:
             answers.send(RankFailed(error))
+        except (EOFError, ConnectionError):
+            raise
         except Exception as error:
             logger.exception("This rank has failed.")
             answers.send(RankFailed(EngineDeadError(f"{type(error).__name__}: {first_line(error)}")))

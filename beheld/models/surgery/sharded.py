@@ -97,16 +97,22 @@ def resize(target: Target, changes: Changes) -> None:
             changes.set(module, "config", OwnConfig(module.config, **own))
     if plan.embedding is not None:
         path, first = plan.embedding
-        embedding = target.model.get_submodule(path)
-        changes.set(embedding, "forward", _looking_up(embedding, first, group))
+        # A family may have put it into a module of its own.
+        inside = target.model.get_submodule(path).modules()
+        embedding = next(module for module in inside if isinstance(module, nn.Embedding))
+        rows = plan.cuts[f"{path}.weight"].size
+        # The padding's number may be beyond this rank's rows; it only matters in training.
+        changes.set(embedding, "padding_idx", None)
+        changes.set(embedding, "forward", _looking_up(embedding.forward, first, rows, group))
 
 
-def _looking_up(embedding: Any, first: int, group: RankGroup) -> Callable[[Tensor], Tensor]:
-    forward: Callable[[Tensor], Tensor] = embedding.forward
+def _looking_up(
+    forward: Callable[[Tensor], Tensor], first: int, rows: int, group: RankGroup
+) -> Callable[[Tensor], Tensor]:
 
     def looking_up(input: Tensor) -> Tensor:  # noqa: A002 (the name of nn.Embedding)
         own = input - first
-        inside = (own >= 0) & (own < embedding.num_embeddings)
+        inside = (own >= 0) & (own < rows)
         found = forward(torch.where(inside, own, 0))
         return sum_over_ranks_(found * inside.unsqueeze(-1), group)
 
