@@ -27,7 +27,7 @@ from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
 from beheld.executor.local import LocalExecutor
-from beheld.executor.rank import config_text
+from beheld.executor.rank import config_of, config_text
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import (
     CODEC,
@@ -94,6 +94,7 @@ class MultiExecutor:
         """
         check_shardable(info, config.quantization)
         hf_class, hf_text = config_text(hf_config)
+        hf_config = config_of(hf_class, hf_text)
         # Readable by this user alone: ranks find each other in it.
         folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
         ranks = [_spawn(rank, config) for rank in range(1, config.tensor_parallel_size)]

@@ -56,20 +56,28 @@ class Answers:
 
 
 def config_text(hf_config: Any) -> tuple[str, str]:
-    """Return "module:name" of a configuration's class, and its JSON, from which `config_of` makes it again.
+    """Return "module:name" of a configuration's class, and the JSON of which all ranks, the first one too, make it.
+
+    Making a configuration may fill in values that it lacked, but only once.
 
     Raises:
         ModelError: it cannot be made again in another process.
     """
     kind = type(hf_config)
     place = f"{kind.__module__}:{kind.__qualname__}"
-    text: str = hf_config.to_json_string(use_diff=False)
-    if not place.startswith(_CONFIGS) or config_of(place, text).to_json_string(use_diff=False) != text:
+    text = _text_of(hf_config)
+    made = _text_of(config_of(place, text)) if place.startswith(_CONFIGS) else ""
+    if not made or _text_of(config_of(place, made)) != made:
         raise ModelError(
             f"The configuration of this model ({kind.__name__}) cannot be sent to other processes.",
             "Give tensor_parallel_size=1.",
         )
-    return place, text
+    return place, made
+
+
+def _text_of(hf_config: Any) -> str:
+    found: str = hf_config.to_json_string(use_diff=False)
+    return found
 
 
 def config_of(place: str, text: str) -> Any:

@@ -134,12 +134,11 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
 
 
 def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[str]:
-    """Return the parameters that a conversion makes besides the one that is named."""
+    """Return the parameters that a conversion to several of them may make besides the one that is named."""
     if rule is None or len(rule.target_patterns) < 2:
         return []
-    parent = target.rpartition(".")[0].rpartition(".")[0]
-    ends = tuple(str(pattern).rpartition(".")[0].rpartition(".")[2] for pattern in rule.target_patterns)
-    return [name for name in known if name.startswith(f"{parent}.") and any(f".{end}." in name for end in ends if end)]
+    ends = [str(pattern).replace("\\", "").strip("^$") for pattern in rule.target_patterns]
+    return [name for name in known if name != target and any(end in name for end in ends)]
 
 
 def _cuts_of(block: Block, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
