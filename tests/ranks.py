@@ -22,6 +22,9 @@ from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
 from beheld.sandbox.link import Link, pair
 
+SPAWN = multi._spawn
+"""Starts a fresh process."""
+
 
 class Forked:
     """A grandchild of this process, with the methods of Popen that MultiExecutor calls."""

@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "platform",
     },
     "runner": {"models", "sample", "pool", "attention", "parallel", "platform"},
-    "executor": {"runner", "parallel", "sandbox"},
+    "executor": {"runner", "parallel", "platform", "sandbox"},
     "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},

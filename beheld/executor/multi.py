@@ -28,25 +28,26 @@ from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
 from beheld.executor.local import LocalExecutor
 from beheld.executor.rank import config_of, config_text
-from beheld.executor.watchdog import RankProcess, Watchdog
+from beheld.executor.watchdog import COMPILING_S, STUCK_S, RankProcess, Watchdog
 from beheld.executor.wire import (
     CODEC,
-    AddLoRA,
     Added,
+    AddRankLoRA,
     CloseRank,
     Joining,
     PinLoRA,
+    RankItems,
     RemoveLoRA,
     Started,
     StartRank,
     Sync,
     Synced,
-    TryItems,
     packed,
 )
 from beheld.parallel.group import RankGroup
-from beheld.parallel.shard_plan import check_shardable
+from beheld.platform.registry import platform_of
 from beheld.runner.build import build_runner
+from beheld.runner.rank_checks import check_shardable
 from beheld.runner.runner import Handle
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
@@ -70,7 +71,9 @@ class MultiExecutor:
         local: the first rank's executor.
     """
 
-    def __init__(self, local: LocalExecutor, group: RankGroup, ranks: Sequence[RankProcess], watchdog: Watchdog) -> None:
+    def __init__(
+        self, local: LocalExecutor, group: RankGroup, ranks: Sequence[RankProcess], watchdog: Watchdog
+    ) -> None:
         self._local, self._group, self._ranks, self._watchdog = local, group, ranks, watchdog
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
@@ -99,10 +102,10 @@ class MultiExecutor:
         folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
         ranks = [_spawn(rank, config) for rank in range(1, config.tensor_parallel_size)]
         quiet = replace(config, show_progress=False, logits_processors=())
-        group = RankGroup(
-            0, config.tensor_parallel_size, folder, torch.device(config.device), lambda: joined(watchdog, ranks)
-        )
-        watchdog = Watchdog(ranks, group, config.device)
+        platform = platform_of(config.device)
+        group = RankGroup(0, config.tensor_parallel_size, folder, platform.collectives, lambda: joined(watchdog, ranks))
+        # On a device of its own, ranks also compile, and one may take longer for that than another.
+        watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous else COMPILING_S)
         try:
             for each in ranks:
                 _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
@@ -123,7 +126,7 @@ class MultiExecutor:
 
     def try_items(self, items: Sequence[MediaItem]) -> None:
         """See Executor."""
-        self._tell_all(TryItems(tuple(items)))
+        self._tell_all(RankItems(tuple(items)))
         self._local.try_items(items)
 
     def launch(self, plan: StepPlan) -> Handle:
@@ -191,7 +194,7 @@ class MultiExecutor:
         """See Executor."""
         added = self._local.add_lora(request)
         # Also if it is known: which adapter leaves memory next depends on the order of use.
-        self._tell_all(AddLoRA(request))
+        self._tell_all(AddRankLoRA(request))
         for each in self._ranks:
             error = _answer(each, Added, self._watchdog, _START_S).error
             if error is not None:
@@ -229,22 +232,22 @@ def _spawn(rank: int, config: EngineConfig) -> RankProcess:
     with theirs:
         command = [sys.executable, "-m", "beheld.executor.rank", str(theirs.fileno())]
         process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), cwd=working_directory.existing(), env=_environment(rank, config.device)
+            command,
+            pass_fds=(theirs.fileno(),),
+            cwd=working_directory.existing(),
+            env=_environment(rank, config.device),
         )
     return RankProcess(rank, process, Link(ours, CODEC, _MAX_KEPT))
 
 
 def _environment(rank: int, device: str) -> dict[str, str]:
-    """Return the environment of a rank's process, in which its own GPU is the first one."""
+    """Return the environment of a rank's process, in which its own device is the first one."""
     found = dict(os.environ)
     # The first rank tells what all of them do.
     found.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     # A process finds beheld where this one did.
     found["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    if device == "cuda":
-        visible = [each for each in found.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-        found["CUDA_VISIBLE_DEVICES"] = visible[rank] if visible else str(rank)
-    return found
+    return found | platform_of(device).rank_environment(rank, found)
 
 
 def joined(watchdog: Watchdog, ranks: Sequence[RankProcess]) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
 from beheld.executor.wire import (
     CODEC,
-    AddLoRA,
     Added,
+    AddRankLoRA,
     Beat,
     CloseRank,
     Joining,
     PinLoRA,
     RankFailed,
+    RankItems,
     RemoveLoRA,
     Started,
     StartRank,
@@ -30,7 +31,6 @@ from beheld.executor.wire import (
     StepFailed,
     Sync,
     Synced,
-    TryItems,
     unpacked,
 )
 from beheld.sandbox.link import Link
@@ -106,19 +106,19 @@ class Rank:
             self._step(message)
         elif isinstance(message, Sync):
             self._answers.send(Synced(message.number, self._group.entered))
-        elif isinstance(message, TryItems):
+        elif isinstance(message, RankItems):
             # The first rank tells of an error; all ranks have the same.
             try:
                 self._runner.try_items(message.items)
             except BeheldError as error:
                 logger.debug("%s", error)
-        elif isinstance(message, AddLoRA):
-            error = None
+        elif isinstance(message, AddRankLoRA):
+            refusal: BeheldError | None = None
             try:
                 self._runner.add_lora(message.lora)
-            except BeheldError as refused:
-                error = refused
-            self._answers.send(Added(message.lora.lora_int_id, error))
+            except BeheldError as error:
+                refusal = error
+            self._answers.send(Added(message.lora.lora_int_id, refusal))
         elif isinstance(message, RemoveLoRA):
             self._runner.remove_lora(message.lora_int_id)
         elif isinstance(message, PinLoRA):
@@ -171,9 +171,8 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     _end_with(end)
-    import torch
-
     from beheld.parallel.group import RankGroup
+    from beheld.platform.registry import platform_of
     from beheld.runner.build import build_runner
 
     link = Link(end, CODEC)
@@ -184,7 +183,7 @@ def main(descriptor: int) -> None:
             start.rank,
             start.config.tensor_parallel_size,
             Path(start.folder),
-            torch.device(start.config.device),
+            platform_of(start.config.device).collectives,
             lambda: answers.send(Joining()),
         )
         ended = threading.Event()

@@ -25,8 +25,8 @@ _POLL_S = 0.25
 # A process that sends no beat for so long is stopped or swapped out.
 SILENT_S = 7.0
 # The first rank waits in a collective that another rank has not reached for so long: ranks do equal work between
-# collectives, so they reach them at nearly the same time. Compiling for new sizes takes ranks on GPUs longer.
-STUCK_S = {"cpu": 7.0, "cuda": 90.0}
+# collectives, so they reach them at nearly the same time, unless they compile for new sizes.
+STUCK_S, COMPILING_S = 7.0, 90.0
 # What fails on all ranks fails at the same place on each; the others' messages come this much later at most.
 _SAME_S = 2.0
 # If this process itself stood still for longer than this, what it did not hear says nothing.
@@ -73,9 +73,9 @@ class Watchdog:
     What then waits for a rank fails at once, because its connections are closed. `cause` says why.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], group: RankGroup, device: str) -> None:
+    def __init__(self, ranks: Sequence[RankProcess], group: RankGroup, stuck_s: float) -> None:
         self._ranks, self._group = ranks, group
-        self._stuck_s = STUCK_S.get(device, max(STUCK_S.values()))
+        self._stuck_s = stuck_s
         self._turn = threading.Lock()
         self._closing = False
         self.cause: BeheldError | None = None
@@ -167,9 +167,7 @@ class Watchdog:
             if self.failed_here == message.id:
                 self._failed_there = None
             elif now - at > _SAME_S:
-                self.end(
-                    EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART)
-                )
+                self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
         waits_since, entered = self._group.waits_since, self._group.entered
         for each in self._ranks:
             if not each.started:

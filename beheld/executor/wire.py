@@ -104,14 +104,14 @@ class Synced:
 
 
 @dataclass(frozen=True, eq=False)
-class TryItems:
+class RankItems:
     """Run the towers for these items."""
 
     items: tuple[MediaItem, ...]
 
 
 @dataclass(frozen=True)
-class AddLoRA:
+class AddRankLoRA:
     """Load an adapter; answered by Added."""
 
     lora: LoRARequest
@@ -157,15 +157,15 @@ CODEC = Codec(
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
         *(params.Sampling, params.Pooling, request.LoRARequest),
-        *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, TryItems),
-        *(AddLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
+        *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, RankItems),
+        *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
 )
 
 
 def packed(step: StepPlan) -> Step:
     """Return a plan as the other ranks need it."""
-    slices = np.array([piece[:3] + (piece.wanted,) for piece in step.slices], dtype=np.int32).reshape(-1, 4)
+    slices = np.array([(*piece[:3], piece.wanted) for piece in step.slices], dtype=np.int32).reshape(-1, 4)
     return Step(
         step.id,
         slices,

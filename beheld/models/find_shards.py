@@ -18,8 +18,8 @@ from beheld.core.config import KVGroup, ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.surgery.experts import usual_form
 from beheld.models.surgery.parts import text_model
-from beheld.parallel.shard_plan import Block, ShardPlan
-from beheld.parallel.shards import Cut, Zeros, blocks, heads_of, sections, share
+from beheld.parallel.shard_plan import Shard, ShardPlan
+from beheld.parallel.shards import Cut, Piece, Zeros, blocks, heads_of, sections, share
 
 _OUT = ("o_proj", "out_proj", "dense", "wo")
 _QKV = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
@@ -46,8 +46,8 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
     """
     text = text_model(model)
     prefix = next(name for name, module in model.named_modules() if module is text)
-    found: list[Block] = []
-    attention: list[Block] = []
+    found: list[Shard] = []
+    attention: list[Shard] = []
     whole: list[str] = []
     for number, layer in enumerate(text.layers):
         path = f"{prefix}.layers.{number}" if prefix else f"layers.{number}"
@@ -75,9 +75,7 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
     plan = ShardPlan(rank, ranks, tuple(found), whole=tuple(whole))
     if vocabulary is not None:
         block, embedding, head, size = vocabulary
-        plan = dataclasses.replace(
-            plan, blocks=(*plan.blocks, block), embedding=embedding, head=head, vocab_size=size
-        )
+        plan = dataclasses.replace(plan, blocks=(*plan.blocks, block), embedding=embedding, head=head, vocab_size=size)
     if not found:
         raise ModelError(
             f"{info.architecture} cannot run with tensor_parallel_size={ranks}: no layer of it has a form that can be "
@@ -127,7 +125,7 @@ def _rows(path: str, linear: nn.Linear, cut: Cut, rank: int) -> dict[str, Cut]:
     return found
 
 
-def _attention(path: str, module: Any, group: KVGroup, rank: int, ranks: int) -> Block | None:
+def _attention(path: str, module: Any, group: KVGroup, rank: int, ranks: int) -> Shard | None:
     """Return an attention module's part; None if the module has another form."""
     out_name = next((name for name in _OUT if _linear(module, name) is not None), None)
     if out_name is None or getattr(module, "layer_idx", None) is None:
@@ -141,7 +139,8 @@ def _attention(path: str, module: Any, group: KVGroup, rank: int, ranks: int) ->
     cuts: dict[str, Cut] = {}
     joined = next((name for name in _JOINED_QKV if _linear(module, name) is not None), None)
     if joined is not None:
-        linear, pieces, start = getattr(module, joined), [], 0
+        linear, start = getattr(module, joined), 0
+        pieces: list[Piece] = []
         for own, count, width in zip(
             (heads.queries, heads.keys, heads.keys), (num_heads, *(group.num_kv_heads,) * 2), wide, strict=True
         ):
@@ -183,7 +182,7 @@ def _attention(path: str, module: Any, group: KVGroup, rank: int, ranks: int) ->
         "num_kv_heads": (group.num_kv_heads, own_kv),
         "num_key_value_groups": (num_heads // group.num_kv_heads, own_q // own_kv),
     }
-    return Block(path, cuts, f"{path}.{out_name}", heads, _changed(module, sizes))
+    return Shard(path, cuts, f"{path}.{out_name}", heads, _changed(module, sizes))
 
 
 def _changed(module: Any, sizes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
@@ -191,7 +190,7 @@ def _changed(module: Any, sizes: Mapping[str, tuple[int, int]]) -> dict[str, int
     return {name: own for name, (size, own) in sizes.items() if getattr(module, name, None) == size}
 
 
-def _mlp(path: str, module: Any, rank: int, ranks: int) -> Block | None:
+def _mlp(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
     """Return an MLP's part; None if the module has another form."""
     for ups, down_name in _MLPS:
         down, linears = _linear(module, down_name), [_linear(module, name) for name in ups]
@@ -200,7 +199,7 @@ def _mlp(path: str, module: Any, rank: int, ranks: int) -> Block | None:
         inner = down.in_features
         count = 2 if ups == (_JOINED_GATE,) else 1
         # A sparse activation compares all inner units with each other.
-        if not _only(module, {*ups, down_name}) or getattr(module, "activation_sparsity", 0.0):
+        if not _only(module, {*ups, down_name}) or getattr(module, "activation_sparsity", None):
             return None
         cuts: dict[str, Cut] = {}
         parts: dict[str, int] = {}
@@ -212,11 +211,11 @@ def _mlp(path: str, module: Any, rank: int, ranks: int) -> Block | None:
             cuts |= made
             parts |= dict.fromkeys(made, count)
         cuts |= _rows(f"{path}.{down_name}", down, Cut(1, share(inner, rank, ranks)), rank)
-        return Block(path, cuts, f"{path}.{down_name}", num_sections=parts)
+        return Shard(path, cuts, f"{path}.{down_name}", num_sections=parts)
     return None
 
 
-def _experts(path: str, module: Any, rank: int, ranks: int) -> Block | None:
+def _experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
     """Return a part of each of a module's experts; None if the module has another form."""
     if not usual_form(module) or not _only(module, {"gate_up_proj", "down_proj"}):
         return None
@@ -231,10 +230,10 @@ def _experts(path: str, module: Any, rank: int, ranks: int) -> Block | None:
     own = cuts[f"{path}.down_proj"].size
     names = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
     sizes = _changed(module, dict.fromkeys(names, (inner, own)))
-    return Block(path, cuts, path, sizes=sizes, num_sections={f"{path}.gate_up_proj": 2})
+    return Shard(path, cuts, path, sizes=sizes, num_sections={f"{path}.gate_up_proj": 2})
 
 
-def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Block, tuple[str, int], str, int] | None:
+def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Shard, tuple[str, int], str, int] | None:
     """Return the part of the embedding and the head; None if one of them has another form."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
@@ -248,6 +247,5 @@ def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Block, tuple[str, in
     pieces = share(size, rank, ranks)
     cut = Cut(0, pieces)
     cuts = {f"{names[id(embedding)]}.weight": cut} | _columns(names[id(head)], head, cut)
-    block = Block("vocabulary", cuts)
+    block = Shard("vocabulary", cuts)
     return block, (names[id(embedding)], min(rank * cut.size, size)), names[id(head)], size
-

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from beheld.core.config import ModelInfo
 from beheld.models.find_shards import find
-from beheld.parallel.shard_plan import Block, ShardPlan
+from beheld.parallel.shard_plan import Shard, ShardPlan
 from beheld.parallel.shards import Cut, Piece
 from beheld.utils.log import get_logger
 
@@ -48,7 +48,7 @@ def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: d
             model is not loaded from files.
     """
 
-    class Sharded(model_class):  # type: ignore[misc, valid-type]
+    class Sharded(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
             self.shard_plan = shard(self, info, rank, ranks, weights)
@@ -141,7 +141,7 @@ def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[s
     return [name for name in known if name != target and any(end in name for end in ends)]
 
 
-def _cuts_of(block: Block, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
+def _cuts_of(block: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
     """Return the cuts of the checkpoint's weights of a block; None if one is made in an unknown way."""
     found: dict[str, Cut] = {}
     for target, cut in block.cuts.items():
@@ -178,4 +178,3 @@ def _first(pieces: tuple[Piece, ...], size: int) -> tuple[Piece, ...]:
     ranges = sum(isinstance(piece, range) for piece in pieces)
     each = len(pieces) * count // ranges if ranges else len(pieces) // 2
     return pieces[:each]
-

@@ -31,7 +31,7 @@ class RankGroup:
     Args:
         rank, size: which rank this process is, and how many there are.
         folder: a folder for this group alone, readable by this user only.
-        device: the model's device, on which tensors are summed and gathered.
+        backend: what sums and gathers tensors of the model's device, "gloo" or "nccl".
         ready: called before this rank connects to the others, at its first collective. Connecting cannot be
             interrupted, so it returns when all ranks are about to connect, or raises.
 
@@ -41,19 +41,22 @@ class RankGroup:
         waits_since: when it began the one that it waits in, by time.monotonic; None if it waits in none.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path, device: torch.device, ready: Callable[[], None]) -> None:
+    def __init__(self, rank: int, size: int, folder: Path, backend: str, ready: Callable[[], None]) -> None:
         self.rank, self.size = rank, size
         self.entered = 0
         self.waits_since: float | None = None
-        self._folder, self._device_of, self._ready = folder, device, ready
+        self._folder, self._backend, self._ready = folder, backend, ready
         self._host: Any = None
         self._device: Any = None
         self.number = max(_groups, default=0) + 1
         _groups[self.number] = self
 
     def _connect(self) -> None:
-        import torch.distributed as dist
+        from torch import distributed
         from torch._C._distributed_c10d import AllgatherOptions
+
+        # Its stubs lack what is used here.
+        dist: Any = distributed
 
         self._ready()
         store = dist.FileStore(str(self._folder / "ranks"), self.size)
@@ -63,7 +66,7 @@ class RankGroup:
         options._timeout = _LIMIT
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
         self._device = self._host
-        if self._device_of.type == "cuda":
+        if self._backend == "nccl":
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _LIMIT
             self._device = dist.ProcessGroupNCCL(dist.PrefixStore("device", store), self.rank, self.size, nccl)
@@ -91,6 +94,8 @@ class RankGroup:
 
     def sum_(self, x: Tensor) -> None:
         """Replace `x`, in place, by its sum over all ranks, which has the same bits on each."""
+        if not x.numel():
+            return
         dense = x.contiguous()
         with self._waiting():
             _finish(self._device.allreduce([dense], self._sum))
@@ -99,14 +104,19 @@ class RankGroup:
 
     def joined(self, x: Tensor) -> Tensor:
         """Return all ranks' `x` (..., N), one after another along the last dimension: (..., N * size)."""
+        sizes = (*x.shape[:-1], self.size * x.shape[-1])
+        if not x.numel():
+            return x.new_empty(sizes)
         dense = x.contiguous()
         out = dense.new_empty(self.size * dense.numel())
         with self._waiting():
             _finish(self._device._allgather_base(out, dense.view(-1), self._gather))
-        return out.view(self.size, *dense.shape).movedim(0, -2).reshape(*dense.shape[:-1], -1)
+        return out.view(self.size, *dense.shape).movedim(0, -2).reshape(sizes)
 
     def copy_from(self, x: Tensor, source: int) -> None:
         """Overwrite a contiguous `x` by that of the rank `source`."""
+        if not x.numel():
+            return
         with self._waiting():
             self._cast.rootRank = source
             _finish(self._device.broadcast([x], self._cast))

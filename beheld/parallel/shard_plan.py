@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import ModelError
 from beheld.parallel.shards import Cut, Heads, heads_of
-
-_KINDS = ("full", "sliding", "chunked")
 
 
 @dataclass(frozen=True)
-class Block:
+class Shard:
     """Weights that are shared out together, or not at all.
 
     Attributes:
@@ -48,7 +45,7 @@ class ShardPlan:
 
     rank: int
     ranks: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[Shard, ...]
     embedding: tuple[str, int] | None = None
     head: str | None = None
     vocab_size: int = 0
@@ -81,23 +78,3 @@ class ShardPlan:
             for group in info.kv_groups
         )
         return dataclasses.replace(info, kv_groups=groups)
-
-
-def check_shardable(info: ModelInfo, quantization: str | None) -> None:
-    """Refuse a model that ranks cannot share.
-
-    Raises:
-        ModelError: names what cannot be shared out.
-    """
-    other = next((group.kind for group in info.kv_groups if group.kind not in _KINDS or group.values_in_keys), None)
-    reason = None
-    if other is not None:
-        reason = f"its layers keep state of the kind {other!r}, which ranks cannot share yet"
-    elif info.is_encoder_decoder:
-        reason = "models with an encoder for the prompt are not shared by ranks yet"
-    elif info.pooler is not None:
-        reason = "models that make vectors or scores are not shared by ranks yet"
-    elif quantization is not None:
-        reason = f"weights quantized by {quantization!r} as they are loaded are not shared out yet"
-    if reason is not None:
-        raise ModelError(f"{info.architecture} cannot run with tensor_parallel_size above 1: {reason}.", "Give 1.")

@@ -1,8 +1,8 @@
 """Which part of a weight a rank holds: ranges of one dimension, and zeros where sizes do not divide.
 
-    25 heads, 2 ranks       rank 0   heads 0 .. 12         rank 1   heads 13 .. 24, and one of zeros
-    8 heads, 2 of keys      rank 0   0 1 | key 0           each head of keys lies on two of four ranks
-    and 4 ranks             rank 1   2 3 | key 0
+25 heads, 2 ranks       rank 0   heads 0 .. 12         rank 1   heads 13 .. 24, and one of zeros
+8 heads, 2 of keys      rank 0   0 1 | key 0           each head of keys lies on two of four ranks
+and 4 ranks             rank 1   2 3 | key 0
 """
 
 from __future__ import annotations

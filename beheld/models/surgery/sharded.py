@@ -82,14 +82,16 @@ class OwnConfig:
 def resize(target: Target, changes: Changes) -> None:
     """Set what modules know of their own sizes, and look up embeddings on the rank that has them."""
     plan, group = target.shards, target.ranks
-    assert plan is not None and group is not None
+    assert plan is not None
+    assert group is not None
     for block in plan.blocks:
         if block.path == "vocabulary":
             continue
         module = target.model.get_submodule(block.path)
         for name, size in block.sizes.items():
             changes.set(module, name, size)
-        if block.heads is not None and _HEADS_IN_CONFIG.search(_source(type(module))):
+        kind: Any = type(module)
+        if block.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
             own = {
                 "num_attention_heads": len(block.heads.queries),
                 "num_key_value_heads": len(block.heads.keys),
@@ -110,7 +112,7 @@ def _looking_up(
     forward: Callable[[Tensor], Tensor], first: int, rows: int, group: RankGroup
 ) -> Callable[[Tensor], Tensor]:
 
-    def looking_up(input: Tensor) -> Tensor:  # noqa: A002 (the name of nn.Embedding)
+    def looking_up(input: Tensor) -> Tensor:
         own = input - first
         inside = (own >= 0) & (own < rows)
         found = forward(torch.where(inside, own, 0))
@@ -120,7 +122,7 @@ def _looking_up(
 
 
 @functools.cache
-def _source(kind: Any) -> str:
+def _source_of(kind: Any) -> str:
     try:
         return inspect.getsource(kind.forward)
     except (OSError, TypeError):
@@ -130,7 +132,8 @@ def _source(kind: Any) -> str:
 def sum_up(target: Target, changes: Changes) -> None:
     """Add the sums over ranks, to modules in their final form."""
     plan, group, model = target.shards, target.ranks, target.model
-    assert plan is not None and group is not None
+    assert plan is not None
+    assert group is not None
     for block in plan.blocks:
         if block.summed is None:
             continue
