@@ -46,7 +46,7 @@ from beheld.executor.wire import (
 )
 from beheld.parallel.group import RankGroup
 from beheld.platform.registry import platform_of
-from beheld.runner.build import build_runner
+from beheld.runner.build import build_runner, count_weights
 from beheld.runner.rank_checks import check_shardable
 from beheld.runner.runner import Handle
 from beheld.sandbox.link import Link, pair
@@ -81,7 +81,12 @@ class MultiExecutor:
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor; of one rank's part."""
-        return LocalExecutor.size(hf_config, info, config)
+        check_shardable(info, config.quantization)
+        weights = count_weights(hf_config, info, config)
+        plan = weights.shards
+        assert plan is not None
+        num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
+        return ModelSize(weights.num_parameters, weights.num_bytes, plan.local(info).kv_groups, num_sums)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:

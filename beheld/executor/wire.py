@@ -65,14 +65,14 @@ class Step:
     """A StepPlan, without what only the first rank needs.
 
     Attributes:
-        slices: (S, 4) of each slice the row, start, stop and wanted, int32.
-        blocks: of slices with new blocks: the slice's number, and its blocks.
+        slices: (4, S) of each slice the row, start, stop and wanted, int32.
+        blocks: (3, N) of each new block the slice's number, the KV group and the block, int32.
         drafts: of slices with drafts: the slice's number, and its token ids.
     """
 
     id: int
     slices: np.ndarray
-    blocks: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+    blocks: np.ndarray
     drafts: tuple[tuple[int, tuple[int, ...]], ...]
     admitted: tuple[Admission, ...]
     encode: tuple[EncodeItem, ...]
@@ -165,12 +165,18 @@ CODEC = Codec(
 
 def packed(step: StepPlan) -> Step:
     """Return a plan as the other ranks need it."""
-    slices = np.array([(*piece[:3], piece.wanted) for piece in step.slices], dtype=np.int32).reshape(-1, 4)
+    rows, starts, stops, blocks, wanted, drafts = zip(*step.slices, strict=True) if step.slices else ((),) * 6
+    new = [
+        (place, group, block)
+        for place, groups in enumerate(blocks)
+        for group, own in enumerate(groups)
+        for block in own
+    ]
     return Step(
         step.id,
-        slices,
-        tuple((i, piece.new_blocks) for i, piece in enumerate(step.slices) if any(piece.new_blocks)),
-        tuple((i, piece.token_ids) for i, piece in enumerate(step.slices) if piece.token_ids),
+        np.array((rows, starts, stops, wanted), dtype=np.int32),
+        np.array(new, dtype=np.int32).reshape(-1, 3).T,
+        tuple((place, ids) for place, ids in enumerate(drafts) if ids),
         tuple(dataclasses.replace(admission, params=_needed(admission.params)) for admission in step.admitted),
         step.encode,
         step.released,
@@ -186,9 +192,13 @@ def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:
 def unpacked(step: Step, num_groups: int) -> StepPlan:
     """Return the plan of a message."""
     none: tuple[tuple[int, ...], ...] = ((),) * num_groups
-    blocks, drafts = dict(step.blocks), dict(step.drafts)
+    new: dict[int, list[list[int]]] = {}
+    for place, group, block in step.blocks.T.tolist():
+        new.setdefault(place, [[] for _ in range(num_groups)])[group].append(block)
+    blocks = {place: tuple(map(tuple, groups)) for place, groups in new.items()}
+    drafts = dict(step.drafts)
     slices = tuple(
-        SeqSlice(row, start, stop, blocks.get(i, none), wanted, drafts.get(i, ()))
-        for i, (row, start, stop, wanted) in enumerate(step.slices.tolist())
+        SeqSlice(row, start, stop, blocks.get(place, none), wanted, drafts.get(place, ()))
+        for place, (row, start, stop, wanted) in enumerate(zip(*step.slices.tolist(), strict=True))
     )
     return StepPlan(step.id, slices, step.admitted, step.encode, step.released, step.forget)

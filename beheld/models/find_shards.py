@@ -53,18 +53,18 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
         path = f"{prefix}.layers.{number}" if prefix else f"layers.{number}"
         group = _group_of(info, number)
         own = [
-            block
+            shard
             for name, module in layer.named_modules(prefix=path)
-            if group is not None and (block := _attention(name, module, group, rank, ranks)) is not None
+            if group is not None and (shard := _attention(name, module, group, rank, ranks)) is not None
         ]
         if len(own) == 1:
             attention += own
-        inside = tuple(block.path + "." for block in own)
+        inside = tuple(shard.path + "." for shard in own)
         for name, module in layer.named_modules(prefix=path):
             if not f"{name}.".startswith(inside or ("\0",)):
-                block = _experts(name, module, rank, ranks) or _mlp(name, module, rank, ranks)
-                if block is not None:
-                    found.append(block)
+                shard = _experts(name, module, rank, ranks) or _mlp(name, module, rank, ranks)
+                if shard is not None:
+                    found.append(shard)
     if len(attention) == len(text.layers):
         found += attention
     else:
@@ -74,8 +74,8 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
         whole.append("the vocabulary")
     plan = ShardPlan(rank, ranks, tuple(found), whole=tuple(whole))
     if vocabulary is not None:
-        block, embedding, head, size = vocabulary
-        plan = dataclasses.replace(plan, blocks=(*plan.blocks, block), embedding=embedding, head=head, vocab_size=size)
+        shard, embedding, head, size = vocabulary
+        plan = dataclasses.replace(plan, shards=(*plan.shards, shard), embedding=embedding, head=head, vocab_size=size)
     if not found:
         raise ModelError(
             f"{info.architecture} cannot run with tensor_parallel_size={ranks}: no layer of it has a form that can be "
@@ -247,5 +247,5 @@ def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Shard, tuple[str, in
     pieces = share(size, rank, ranks)
     cut = Cut(0, pieces)
     cuts = {f"{names[id(embedding)]}.weight": cut} | _columns(names[id(head)], head, cut)
-    block = Shard("vocabulary", cuts)
-    return block, (names[id(embedding)], min(rank * cut.size, size)), names[id(head)], size
+    shard = Shard("vocabulary", cuts)
+    return shard, (names[id(embedding)], min(rank * cut.size, size)), names[id(head)], size

@@ -20,7 +20,7 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
-from beheld.models.shard_weights import sharded
+from beheld.models.shard_weights import shard, sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
@@ -54,11 +54,14 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
     model_class = towers.without(known_class, registry.model(info.family).towers, config.limit_per_prompt)
-    own_class = model_class if ranks is None else sharded(model_class, info, ranks.rank, ranks.size, None)
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
-        surgery = Surgery(Target(_dummy(own_class, hf_config, dtype, config.device), config))
+        surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
+        if ranks is not None:
+            # All ranks make the same weights, as one device would.
+            surgery.target.model.shard_plan = shard(surgery.target.model, info, ranks.rank, ranks.size, None)
+            platform_of(config.device).empty_cache()
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
     else:
         surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
@@ -126,11 +129,13 @@ class Weights:
         num_bytes: their approximate size.
         sizes: bytes of each parameter as transformers' loader makes it; empty if a quantization method stores them
             differently.
+        shards: what of them one rank holds, if ranks share the model.
     """
 
     num_parameters: int
     num_bytes: int
     sizes: tuple[int, ...]
+    shards: ShardPlan | None = None
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
@@ -159,6 +164,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         ) from error
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    shards: ShardPlan | None = getattr(model, "shard_plan", None)
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
@@ -166,12 +172,12 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     if quantization is None and on_disk and config.tensor_parallel_size == 1:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
-        return Weights(sum(counts), sum(sizes), sizes)
+        return Weights(sum(counts), sum(sizes), sizes, shards)
     method = method_for(quantization, config.quantization, config.device, dtype)
     stored = method.stored_bytes(path, model, text_model)
     if stored is None and quantization is None:
-        return Weights(sum(counts), sum(sizes), sizes)
-    return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
+        return Weights(sum(counts), sum(sizes), sizes, shards)
+    return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards)
 
 
 def _check_count(wanted: int, folders: Sequence[Path]) -> None:
@@ -202,7 +208,7 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
 
 
 def _tell(plan: ShardPlan) -> None:
-    logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.blocks))
+    logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.shards))
     if plan.whole:
         logger.warning("Every rank computes as a whole: %s.", ", ".join(plan.whole))
 

@@ -113,19 +113,19 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
             sources[other].append((name, rule))
     replaced: dict[str, Cut] = {}
     refused: set[str] = set()
-    for block in plan.blocks:
-        made = _cuts_of(block, known, sources)
+    for shard in plan.shards:
+        made = _cuts_of(shard, known, sources)
         if made is None:
-            refused.add(block.path)
+            refused.add(shard.path)
         else:
             replaced |= made
     if refused:
         logger.info("%d modules are whole on every rank: the loader converts their weights.", len(refused))
         left = plan.without(refused)
-        kept = {block.path for block in left.blocks}
-        for block in plan.blocks:
-            if block.path not in kept:
-                for name in _cuts_of(block, known, sources) or ():
+        kept = {shard.path for shard in left.shards}
+        for shard in plan.shards:
+            if shard.path not in kept:
+                for name in _cuts_of(shard, known, sources) or ():
                     replaced.pop(name, None)
         plan = left
     for name, cut in replaced.items():
@@ -141,12 +141,12 @@ def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[s
     return [name for name in known if name != target and any(end in name for end in ends)]
 
 
-def _cuts_of(block: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
-    """Return the cuts of the checkpoint's weights of a block; None if one is made in an unknown way."""
+def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
+    """Return the cuts of the checkpoint's weights of a shard; None if one is made in an unknown way."""
     found: dict[str, Cut] = {}
-    for target, cut in block.cuts.items():
+    for target, cut in shard.cuts.items():
         for name, rule in sources.get(target, ()):
-            own = cut if rule is None else _before(rule, cut, known[target], block.num_sections.get(target, 1))
+            own = cut if rule is None else _before(rule, cut, known[target], shard.num_sections.get(target, 1))
             if own is None:
                 return None
             found[name] = own

@@ -7,6 +7,7 @@ find each other through a file in a folder that only this user can read, and con
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ _LOOPBACK = "127.0.0.1"
 # weights may take one rank minutes longer than another.
 _LIMIT = datetime.timedelta(minutes=60)
 _CONNECT = datetime.timedelta(seconds=60)
+
+# What NCCL reads when a group is made, unless the user has set it: it connects on the loopback interface, leaves NVLink
+# multicast off, and does not end this process when another rank is gone, which the watchdog of the executor notices.
+_NCCL = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 
 _groups: dict[int, RankGroup] = {}
 
@@ -67,6 +77,8 @@ class RankGroup:
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
         self._device = self._host
         if self._backend == "nccl":
+            for name, value in _NCCL.items():
+                os.environ.setdefault(name, value)
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _LIMIT
             self._device = dist.ProcessGroupNCCL(dist.PrefixStore("device", store), self.rank, self.size, nccl)

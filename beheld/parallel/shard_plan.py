@@ -45,7 +45,7 @@ class ShardPlan:
 
     rank: int
     ranks: int
-    blocks: tuple[Shard, ...]
+    shards: tuple[Shard, ...]
     embedding: tuple[str, int] | None = None
     head: str | None = None
     vocab_size: int = 0
@@ -55,20 +55,20 @@ class ShardPlan:
     @property
     def cuts(self) -> dict[str, Cut]:
         """All cuts, by the parameter's full name."""
-        return {name: cut for block in self.blocks for name, cut in block.cuts.items()}
+        return {name: cut for shard in self.shards for name, cut in shard.cuts.items()}
 
     def without(self, paths: set[str]) -> ShardPlan:
         """Return the plan with these blocks whole; all attention, if one of them is: its caches have one shape."""
-        dropped = [block for block in self.blocks if block.path in paths]
-        if any(block.heads is not None for block in dropped):
-            paths = paths | {block.path for block in self.blocks if block.heads is not None}
-        if any(block.path == "vocabulary" for block in dropped):
+        dropped = [shard for shard in self.shards if shard.path in paths]
+        if any(shard.heads is not None for shard in dropped):
+            paths = paths | {shard.path for shard in self.shards if shard.heads is not None}
+        if any(shard.path == "vocabulary" for shard in dropped):
             return dataclasses.replace(self, embedding=None, head=None).without(paths - {"vocabulary"})
-        return dataclasses.replace(self, blocks=tuple(block for block in self.blocks if block.path not in paths))
+        return dataclasses.replace(self, shards=tuple(shard for shard in self.shards if shard.path not in paths))
 
     def local(self, info: ModelInfo) -> ModelInfo:
         """Return the model's facts as this rank sees them: with its own heads of keys and values."""
-        own = next((block.heads for block in self.blocks if block.heads is not None), None)
+        own = next((shard.heads for shard in self.shards if shard.heads is not None), None)
         if own is None:
             return info
         groups = tuple(

@@ -215,7 +215,6 @@ def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConf
     return dataclasses.replace(config, max_model_len=fitting)
 
 
-def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, int]:
-    """Number of parameters of the model that this configuration describes, and the bytes that they will take."""
-    weights = weigh(hf_config, info, config)
-    return weights.num_parameters, weights.num_bytes
+def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
+    """The size of the model that this configuration describes, or of one rank's part."""
+    return weigh(hf_config, info, config)

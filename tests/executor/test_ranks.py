@@ -19,6 +19,7 @@ from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, StepPlan
 from beheld.executor import multi, watchdog
 from beheld.executor.multi import MultiExecutor
+from beheld.executor.rank import config_text
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, RankFailed, StepFailed, packed, unpacked
 from beheld.sandbox.link import Link, pair
@@ -116,8 +117,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
         thread.start()
         prompts = [tiny.wrap("llama", "one two three")] * 8
         with pytest.raises(EngineDeadError, match="rank 1"):
-            for _ in range(100):
-                llm.generate(prompts, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+            llm.generate(prompts * 32, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
         assert time.monotonic() - hit[0] < 10.0
         thread.join()
         with pytest.raises(EngineDeadError, match="rank 1"):
@@ -126,7 +126,7 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
 
 
 def test_a_rank_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = multi.config_text
+    text = config_text
 
     def other(hf_config: Any) -> tuple[str, str]:
         place, made = text(hf_config)
@@ -135,7 +135,7 @@ def test_a_rank_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) -> No
         return place.replace("LlamaConfig", "NoConfig"), made
 
     monkeypatch.setattr(multi, "config_text", other)
-    with pytest.raises(EngineDeadError, match="Rank 1: AttributeError: .*NoConfig"):
+    with pytest.raises(EngineDeadError, match=r"Rank 1: AttributeError: .*NoConfig"):
         start()
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from beheld import LLM, SamplingParams
+from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import LoRAError, ModelError
+from beheld.core.params import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
 from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
 from tests import ranks, tiny
@@ -66,7 +67,7 @@ def test_preempted_sequences_resume_and_adapters_are_shared_out(tmp_path: Path) 
         adapters = lora.requests_of((first, second), tmp_path)
         asks = (cases.SHORT, cases.LONG_ELSE, cases.SHORT, cases.SHORT)
         lora.check(llm, family, asks, (first, second, None, first), adapters)
-        broken = lora.LoRARequest("broken", 9, str(tmp_path / "missing"))
+        broken = LoRARequest("broken", 9, str(tmp_path / "missing"))
         with pytest.raises(LoRAError, match="missing"):
             llm.generate("hi", SamplingParams(max_tokens=1), lora_request=broken, use_tqdm=False)
         # All ranks still agree.
@@ -80,7 +81,7 @@ def answers(llm: LLM) -> list[Any]:
     params = [
         SamplingParams(temperature=0.9, seed=3, max_tokens=8, repetition_penalty=1.2, top_p=0.8, logprobs=2),
         SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, ignore_eos=True),
-        SamplingParams(temperature=0, max_tokens=8, guided_decoding={"regex": "(red|green|blue){3}"}),
+        SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(regex="(red|green|blue){3}")),
         SamplingParams(temperature=0, max_tokens=8, logits_processors=ban, ignore_eos=True, n=2),
     ]
     found = llm.generate(prompts, params, use_tqdm=False)

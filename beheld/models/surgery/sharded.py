@@ -84,17 +84,17 @@ def resize(target: Target, changes: Changes) -> None:
     plan, group = target.shards, target.ranks
     assert plan is not None
     assert group is not None
-    for block in plan.blocks:
-        if block.path == "vocabulary":
+    for shard in plan.shards:
+        if shard.path == "vocabulary":
             continue
-        module = target.model.get_submodule(block.path)
-        for name, size in block.sizes.items():
+        module = target.model.get_submodule(shard.path)
+        for name, size in shard.sizes.items():
             changes.set(module, name, size)
         kind: Any = type(module)
-        if block.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
+        if shard.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
             own = {
-                "num_attention_heads": len(block.heads.queries),
-                "num_key_value_heads": len(block.heads.keys),
+                "num_attention_heads": len(shard.heads.queries),
+                "num_key_value_heads": len(shard.heads.keys),
             }
             changes.set(module, "config", OwnConfig(module.config, **own))
     if plan.embedding is not None:
@@ -134,10 +134,10 @@ def sum_up(target: Target, changes: Changes) -> None:
     plan, group, model = target.shards, target.ranks, target.model
     assert plan is not None
     assert group is not None
-    for block in plan.blocks:
-        if block.summed is None:
+    for shard in plan.shards:
+        if shard.summed is None:
             continue
-        path, _, name = block.summed.rpartition(".")
+        path, _, name = shard.summed.rpartition(".")
         parent = model.get_submodule(path)
         changes.replace(parent, name, SummedOverRanks(getattr(parent, name), group), lambda module: module.inner)  # type: ignore[arg-type, return-value]
     if plan.head is not None:

@@ -16,7 +16,7 @@ from beheld.runner.cache.paged import zeros
 class LatentCache(FullCache):
     """See TableCache."""
 
-    unshared = "its layers keep latents, which all heads share"
+    unshared: str | None = "its layers keep latents, which all heads share"
 
     def layer(self, num_blocks: int, config: EngineConfig, device: torch.device) -> LayerCache:
         """What one layer holds."""
