@@ -114,5 +114,12 @@ class Executor(Protocol):
     def loras(self) -> tuple[LoRARequest, ...]:
         """The adapters in host memory."""
 
+    def check(self) -> None:
+        """Check that steps can still run, without running one.
+
+        Raises:
+            EngineDeadError: a process that runs them is gone.
+        """
+
     def close(self) -> None:
         """Free everything."""

@@ -101,6 +101,9 @@ class LocalExecutor:
         """See Executor."""
         return self.runner.loras()
 
+    def check(self) -> None:
+        """See Executor; a device that is lost shows in its next step."""
+
     def close(self) -> None:
         """Free the model and the cache."""
         del self.runner

@@ -221,6 +221,11 @@ class MultiExecutor:
         """See Executor."""
         return self._local.loras()
 
+    def check(self) -> None:
+        """See Executor."""
+        if self._watchdog.cause is not None:
+            raise self._watchdog.error()
+
     def close(self) -> None:
         """See Executor."""
         _stop(self._watchdog, self._ranks, self._group)

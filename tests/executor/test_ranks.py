@@ -125,6 +125,18 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
         assert gone(process.pid)
 
 
+def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
+    with start() as llm:
+        executor = executor_of(llm)
+        executor.check()
+        executor._ranks[0].process.kill()
+        until = time.monotonic() + 3.0
+        while executor._watchdog.cause is None and time.monotonic() < until:
+            time.sleep(0.02)
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            executor.check()
+
+
 def test_a_rank_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     text = config_text
 
