@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -26,7 +26,6 @@ from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
-from beheld.executor.local import LocalExecutor
 from beheld.executor.rank import config_of, config_text
 from beheld.executor.watchdog import COMPILING_S, STUCK_S, RankProcess, Watchdog
 from beheld.executor.wire import (
@@ -46,12 +45,13 @@ from beheld.executor.wire import (
 )
 from beheld.parallel.group import RankGroup
 from beheld.platform.registry import platform_of
-from beheld.runner.build import build_runner, count_weights
-from beheld.runner.rank_checks import check_shardable
-from beheld.runner.runner import Handle
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
 from beheld.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from beheld.executor.local import LocalExecutor
+    from beheld.runner.runner import Handle
 
 logger = get_logger(__name__)
 
@@ -81,6 +81,9 @@ class MultiExecutor:
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor; of one rank's part."""
+        from beheld.runner.build import count_weights
+        from beheld.runner.rank_checks import check_shardable
+
         check_shardable(info, config.quantization)
         weights = count_weights(hf_config, info, config)
         plan = weights.shards
@@ -91,6 +94,8 @@ class MultiExecutor:
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:
         """See Executor; of one rank."""
+        from beheld.executor.local import LocalExecutor
+
         return LocalExecutor.available_bytes(config)
 
     @classmethod
@@ -100,7 +105,6 @@ class MultiExecutor:
         Raises:
             ModelError, CapacityError: as on one device; the model cannot be shared; or another rank raised it.
         """
-        check_shardable(info, config.quantization)
         hf_class, hf_text = config_text(hf_config)
         hf_config = config_of(hf_class, hf_text)
         # Readable by this user alone: ranks find each other in it.
@@ -112,6 +116,12 @@ class MultiExecutor:
         # On a device of its own, ranks also compile, and one may take longer for that than another.
         watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous else COMPILING_S)
         try:
+            # Only now, while the other ranks import the same.
+            from beheld.executor.local import LocalExecutor
+            from beheld.runner.build import build_runner
+            from beheld.runner.rank_checks import check_shardable
+
+            check_shardable(info, config.quantization)
             for each in ranks:
                 _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
             local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, ranks=group))
