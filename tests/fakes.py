@@ -491,6 +491,9 @@ class FakeExecutor(FakeRunner):
         """There is nothing to load."""
         return cls(config, info, fake_capacity(info, config))
 
+    def check(self) -> None:
+        """It is always there."""
+
     def watch(self, take: Watch | None) -> None:
         """There are no tensors."""
 

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What the third section of a family answers; the types in it are those of the device's half.
     "families/model": {"attention", "models/surgery/operation"},
     # What an operation on a model is; families bring some, and models/ applies them.
-    "models/surgery/operation": {"lora"},
+    "models/surgery/operation": {"lora", "parallel"},
     "families/*/inputs": {"families", "inputs", "checkpoint"},
     "families/*/model": {
         "families",
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sample": {"platform"},
     "pool": {"platform"},
     "layers": {"parallel", "attention"},
-    "lora": {"layers", "attention"},
+    "lora": {"layers", "attention", "parallel"},
     "quant": {"checkpoint", "families", "layers", "platform"},
     "models": {
         "models/surgery/operation",
@@ -64,8 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "parallel",
         "platform",
     },
-    "runner": {"models", "sample", "pool", "attention", "platform"},
-    "executor": {"runner"},
+    "runner": {"models", "sample", "pool", "attention", "parallel", "platform"},
+    "executor": {"runner", "parallel", "platform", "sandbox"},
     "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},

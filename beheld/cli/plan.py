@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import Any
 
 from beheld.cli.media import references
 from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, a hub name, or mote")
     parser.add_argument("media", nargs="*", metavar="MEDIA", help="files, URLs, or -")
+    parser.add_argument("--tp", type=count_of, default=1, metavar="N", help="GPUs that share the model")
+    parser.add_argument("--gpus", type=gpus_of, metavar="NxGIB", help="the GPUs, as 2x80GiB: tells how much fits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trust-remote-code", action="store_true")
     parser.set_defaults(run=run)
@@ -27,7 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.tools.plan import plan
 
     args = EngineArgs(model=arguments.model, trust_remote_code=arguments.trust_remote_code)
-    made = plan(args, references(arguments.media))
+    count, gpu_bytes = arguments.gpus or (arguments.tp, None)
+    if count < arguments.tp:
+        raise ConfigError(f"--tp {arguments.tp} needs as many GPUs, and --gpus names {count}.", param="gpus")
+    made = plan(args, references(arguments.media), arguments.tp, gpu_bytes)
     if arguments.json:
         print(json.dumps(made))
     else:
@@ -35,14 +42,37 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def count_of(text: str) -> int:
+    """Return a number of GPUs."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"not a number from 1: {text!r}")
+    return int(text)
+
+
+def gpus_of(text: str) -> tuple[int, int]:
+    """Return the number of GPUs and the bytes of each, of "2x80GiB" or "80GiB"."""
+    found = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(?:GiB|GB)?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"not of the form 2x80GiB: {text!r}")
+    return int(found[1] or 1), int(float(found[2]) * 2**30)
+
+
 def _print(made: dict[str, Any]) -> None:
     model = made["model"]
-    print(f"{model['name']}: {model['architecture']}, {model['parameters'] / 1e9:.3f} B parameters, {model['dtype']}")
+    ranks = model.get("ranks", 1)
+    where = "" if ranks == 1 else f" on each of {ranks} GPUs"
+    parameters = f"{model['parameters'] / 1e9:.3f} B parameters{where}"
+    print(f"{model['name']}: {model['architecture']}, {parameters}, {model['dtype']}")
     print(f"  weights           {model['weights_bytes'] / 2**30:8.3f} GiB")
     print(f"  KV cache          {model['kv_bytes_per_token'] / 2**10:8.1f} KiB a token")
     if model["state_bytes_per_sequence"]:
         mib = model["state_bytes_per_sequence"] / 2**20
         print(f"  recurrent state   {mib:8.1f} MiB a sequence, and as much a kept prefix")
+    if ranks > 1:
+        print(f"  over the links    {model['link_bytes_per_token'] / 2**10:8.1f} KiB a token, sent by each GPU")
+    if "kv_tokens" in model:
+        fits = "" if model["kv_tokens"] else ": the model does not fit"
+        print(f"  room for          {model['kv_tokens']:8d} tokens on {model['gpu_bytes'] / 2**30:g} GiB{fits}")
     print(f"  longest           {model['max_model_len']:8d} tokens")
     for item in made["media"]:
         used = ", ".join(f"{k} {v}" for k, v in item["used"].items() if not isinstance(v, list | tuple))

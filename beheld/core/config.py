@@ -70,6 +70,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     distributed_executor_backend: str | None = None
+    mm_encoder_tp_mode: str = "weights"
     disable_custom_all_reduce: bool = False
     enable_lora: bool = False
     max_loras: int = 1
@@ -301,6 +302,8 @@ class EngineConfig:
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
+        tensor_parallel_size: the number of ranks that share the model.
+        mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
     """
 
     device: str
@@ -336,6 +339,8 @@ class EngineConfig:
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
     quantization: str | None = None
+    tensor_parallel_size: int = 1
+    mm_encoder_tp_mode: str = "weights"
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
         """The adapter for a request that names none, chosen by its media; `items` maps modality to items."""

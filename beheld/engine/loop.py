@@ -152,6 +152,7 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, Stop):
         core.scheduler.stop(message.request_id)
     elif isinstance(message, Ping):
+        core.executor.check()
         reply(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))
     elif isinstance(message, AddLoRA):
         if not waiting.must_read(core, message):

@@ -1,4 +1,4 @@
-"""The number of devices that share a model: always one, for any options."""
+"""The number of ranks that share a model: one on a CPU unless asked for, and on machines with too few GPUs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,47 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 
+def ranks_of(args: EngineArgs, device: str) -> int:
+    """Return how many ranks share the model.
+
+    The cores of a CPU share one memory, so ranks only make it slower there: they are started if
+    distributed_executor_backend="mp" asks for them, as one does to try what will run on GPUs.
+    """
+    asked = args.tensor_parallel_size
+    if asked == 1 or args.distributed_executor_backend == "uni":
+        return 1
+    from beheld.platform.registry import platform_of
+
+    platform = platform_of(device)
+    if not platform.splits:
+        return asked if args.distributed_executor_backend == "mp" else 1
+    return asked if platform.num_devices >= asked else 1
+
+
 def check_ranks(
     args: EngineArgs, info: ModelInfo, config: EngineConfig, hf_config: Any, executor: type[Executor]
 ) -> None:
     """Warn that a model runs on one device although the options split it, or refuse it.
 
-    A CPU's cores share one memory, so there is nothing to split. Models are not split over GPUs yet, but scripts that
-    ask for several small GPUs run on one with enough memory. Loading checks whether the KV cache fits next to the
-    weights.
+    Scripts that ask for more GPUs than there are run on one with enough memory. Loading checks whether the KV cache
+    fits next to the weights.
 
     Raises:
         ConfigError: the weights alone exceed the free memory of one GPU.
     """
     asked = args.tensor_parallel_size
-    if asked == 1:
+    if asked == 1 or config.tensor_parallel_size == asked:
         return
     from beheld.platform.registry import platform_of
 
-    if not platform_of(config.device).splits:
-        logger.warning("tensor_parallel_size=%d has no effect on a CPU: the model is not split.", asked)
+    platform = platform_of(config.device)
+    if not platform.splits:
+        logger.warning(
+            "tensor_parallel_size=%d has no effect on a CPU: the model is not split. "
+            "distributed_executor_backend='mp' splits it into %d processes, which is slower.",
+            asked,
+            asked,
+        )
         return
     needed = executor.size(hf_config, info, config).num_bytes
     available = executor.available_bytes(config)
@@ -39,13 +61,14 @@ def check_ranks(
     )
     if needed > available:
         raise ConfigError(
-            f"tensor_parallel_size={asked} is not available in this version, and one GPU does not hold the model: "
-            f"{sizes}.",
-            "Available: 1, on a GPU with more memory; or use a smaller or a quantized checkpoint.",
+            f"tensor_parallel_size={asked} needs {asked} GPUs, here are {platform.num_devices}, and one of them does "
+            f"not hold the model: {sizes}.",
+            "Make more GPUs visible, take one with more memory, or use a smaller or a quantized checkpoint.",
             param="tensor_parallel_size",
         )
     logger.warning(
-        "tensor_parallel_size=%d is not available in this version. The model runs on one GPU, which holds it: %s.",
+        "tensor_parallel_size=%d is more than the GPUs that are here (or the backend is 'uni'). "
+        "The model runs on one GPU, which holds it: %s.",
         asked,
         sizes,
     )

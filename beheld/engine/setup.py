@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
-from beheld.engine.ranks import check_ranks
+from beheld.engine.ranks import check_ranks, ranks_of
 from beheld.executor.executor import Executor
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
@@ -44,6 +44,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
@@ -51,7 +52,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
     "swap_space": None,
-    "distributed_executor_backend": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
 }
@@ -123,7 +123,11 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 
 
 def executor_of(config: EngineConfig) -> type[Executor]:
-    """The executor class for this configuration; there is only the one in this process so far."""
+    """The executor class for this configuration: of this process alone, or of several ranks."""
+    if config.tensor_parallel_size > 1:
+        from beheld.executor.multi import MultiExecutor
+
+        return MultiExecutor
     from beheld.executor.local import LocalExecutor
 
     return LocalExecutor
@@ -274,6 +278,8 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         quantization=_quantization(args, platform),
+        tensor_parallel_size=ranks_of(args, platform.name),
+        mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
     )
@@ -443,8 +449,11 @@ def _summary(config: EngineConfig) -> str:
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)
 
 
-def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
+def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
     """The decisions for a model and its sizes, without reading its weights.
+
+    Args:
+        ranks: as if so many ranks shared the model, whatever this machine has; sizes are those of one of them.
 
     Raises:
         ConfigError, ModelError: as `start`.
@@ -452,8 +461,11 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
     check(args)
     hf_config, info = _read(args)
     config = decide(args, info)
+    if ranks is not None:
+        config = replace(config, tensor_parallel_size=ranks)
     kind = executor_of(config)
-    check_ranks(args, info, config, hf_config, kind)
+    if ranks is None:
+        check_ranks(args, info, config, hf_config, kind)
     size = kind.size(hf_config, info, config)
     element_bytes = {"float32": 4, "bfloat16": 2, "float16": 2}[config.dtype]
     sizes = {
@@ -462,8 +474,23 @@ def describe(args: EngineArgs) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]
         "parameters": size.num_parameters,
         "dtype": config.dtype,
         "weights_bytes": size.num_bytes,
-        "kv_bytes_per_token": sum(group.bytes_per_token(element_bytes) for group in info.paged_groups),
+        "kv_bytes_per_token": sum(
+            group.bytes_per_token(element_bytes) for group in size.kv_groups or info.paged_groups
+        ),
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
+    if config.tensor_parallel_size > 1:
+        sizes["ranks"] = config.tensor_parallel_size
+        sizes["link_bytes_per_token"] = _link_bytes(info, config.tensor_parallel_size, size.num_sums, element_bytes)
     return info, config, sizes
+
+
+def _link_bytes(info: ModelInfo, ranks: int, num_sums: int, element_bytes: int) -> int:
+    """What each rank sends for a token: rings that add hidden states up, and its part of the logits.
+
+    A ring sends a vector's n-th part 2 (n - 1) times.
+    """
+    sums = 2 * (ranks - 1) * num_sums * info.hidden_size // ranks
+    logits = (ranks - 1) * info.vocab_size // ranks
+    return (sums + logits) * element_bytes

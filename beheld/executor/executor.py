@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
@@ -20,12 +20,16 @@ class ModelSize:
     """The size of a model's weights on the device.
 
     Attributes:
-        num_parameters: number of parameters.
+        num_parameters: number of parameters, of one rank if ranks share the model.
         num_bytes: their approximate size.
+        kv_groups: the cache groups with the heads that one device holds; empty if it holds all.
+        num_sums: how often ranks add hidden states up in a step.
     """
 
     num_parameters: int
     num_bytes: int
+    kv_groups: tuple[KVGroup, ...] = ()
+    num_sums: int = 0
 
 
 class Executor(Protocol):
@@ -109,6 +113,13 @@ class Executor(Protocol):
 
     def loras(self) -> tuple[LoRARequest, ...]:
         """The adapters in host memory."""
+
+    def check(self) -> None:
+        """Check that steps can still run, without running one.
+
+        Raises:
+            EngineDeadError: a process that runs them is gone.
+        """
 
     def close(self) -> None:
         """Free everything."""

@@ -29,7 +29,8 @@ class LocalExecutor:
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor."""
-        return ModelSize(*count_weights(hf_config, info, config))
+        weights = count_weights(hf_config, info, config)
+        return ModelSize(weights.num_parameters, weights.num_bytes)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:
@@ -99,6 +100,9 @@ class LocalExecutor:
     def loras(self) -> tuple[LoRARequest, ...]:
         """See Executor."""
         return self.runner.loras()
+
+    def check(self) -> None:
+        """See Executor; a device that is lost shows in its next step."""
 
     def close(self) -> None:
         """Free the model and the cache."""

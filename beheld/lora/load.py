@@ -18,6 +18,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from beheld.core.errors import LoRAError
+from beheld.parallel.shards import Cut
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -44,11 +45,24 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Site:
-    """A linear layer that can carry an adapter: its path below the decoder, its inputs and its outputs."""
+    """A linear layer that can carry an adapter: its path below the decoder, its inputs and its outputs.
+
+    Attributes:
+        cut: of its weight (O, I), the part of this rank; None if it has all.
+    """
 
     name: str
     num_inputs: int
     num_outputs: int
+    cut: Cut | None = None
+
+    def own(self, down_rI: Tensor, up_Or: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of the matrices: some inputs of one, or some outputs of the other."""
+        if self.cut is None:
+            return down_rI, up_Or
+        if self.cut.dim == 0:
+            return down_rI, self.cut.of(up_Or, up_Or.shape)
+        return self.cut.of(down_rI, down_rI.shape), up_Or
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +156,7 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
             raise LoRAError(f"The adapter {name!r} changes {site.name!r} twice.", "Save it again.")
         rank, scale = _scale_of(name, scales, where)
         _check_shapes(name, site, down_rI, up_Or, rank, form.max_rank, config)
-        matrices[site.name] = _ready(name, where, down_rI, up_Or, scale, form.dtype)
+        matrices[site.name] = site.own(*_ready(name, where, down_rI, up_Or, scale, form.dtype))
     _check_targets(name, config, form, matrices)
     return LoRAWeights(name, blake3(blake3(said).digest() + blake3(body).digest()).digest(), matrices)
 

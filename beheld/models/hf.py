@@ -26,6 +26,7 @@ from beheld.models.call_graphs import CallGraphs
 from beheld.models.head import Head, ModelHead
 from beheld.models.hidden import form_of
 from beheld.models.pooling_head import head_of
+from beheld.models.rank_towers import RankTowers
 from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
@@ -91,6 +92,8 @@ class HFAdapter:
             shorten = last_layer.shorten
             surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1
+        ranks, mode = surgery.target.ranks, surgery.target.config.mm_encoder_tp_mode
+        self._ranks = None if ranks is None else RankTowers(ranks, mode, self.device, self.dtype)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None
@@ -162,7 +165,7 @@ class HFAdapter:
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Run the towers, with shared calls for items that allow it."""
         with self.surgery.passing():
-            return self._encode(items)
+            return self._encode(items) if self._ranks is None else self._ranks.encode(items, self._encode)
 
     def _encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         if self._cross is not None:

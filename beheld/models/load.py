@@ -20,10 +20,13 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
+from beheld.models.shard_weights import shard, sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model
+from beheld.parallel.group import RankGroup
+from beheld.parallel.shard_plan import ShardPlan
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
 from beheld.quant.registry import method_for
@@ -36,10 +39,13 @@ _GREATEST = 1e18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery:
+def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> Surgery:
     """Load the checkpoint's transformers model on the device, in the engine's dtype, ready for surgery.
 
     The modules that the quantization method inserts after loading are the surgery's first operation.
+
+    Args:
+        ranks: the ranks that share the model, each of which loads its part.
 
     Raises:
         ModelError: no such class, no weights, weights missing or of the wrong shape, or an unsupported quantization.
@@ -52,10 +58,19 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Surgery
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
+        if ranks is not None:
+            # All ranks make the same weights, as one device would.
+            surgery.target.model.shard_plan = shard(surgery.target.model, info, ranks.rank, ranks.size, None)
+            platform_of(config.device).empty_cache()
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
     else:
-        surgery = _from_files(model_class, hf_config, info, dtype, config)
+        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
     model = surgery.target.model
+    if ranks is not None:
+        surgery.target.ranks, surgery.target.shards = ranks, model.shard_plan
+        model.__class__ = model_class
+        if ranks.rank == 0:
+            _tell(model.shard_plan)
     if info.pooler is not None:
         pooling_head.give(model, info)
     if model_class is not known_class:
@@ -114,15 +129,17 @@ class Weights:
         num_bytes: their approximate size.
         sizes: bytes of each parameter as transformers' loader makes it; empty if a quantization method stores them
             differently.
+        shards: what of them one rank holds, if ranks share the model.
     """
 
     num_parameters: int
     num_bytes: int
     sizes: tuple[int, ...]
+    shards: ShardPlan | None = None
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
-    """Measure the weights of the model that this configuration describes, without disabled towers.
+    """Measure the weights of the model that this configuration describes, or one rank's, without disabled towers.
 
     Allocates no memory for them.
 
@@ -132,9 +149,13 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     own = registry.model(info.family).towers
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
+    if config.tensor_parallel_size > 1:
+        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None)
     try:
         with torch.device("meta"):
             model = model_class._from_config(hf_config, dtype=dtype)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"config.json describes no model that {model_class.__name__} can be: "
@@ -143,19 +164,20 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         ) from error
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    shards: ShardPlan | None = getattr(model, "shard_plan", None)
     path = Path(info.path)
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
     on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
-    if quantization is None and on_disk:
+    if quantization is None and on_disk and config.tensor_parallel_size == 1:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
-        return Weights(sum(counts), sum(sizes), sizes)
+        return Weights(sum(counts), sum(sizes), sizes, shards)
     method = method_for(quantization, config.quantization, config.device, dtype)
     stored = method.stored_bytes(path, model, text_model)
     if stored is None and quantization is None:
-        return Weights(sum(counts), sum(sizes), sizes)
-    return Weights(sum(counts), sum(sizes) if stored is None else stored, ())
+        return Weights(sum(counts), sum(sizes), sizes, shards)
+    return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards)
 
 
 def _check_count(wanted: int, folders: Sequence[Path]) -> None:
@@ -185,7 +207,20 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
-def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.dtype, config: EngineConfig) -> Surgery:
+def _tell(plan: ShardPlan) -> None:
+    logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.shards))
+    if plan.whole:
+        logger.warning("Every rank computes as a whole: %s.", ", ".join(plan.whole))
+
+
+def _from_files(
+    model_class: Any,
+    hf_config: Any,
+    info: ModelInfo,
+    dtype: torch.dtype,
+    config: EngineConfig,
+    ranks: RankGroup | None,
+) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
     for part in info.secondary:
@@ -204,7 +239,17 @@ def _from_files(model_class: Any, hf_config: Any, info: ModelInfo, dtype: torch.
             weights = _renamed_weights(info, path)
         if weights is None and info.secondary:
             weights = joined_slices(path, info.secondary)
+        if weights is None and ranks is not None:
+            weights = joined_slices(path, ())
         loading = method.loading(model_class, weights or {})
+        if ranks is not None and weights is not None:
+            if loading is not model_class:
+                raise ModelError(
+                    f"The weights of {info.name!r} stay quantized ({method.name}), and ranks cannot share such weights "
+                    "yet.",
+                    "Give tensor_parallel_size=1, or take the unquantized checkpoint.",
+                )
+            loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options

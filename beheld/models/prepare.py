@@ -33,6 +33,7 @@ from beheld.models.surgery.one_row_layer import one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
+from beheld.models.surgery.sharded import resize, sum_up
 from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -75,6 +76,10 @@ def _on_cpu(target: Target) -> bool:
 
 def _on_gpu(target: Target) -> bool:
     return not platform_of(target.config.device).packs_linears and not target.config.enforce_eager
+
+
+def _shared(target: Target) -> bool:
+    return target.ranks is not None
 
 
 def _float32(target: Target) -> bool:
@@ -170,7 +175,7 @@ def _one_row_linears(target: Target, changes: Changes) -> None:
 
 
 def _attach_lora(target: Target, changes: Changes) -> None:
-    target.slots = attach(target.model, text_model(target.model), target.config, changes)
+    target.slots = attach(target.model, text_model(target.model), target.config, changes, target.shards)
 
 
 def _number_layers(target: Target, changes: Changes) -> None:
@@ -230,6 +235,14 @@ OPERATIONS = (
         needs="layers of latent attention: with kv_a_proj_with_mqa, kv_b_proj and expand_kv",
         replaces="kv_b_proj and expand_kv, so that attention gets latents",
         apply=_latents,
+    ),
+    Operation(
+        "parts of ranks",
+        Stage.SHARD,
+        needs="ranks that share the model",
+        replaces="sizes that modules know, by this rank's; the embedding's forward, by one that looks up its own rows",
+        apply=resize,
+        suits=_shared,
     ),
     Operation(
         "fused linears",
@@ -310,6 +323,14 @@ OPERATIONS = (
         replaces="them, by ones that add the adapters of a step's tokens",
         apply=_attach_lora,
         suits=lambda target: target.config.max_loras > 0,
+    ),
+    Operation(
+        "sums over ranks",
+        Stage.SUM,
+        needs="ranks that share the model",
+        replaces="modules of which each rank computes a part of every output, and the head, by ones that add or join",
+        apply=sum_up,
+        suits=_shared,
     ),
     Operation(
         "layer numbers",

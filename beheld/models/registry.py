@@ -7,13 +7,16 @@ from typing import Any
 from beheld.attention.select import select_tower
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.models.adapter import ModelAdapter
+from beheld.parallel.group import RankGroup
 from beheld.platform.registry import platform_of
 
 _SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memory."
 
 
-def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter:
-    """Load the model of `info` and wrap it in its adapter.
+def build(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> ModelAdapter:
+    """Load the model of `info`, or this rank's part of it, and wrap it in its adapter.
+
+    The adapter's `info` tells of this rank's heads of keys and values alone.
 
     Raises:
         ModelError: it cannot run; the message gives the reason.
@@ -27,7 +30,9 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelAdapter
 
     platform = platform_of(config.device)
     with explained("load the weights", platform, _SMALLER):
-        surgery = load_model(hf_config, info, config)
+        surgery = load_model(hf_config, info, config, ranks)
+    if surgery.target.shards is not None:
+        info = surgery.target.shards.local(info)
     with explained("join and arrange the weights", platform, _SMALLER):
         windows = select_tower(platform, config.attention_backend)
         prepare(surgery, info)

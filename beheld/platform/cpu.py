@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -56,6 +56,8 @@ class Cpu:
     shares_host_memory = True
     synchronous = True
     splits = False
+    num_devices = 1
+    collectives = "gloo"
     pinned_memory = False
     compiles_layers = False
     packs_linears = True
@@ -143,6 +145,10 @@ class Cpu:
     def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Host tensors are where they should be."""
         return lambda host_tensor: host_tensor.to(device)
+
+    def rank_environment(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """Ranks share the cores."""
+        return {}
 
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """Of Triton's interpreter: few programs, one after the other, so that small tests split and do not split."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
@@ -45,11 +45,17 @@ class Cuda:
     shares_host_memory = False
     synchronous = False
     splits = True
+    collectives = "nccl"
     pinned_memory = True
     compiles_layers = True
     packs_linears = False
     dense_decode_cache = False
     attention_backends = ("flash", "triton", "torch")
+
+    @property
+    def num_devices(self) -> int:
+        """See Platform."""
+        return torch.cuda.device_count()
 
     def __init__(self) -> None:
         self.has_triton = HAS_TRITON
@@ -149,6 +155,11 @@ class Cuda:
     def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """See Uploader."""
         return Uploader(device)
+
+    def rank_environment(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """See Platform."""
+        visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        return {"CUDA_VISIBLE_DEVICES": visible[rank] if visible else str(rank)}
 
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """See Platform."""

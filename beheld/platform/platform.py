@@ -6,7 +6,7 @@ A platform is one kind of device. It is chosen once (`registry.choose`), and fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -156,6 +156,14 @@ class Platform(Protocol):
         """A machine may have several of these devices, each with memory of its own."""
 
     @property
+    def num_devices(self) -> int:
+        """How many of these devices this process may use."""
+
+    @property
+    def collectives(self) -> str:
+        """What sums tensors of several of these devices: "gloo" or "nccl"."""
+
+    @property
     def pinned_memory(self) -> bool:
         """Copies from pinned memory of the host go on while the host does."""
 
@@ -270,6 +278,9 @@ class Platform(Protocol):
 
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """What the shape of a kernel's launch depends on."""
+
+    def rank_environment(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """What to change in the environment of a rank's process, so that its own device is the first one there."""
 
     # ---- faults
 

@@ -20,6 +20,7 @@ from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
+from beheld.parallel.group import RankGroup
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import capacity, memory_profile
@@ -34,11 +35,14 @@ logger = get_logger(__name__)
 _ONE_THREAD_BYTES = 128 << 20
 
 
-def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> ModelRunner:
+def build_runner(
+    hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool, ranks: RankGroup | None = None
+) -> ModelRunner:
     """Load and check everything; `runner.config` and `runner.capacity` are then final.
 
     Args:
         shrink: lower max_model_len to what fits, and say so, instead of refusing.
+        ranks: the ranks that share the model. Each builds its own runner, and all get the same capacity.
 
     Raises:
         ModelError, CapacityError: with what to do.
@@ -46,23 +50,27 @@ def build_runner(hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrin
     keep_freed_memory()
     platform = platform_of(config.device)
     share = _begin(hf_config, info, config)
-    adapter = registry.build(hf_config, info, config)
+    adapter = registry.build(hf_config, info, config, ranks)
+    info = adapter.info
     backend: AttentionBackend = PackedBackend()
     if info.kv_groups:
         backend = select(platform, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(platform)
-    _choose_threads(adapter, platform)
+    _choose_threads(adapter, platform, config.tensor_parallel_size)
     if share is None:
         available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
         with _tried(info), explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
             reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
         available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
+    if ranks is not None:
+        # Blocks are numbered once for all ranks.
+        (available,) = ranks.least([available])
     if shrink:
         config = _shrunk(info, config, available)
     found = capacity.measure(info, config, available)
     with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
-        runner = ModelRunner(adapter, backend, info, config, found, cross_backend)
+        runner = ModelRunner(adapter, backend, info, config, found, cross_backend, ranks)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
     # Prompts to be pooled never decode.
@@ -91,7 +99,7 @@ def _tried(info: ModelInfo) -> Iterator[None]:
 
 
 def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
-    """Check that memory suffices for the weights before any is read, and make room for them.
+    """Check that memory suffices for this rank's weights before any is read, and make room for them.
 
     Returns:
         The engine's share of the device's memory; None if the device uses the host's.
@@ -128,9 +136,11 @@ def _check_host(weights: Weights, config: EngineConfig) -> None:
         CapacityError: they do not fit.
     """
     free, total = platform_of(config.device).memory()
-    if weights.num_bytes <= free:
+    # All ranks are on this machine.
+    needed = weights.num_bytes * config.tensor_parallel_size
+    if needed <= free:
         return
-    sizes = f"The weights take about {gib(weights.num_bytes)}, and {gib(free)} of this machine's {gib(total)} are free"
+    sizes = f"The weights take about {gib(needed)}, and {gib(free)} of this machine's {gib(total)} are free"
     if config.dtype == "float32":
         raise CapacityError(f"{sizes}.", "Take a smaller checkpoint, or set dtype='bfloat16', which takes half.")
     logger.warning("%s: it may be very slow, or be ended by the system.", sizes)
@@ -165,14 +175,20 @@ def _activation_bytes(
     return found.reserved_bytes
 
 
-def _choose_threads(adapter: ModelAdapter, platform: Platform) -> None:
+def _choose_threads(adapter: ModelAdapter, platform: Platform, num_ranks: int) -> None:
     """A large model on the host's cores uses all of them; all else runs on one thread, unless OMP_NUM_THREADS is set.
+
+    Ranks on the host's cores share them.
 
     A small model's operations take microseconds: sharing them gains nothing on an idle machine, and on a busy one each
     waits for the thread that was put aside (6 M parameters, two busy cores: 4 ms a token against 20 to 200). With a
     device of its own the host only copies: shared by all cores, a copy waits for those that are preparing images.
     """
-    if "OMP_NUM_THREADS" in os.environ or (platform.synchronous and adapter.weights_bytes() >= _ONE_THREAD_BYTES):
+    if "OMP_NUM_THREADS" in os.environ:
+        return
+    if platform.synchronous and adapter.weights_bytes() >= _ONE_THREAD_BYTES:
+        if num_ranks > 1:
+            torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
         return
     torch.set_num_threads(1)
     logger.debug("The host computes on one thread.")
@@ -199,7 +215,6 @@ def _shrunk(info: ModelInfo, config: EngineConfig, available: int) -> EngineConf
     return dataclasses.replace(config, max_model_len=fitting)
 
 
-def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, int]:
-    """Number of parameters of the model that this configuration describes, and the bytes that they will take."""
-    weights = weigh(hf_config, info, config)
-    return weights.num_parameters, weights.num_bytes
+def count_weights(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
+    """The size of the model that this configuration describes, or of one rank's part."""
+    return weigh(hf_config, info, config)

@@ -111,10 +111,11 @@ def available_bytes(config: EngineConfig) -> int:
     platform = platform_of(config.device)
     if not platform.shares_host_memory:
         return MemoryShare.of(platform, config.memory_fraction).left_bytes()
-    wanted = env.CPU_KV_CACHE_GIB()
+    # All ranks are on this machine.
+    wanted, ranks = env.CPU_KV_CACHE_GIB(), config.tensor_parallel_size
     if wanted:
-        return int(wanted * 2**30)
-    return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES)
+        return int(wanted * 2**30) // ranks
+    return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES) // ranks
 
 
 def _report(blocks: list[int], kv_bytes: int, caches: DeviceCaches, config: EngineConfig) -> None:

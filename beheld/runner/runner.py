@@ -20,6 +20,7 @@ from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, Ste
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
+from beheld.parallel.group import RankGroup
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.pool.pooler import PooledValues, Pooler
@@ -33,6 +34,7 @@ from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
+from beheld.runner.rank_sampler import RankSampler, TokenSampler
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 from beheld.sample.filters import Masks
@@ -82,6 +84,7 @@ class ModelRunner:
         config: EngineConfig,
         capacity: Capacity,
         cross_backend: CrossBackend | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         self.caches = make_caches(info)
         assert (cross_backend is None) == (self.caches.states is None), "states of items need a backend"
@@ -96,7 +99,9 @@ class ModelRunner:
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
         self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
-        self.sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        self.sampler: TokenSampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        if ranks is not None:
+            self.sampler = RankSampler(self.sampler, ranks)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
         # How wide a pass's outputs are.
         self._width = info.vocab_size if info.pooler is None else info.pooler.width

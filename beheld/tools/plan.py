@@ -10,14 +10,27 @@ from beheld.core.media import MediaRef
 from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline
 
+# What steps and captured graphs take besides, about: it is measured when an engine starts.
+_STEP_BYTES = 3 << 30
 
-def plan(args: EngineArgs, media: Sequence[MediaRef]) -> dict[str, Any]:
+
+def plan(
+    args: EngineArgs, media: Sequence[MediaRef], ranks: int | None = None, gpu_bytes: int | None = None
+) -> dict[str, Any]:
     """Sizes of the model, and a receipt per item, as plain JSON types.
+
+    Args:
+        ranks: how many GPUs share the model; sizes are those of one of them.
+        gpu_bytes: the memory of one GPU, of which an engine takes the default share.
 
     Raises:
         ModelError, MediaError: the model or an item cannot be read.
     """
-    info, config, sizes = describe(args)
+    info, config, sizes = describe(args, None if ranks == 1 else ranks)
+    if gpu_bytes is not None:
+        left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - _STEP_BYTES
+        sizes["gpu_bytes"] = gpu_bytes
+        sizes["kv_tokens"] = max(0, left // max(1, sizes["kv_bytes_per_token"]))
     receipts = InputPipeline(info, config, args).receipts(list(media)) if media else []
     tokens = sum(receipt.tokens for receipt in receipts)
     return {

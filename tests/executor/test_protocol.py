@@ -13,6 +13,7 @@ from beheld.core.request import LoRARequest, Request
 from beheld.engine import setup
 from beheld.executor.executor import Executor
 from beheld.executor.local import LocalExecutor
+from beheld.executor.multi import MultiExecutor
 from tests import tiny
 from tests.fakes import FakeExecutor, expected_tokens
 
@@ -30,7 +31,7 @@ def test_the_protocol_has_what_the_engine_asks() -> None:
     assert {"start", "size", "available_bytes", "launch", "collect", "missing", "close"} <= set(METHODS)
 
 
-@pytest.mark.parametrize("kind", [LocalExecutor, FakeExecutor])
+@pytest.mark.parametrize("kind", [LocalExecutor, MultiExecutor, FakeExecutor])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_executor_has_the_protocol_s_methods(name: str, kind: type) -> None:
     assert parameters(kind, name) == parameters(Executor, name)

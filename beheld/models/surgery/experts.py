@@ -162,8 +162,8 @@ def replace_experts(model: nn.Module, dtype: torch.dtype, changes: Changes) -> i
     return replace_children(model, made, changes)
 
 
-def _usual(experts: Any, dtype: torch.dtype) -> bool:
-    """Return whether a module declares gated experts without biases and norms."""
+def usual_form(experts: Any) -> bool:
+    """Return whether a module declares gated experts without biases and norms, and has their weights."""
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_bias", True):
         return False
     if getattr(experts, "has_post_expert_norm", False) or not hasattr(experts, "is_transposed"):
@@ -172,4 +172,9 @@ def _usual(experts: Any, dtype: torch.dtype) -> bool:
     if getattr(gate, "__module__", None) != _USUAL_GATE:
         return False
     weights = [getattr(experts, name, None) for name in _WEIGHTS]
-    return all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)
+    return all(isinstance(w, Tensor) and w.dim() == 3 and bool(w.numel()) for w in weights)
+
+
+def _usual(experts: Any, dtype: torch.dtype) -> bool:
+    """Return whether they are of this type as well."""
+    return usual_form(experts) and experts.gate_up_proj.dtype == experts.down_proj.dtype == dtype

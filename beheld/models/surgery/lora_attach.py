@@ -17,6 +17,7 @@ from beheld.models.one_row import StandIn
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.linears import PackedLinear
 from beheld.models.surgery.operation import Changes
+from beheld.parallel.shard_plan import ShardPlan
 from beheld.quant.linear import StoredLinear
 from beheld.utils.log import get_logger
 
@@ -35,15 +36,22 @@ _PREFIXES = (
 )
 
 
-def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Changes) -> LoRASlots:
+def attach(
+    model: Any, decoder: nn.Module, config: EngineConfig, changes: Changes, shards: ShardPlan | None = None
+) -> LoRASlots:
     """Replace each linear layer of the decoder by a LoRALinear; they share the returned slots.
 
     Experts and cross-attention are left out: they see other rows than the step's tokens.
+
+    Args:
+        shards: what this rank holds of the layers; None if it holds all.
 
     Raises:
         ConfigError: there is no such layer.
     """
     switch, dtype = Switch(), getattr(torch, config.dtype)
+    own = next(name for name, module in model.named_modules() if module is decoder)
+    path = f"{own}." if own else ""
     layers: list[LoRALinear] = []
     sites: dict[str, Site] = {}
     for parent, attribute, names, sizes in list(_linears(decoder)):
@@ -60,11 +68,13 @@ def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Change
         )
         changes.replace(parent, attribute, layer, lambda made: made.base)  # type: ignore[arg-type, return-value]
         layers.append(layer)
-        sites |= {name: Site(name, layer.in_features, size) for name, size in zip(names, sizes, strict=True)}
+        sites |= {
+            name: _site(name, layer.in_features, size, f"{path}{name}.weight", shards)
+            for name, size in zip(names, sizes, strict=True)
+        }
     if not sites:
         raise ConfigError(f"No layer of {type(model).__name__} can carry an adapter.", param="enable_lora")
-    own = next(name for name, module in model.named_modules() if module is decoder)
-    prefixes = tuple(dict.fromkeys([f"{own}." if own else "", *_PREFIXES]))
+    prefixes = tuple(dict.fromkeys([path, *_PREFIXES]))
     logger.info("%d linear layers can carry LoRA adapters.", len(sites))
     return LoRASlots(
         layers,
@@ -73,6 +83,15 @@ def attach(model: Any, decoder: nn.Module, config: EngineConfig, changes: Change
         max_host=config.max_cpu_loras,
         switch=switch,
     )
+
+
+def _site(name: str, num_inputs: int, num_outputs: int, weight: str, shards: ShardPlan | None) -> Site:
+    """Return a layer's site: the sizes of the whole layer, and this rank's part of it."""
+    cut = None if shards is None else shards.cuts.get(weight)
+    if shards is None or cut is None:
+        return Site(name, num_inputs, num_outputs)
+    num_outputs, num_inputs = shards.shapes[weight]
+    return Site(name, num_inputs, num_outputs, cut)
 
 
 def _linears(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, list[str], list[int]]]:

@@ -16,6 +16,8 @@ from torch import nn
 
 from beheld.core.config import EngineConfig
 from beheld.lora.slots import LoRASlots
+from beheld.parallel.group import RankGroup
+from beheld.parallel.shard_plan import ShardPlan
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -35,8 +37,10 @@ class Stage(enum.IntEnum):
     FUSE = 5
     """Convert layers to the form that the device computes fastest."""
     LORA = 6
-    COMPILE = 7
-    PASS = 8
+    SUM = 7
+    """Sum over ranks what each of them computes in part."""
+    COMPILE = 8
+    PASS = 9
     """Add what the adapter's passes need: extra columns of rows, layers that process a pass's tail."""
 
 
@@ -110,12 +114,15 @@ class Target:
         config: the engine's.
         slots: the LoRA adapter slots, if an operation made any.
         around: context managers that every pass through the model enters.
+        ranks, shards: the ranks that share the model, and what this one holds of it; None if there is only this one.
     """
 
     model: Any
     config: EngineConfig
     slots: LoRASlots | None = None
     around: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    ranks: RankGroup | None = None
+    shards: ShardPlan | None = None
 
 
 def always(target: Target) -> bool:

@@ -14,6 +14,7 @@ from beheld.platform.registry import platform_of
 class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
 
+    unshared: str | None = None
     no_graph: str | None = None
     captures_prefill = True
 

@@ -1,0 +1,328 @@
+"""The executor of several ranks on one machine: the first in the caller's process, each other in its own.
+
+The first rank sends every plan to the others, in one message a step, and runs it itself. They meet in the collectives
+of the model; the first rank samples. A rank that fails alone, ends or hangs ends the engine (watchdog.py).
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError, EngineDeadError, LoRAError, first_line
+from beheld.core.media import MediaItem
+from beheld.core.plan import StepPlan, StepResult
+from beheld.core.request import LoRARequest
+from beheld.executor.executor import ModelSize, Watch
+from beheld.executor.rank import config_of, config_text
+from beheld.executor.watchdog import COMPILING_S, STUCK_S, RankProcess, Watchdog
+from beheld.executor.wire import (
+    CODEC,
+    Added,
+    AddRankLoRA,
+    CloseRank,
+    Joining,
+    PinLoRA,
+    RankItems,
+    RemoveLoRA,
+    Started,
+    StartRank,
+    Sync,
+    Synced,
+    packed,
+)
+from beheld.parallel.group import RankGroup
+from beheld.platform.registry import platform_of
+from beheld.sandbox.link import Link, pair
+from beheld.utils import working_directory
+from beheld.utils.log import get_logger
+
+if TYPE_CHECKING:
+    from beheld.executor.local import LocalExecutor
+    from beheld.runner.runner import Handle
+
+logger = get_logger(__name__)
+
+# All ranks leave a failed step at nearly the same time.
+_SYNC_S = 8.0
+_CLOSE_S = 2.0
+# Loading weights takes this long at most; a rank that ends before is noticed at once.
+_START_S = 3600.0
+# Files of features that are reused, see Link.
+_MAX_KEPT = 2
+
+
+class MultiExecutor:
+    """Runs plans on all ranks.
+
+    Args:
+        local: the first rank's executor.
+    """
+
+    def __init__(
+        self, local: LocalExecutor, group: RankGroup, ranks: Sequence[RankProcess], watchdog: Watchdog
+    ) -> None:
+        self._local, self._group, self._ranks, self._watchdog = local, group, ranks, watchdog
+        self.config, self.capacity = local.config, local.capacity
+        self._syncs = 0
+
+    @classmethod
+    def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
+        """See Executor; of one rank's part."""
+        from beheld.runner.build import count_weights
+        from beheld.runner.rank_checks import check_shardable
+
+        check_shardable(info, config.quantization)
+        weights = count_weights(hf_config, info, config)
+        plan = weights.shards
+        assert plan is not None
+        num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
+        return ModelSize(weights.num_parameters, weights.num_bytes, plan.local(info).kv_groups, num_sums)
+
+    @classmethod
+    def available_bytes(cls, config: EngineConfig) -> int:
+        """See Executor; of one rank."""
+        from beheld.executor.local import LocalExecutor
+
+        return LocalExecutor.available_bytes(config)
+
+    @classmethod
+    def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
+        """See Executor.
+
+        Raises:
+            ModelError, CapacityError: as on one device; the model cannot be shared; or another rank raised it.
+        """
+        hf_class, hf_text = config_text(hf_config)
+        hf_config = config_of(hf_class, hf_text)
+        # Readable by this user alone: ranks find each other in it.
+        folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
+        ranks = [_spawn(rank, config) for rank in range(1, config.tensor_parallel_size)]
+        quiet = replace(config, show_progress=False, logits_processors=())
+        platform = platform_of(config.device)
+        group = RankGroup(0, config.tensor_parallel_size, folder, platform.collectives, lambda: joined(watchdog, ranks))
+        # On a device of its own, ranks also compile, and one may take longer for that than another.
+        watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous else COMPILING_S)
+        try:
+            # Only now, while the other ranks import the same.
+            from beheld.executor.local import LocalExecutor
+            from beheld.runner.build import build_runner
+            from beheld.runner.rank_checks import check_shardable
+
+            check_shardable(info, config.quantization)
+            for each in ranks:
+                _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
+            local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, ranks=group))
+            for each in ranks:
+                started = _answer(each, Started, watchdog, _START_S)
+                assert (started.max_model_len, started.capacity) == (local.config.max_model_len, local.capacity)
+                each.started, each.beat_at = True, time.monotonic()
+        except BaseException as error:
+            cause = watchdog.cause
+            _stop(watchdog, ranks, group)
+            if cause is not None and isinstance(error, Exception):
+                raise cause from error
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return cls(local, group, ranks, watchdog)
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """See Executor."""
+        self._tell_all(RankItems(tuple(items)))
+        self._local.try_items(items)
+
+    def launch(self, plan: StepPlan) -> Handle:
+        """See Executor."""
+        self._tell_all(packed(plan))
+        try:
+            return self._local.launch(plan)
+        except Exception as error:
+            self._failed(plan.id, error)
+            raise
+
+    def collect(self, handle: Handle) -> StepResult:
+        """See Executor."""
+        try:
+            result = self._local.collect(handle)
+        except Exception as error:
+            self._failed(handle.plan_id, error)
+            raise
+        if self._watchdog.cause is not None:
+            raise self._watchdog.error()
+        return result
+
+    def _failed(self, step: int, error: Exception) -> None:
+        """Return once all ranks have left a step that failed on this one.
+
+        Raises:
+            EngineDeadError: they have not, or are gone.
+        """
+        if isinstance(error, EngineDeadError):
+            self._watchdog.end(error)
+            return
+        self._watchdog.failed_here = step
+        if self._watchdog.cause is None:
+            self._syncs += 1
+            try:
+                self._tell_all(Sync(self._syncs))
+                for each in self._ranks:
+                    synced = _answer(each, Synced, self._watchdog, _SYNC_S)
+                    if synced.entered != self._group.entered:
+                        raise TimeoutError
+            except TimeoutError:
+                self._watchdog.end(
+                    EngineDeadError(f"A step failed on one rank alone ({first_line(error)}).", "Restart the engine.")
+                )
+        if self._watchdog.cause is not None:
+            raise self._watchdog.error() from error
+
+    def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
+        """See Executor; all ranks have the same embeddings."""
+        return self._local.missing(digests)
+
+    def watch(self, take: Watch | None) -> None:
+        """See Executor; of the first rank."""
+        self._local.watch(take)
+
+    def embeddings(self, digest: bytes) -> torch.Tensor | None:
+        """See Executor."""
+        return self._local.embeddings(digest)
+
+    def read_lora(self, request: LoRARequest) -> None:
+        """See Executor. The other ranks read an adapter when it is added."""
+        self._local.read_lora(request)
+
+    def add_lora(self, request: LoRARequest) -> LoRARequest:
+        """See Executor."""
+        added = self._local.add_lora(request)
+        # Also if it is known: which adapter leaves memory next depends on the order of use.
+        self._tell_all(AddRankLoRA(request))
+        for each in self._ranks:
+            error = _answer(each, Added, self._watchdog, _START_S).error
+            if error is not None:
+                self.remove_lora(request.lora_int_id)
+                raise LoRAError(f"Rank {each.rank}: {error}")
+        return added
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """See Executor."""
+        self._tell_all(RemoveLoRA(lora_int_id))
+        return self._local.remove_lora(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """See Executor."""
+        self._tell_all(PinLoRA(lora_int_id))
+        return self._local.pin_lora(lora_int_id)
+
+    def loras(self) -> tuple[LoRARequest, ...]:
+        """See Executor."""
+        return self._local.loras()
+
+    def check(self) -> None:
+        """See Executor."""
+        if self._watchdog.cause is not None:
+            raise self._watchdog.error()
+
+    def close(self) -> None:
+        """See Executor."""
+        _stop(self._watchdog, self._ranks, self._group)
+        self._local.close()
+
+    def _tell_all(self, message: Any) -> None:
+        for each in self._ranks:
+            _tell(each, message, self._watchdog)
+
+
+def _spawn(rank: int, config: EngineConfig) -> RankProcess:
+    """Start the process of a rank, which loads its libraries and waits."""
+    ours, theirs = pair()
+    with theirs:
+        command = [sys.executable, "-m", "beheld.executor.rank", str(theirs.fileno())]
+        process = subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(),),
+            cwd=working_directory.existing(),
+            env=_environment(rank, config.device),
+        )
+    return RankProcess(rank, process, Link(ours, CODEC, _MAX_KEPT))
+
+
+def _environment(rank: int, device: str) -> dict[str, str]:
+    """Return the environment of a rank's process, in which its own device is the first one."""
+    found = dict(os.environ)
+    # The first rank tells what all of them do.
+    found.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    # A process finds beheld where this one did.
+    found["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return found | platform_of(device).rank_environment(rank, found)
+
+
+def joined(watchdog: Watchdog, ranks: Sequence[RankProcess]) -> None:
+    """Return when all other ranks are about to connect.
+
+    Raises:
+        BeheldError: one of them is gone.
+    """
+    for each in ranks:
+        _answer(each, Joining, watchdog, _START_S)
+
+
+def _tell(rank: RankProcess, message: Any, watchdog: Watchdog) -> None:
+    """Send a message.
+
+    Raises:
+        BeheldError: the ranks are gone.
+    """
+    if watchdog.cause is None:
+        try:
+            rank.link.send(message)
+            return
+        except OSError:
+            watchdog.end(EngineDeadError(f"The process of rank {rank.rank} {rank.ending()}.", "Restart the engine."))
+    raise watchdog.error()
+
+
+def _answer(rank: RankProcess, kind: Any, watchdog: Watchdog, timeout_s: float) -> Any:
+    """Return the rank's next answer.
+
+    Raises:
+        BeheldError: the ranks are gone.
+        TimeoutError: there is none.
+    """
+    until = time.monotonic() + timeout_s
+    while watchdog.cause is None:
+        try:
+            found = rank.answers.get(timeout=0.1)
+        except queue.Empty:
+            if time.monotonic() > until:
+                raise TimeoutError from None
+            continue
+        # Late answers to an earlier Sync are of no use.
+        if isinstance(found, kind):
+            return found
+    raise watchdog.cause
+
+
+def _stop(watchdog: Watchdog, ranks: Sequence[RankProcess], group: RankGroup) -> None:
+    """End the other ranks, which have nothing to save."""
+    if watchdog.cause is None:
+        for each in ranks:
+            try:
+                each.link.send(CloseRank(), 0.5)
+            except (OSError, BeheldError):
+                each.process.kill()
+    watchdog.close(_CLOSE_S if watchdog.cause is None else 0.5)
+    group.close()

@@ -1,0 +1,213 @@
+"""The process of a rank other than the first: it loads its part of the model and runs the steps that it is sent."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
+from beheld.executor.wire import (
+    CODEC,
+    Added,
+    AddRankLoRA,
+    Beat,
+    CloseRank,
+    Joining,
+    PinLoRA,
+    RankFailed,
+    RankItems,
+    RemoveLoRA,
+    Started,
+    StartRank,
+    Step,
+    StepFailed,
+    Sync,
+    Synced,
+    unpacked,
+)
+from beheld.sandbox.link import Link
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+BEAT_S = 1.0
+_CONFIGS = ("transformers.", "beheld.")
+
+
+class Answers:
+    """Sends messages to the first rank, from any thread."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._turn = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Send one."""
+        with self._turn:
+            self._link.send(message)
+
+
+def config_text(hf_config: Any) -> tuple[str, str]:
+    """Return "module:name" of a configuration's class, and the JSON of which all ranks, the first one too, make it.
+
+    Making a configuration may fill in values that it lacked, but only once.
+
+    Raises:
+        ModelError: it cannot be made again in another process.
+    """
+    kind = type(hf_config)
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    text = _text_of(hf_config)
+    made = _text_of(config_of(place, text)) if place.startswith(_CONFIGS) else ""
+    if not made or _text_of(config_of(place, made)) != made:
+        raise ModelError(
+            f"The configuration of this model ({kind.__name__}) cannot be sent to other processes.",
+            "Give tensor_parallel_size=1.",
+        )
+    return place, made
+
+
+def _text_of(hf_config: Any) -> str:
+    found: str = hf_config.to_json_string(use_diff=False)
+    return found
+
+
+def config_of(place: str, text: str) -> Any:
+    """Return the configuration that `config_text` was given."""
+    module, _, name = place.partition(":")
+    if not module.startswith(_CONFIGS):
+        raise ModelError(f"{module} is not a module of configurations.")
+    return getattr(importlib.import_module(module), name).from_dict(json.loads(text))
+
+
+class Rank:
+    """A running rank.
+
+    Args:
+        runner: with this rank's part.
+        group: of all ranks.
+    """
+
+    def __init__(self, runner: Any, group: Any, answers: Answers) -> None:
+        self._runner, self._group, self._answers = runner, group, answers
+        self._num_groups = len(runner.rows.tables_GRN)
+
+    def take(self, message: Any) -> None:
+        """Do what a message asks for."""
+        if isinstance(message, Step):
+            self._step(message)
+        elif isinstance(message, Sync):
+            self._answers.send(Synced(message.number, self._group.entered))
+        elif isinstance(message, RankItems):
+            # The first rank tells of an error; all ranks have the same.
+            try:
+                self._runner.try_items(message.items)
+            except BeheldError as error:
+                logger.debug("%s", error)
+        elif isinstance(message, AddRankLoRA):
+            refusal: BeheldError | None = None
+            try:
+                self._runner.add_lora(message.lora)
+            except BeheldError as error:
+                refusal = error
+            self._answers.send(Added(message.lora.lora_int_id, refusal))
+        elif isinstance(message, RemoveLoRA):
+            self._runner.remove_lora(message.lora_int_id)
+        elif isinstance(message, PinLoRA):
+            self._runner.pin_lora(message.lora_int_id)
+        else:
+            raise AssertionError(message)
+
+    def _step(self, message: Step) -> None:
+        import torch
+
+        from beheld.runner.faults import let_go, loss_of
+
+        device = torch.device(self._runner.config.device)
+        try:
+            self._runner.launch(unpacked(message, self._num_groups))
+            # Nothing else reads how long towers ran here.
+            self._runner.encoder.spent_s()
+        except Exception as error:
+            let_go(error, device)
+            lost = loss_of(error, device)
+            if lost is not None:
+                raise lost from error
+            self._answers.send(StepFailed(message.id, first_line(error)))
+
+
+def _end_with(end: socket.socket) -> None:
+    """End this process as soon as the first rank's ends, whatever this process is doing."""
+
+    def watch() -> None:
+        gone = select.poll()
+        gone.register(end, 0)
+        gone.poll()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="beheld-watch", daemon=True).start()
+
+
+def _beat(answers: Answers, group: Any, ended: threading.Event) -> None:
+    while not ended.wait(BEAT_S):
+        try:
+            answers.send(Beat(group.entered))
+        except OSError:
+            return
+
+
+def main(descriptor: int) -> None:
+    """Load, then run steps until the first rank says that it is enough or is gone."""
+    # Signals of a terminal or a supervisor reach all processes: the first rank drains, and needs this one for that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = socket.socket(fileno=descriptor)
+    _end_with(end)
+    from beheld.parallel.group import RankGroup
+    from beheld.platform.registry import platform_of
+    from beheld.runner.build import build_runner
+
+    link = Link(end, CODEC)
+    answers = Answers(link)
+    try:
+        start: StartRank = link.receive()
+        group = RankGroup(
+            start.rank,
+            start.config.tensor_parallel_size,
+            Path(start.folder),
+            platform_of(start.config.device).collectives,
+            lambda: answers.send(Joining()),
+        )
+        ended = threading.Event()
+        threading.Thread(target=_beat, args=(answers, group, ended), name="beheld-beat", daemon=True).start()
+        try:
+            hf_config = config_of(start.hf_class, start.hf_config)
+            runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, ranks=group)
+            answers.send(Started(runner.config.max_model_len, runner.capacity))
+            rank = Rank(runner, group, answers)
+            while not isinstance(message := link.receive(), CloseRank):
+                rank.take(message)
+        except BeheldError as error:
+            answers.send(RankFailed(error))
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:
+            logger.exception("This rank has failed.")
+            answers.send(RankFailed(EngineDeadError(f"{type(error).__name__}: {first_line(error)}")))
+    except (EOFError, OSError):
+        # No one is left to answer to.
+        return
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    # There is nothing to save, and unloading the libraries takes long.
+    os._exit(0)

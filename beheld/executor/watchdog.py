@@ -1,0 +1,185 @@
+"""Watches the processes of the other ranks: it reads what they send, and ends them all if one is gone or stuck."""
+
+from __future__ import annotations
+
+import queue
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.errors import BeheldError, EngineDeadError
+from beheld.executor.wire import Beat, RankFailed, StepFailed
+from beheld.parallel.group import RankGroup
+from beheld.sandbox.link import FrameError, Link
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+_RESTART = "Restart the engine."
+_POLL_S = 0.25
+# A process that sends no beat for so long is stopped or swapped out.
+SILENT_S = 7.0
+# The first rank waits in a collective that another rank has not reached for so long: ranks do equal work between
+# collectives, so they reach them at nearly the same time, unless they compile for new sizes.
+STUCK_S, COMPILING_S = 7.0, 90.0
+# What fails on all ranks fails at the same place on each; the others' messages come this much later at most.
+_SAME_S = 2.0
+# If this process itself stood still for longer than this, what it did not hear says nothing.
+_STALL_S = 2.0
+
+
+@dataclass(eq=False)
+class RankProcess:
+    """The process of one rank, as the first rank sees it.
+
+    Attributes:
+        beat_at: when its last message came, by time.monotonic.
+        entered: collectives that it has begun, and `entered_at` when that number last changed.
+        started: whether it has loaded its part.
+        answers: its answers to requests, in order.
+    """
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    link: Link
+    beat_at: float = field(default_factory=time.monotonic)
+    entered: int = 0
+    entered_at: float = field(default_factory=time.monotonic)
+    started: bool = False
+    answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+
+    def ending(self) -> str:
+        """How the process has ended, in words."""
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended with the code {code}"
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by the signal {-code}"
+
+
+class Watchdog:
+    """A thread that ends all ranks as soon as one of them cannot go on.
+
+    What then waits for a rank fails at once, because its connections are closed. `cause` says why.
+    """
+
+    def __init__(self, ranks: Sequence[RankProcess], group: RankGroup, stuck_s: float) -> None:
+        self._ranks, self._group = ranks, group
+        self._stuck_s = stuck_s
+        self._turn = threading.Lock()
+        self._closing = False
+        self.cause: BeheldError | None = None
+        # The last step that failed on the first rank.
+        self.failed_here: int | None = None
+        self._failed_there: tuple[float, RankProcess, StepFailed] | None = None
+        self._thread = threading.Thread(target=self._run, name="beheld-ranks", daemon=True)
+        self._thread.start()
+
+    def error(self) -> EngineDeadError:
+        """Return the error of an engine whose ranks have ended."""
+        cause = self.cause
+        assert cause is not None
+        return cause if isinstance(cause, EngineDeadError) else EngineDeadError(str(cause), _RESTART)
+
+    def end(self, cause: BeheldError) -> None:
+        """End all other ranks; the first cause counts."""
+        with self._turn:
+            if self.cause is not None or self._closing:
+                return
+            self.cause = cause
+        logger.error("%s", cause)
+        self._kill()
+        self._group.abort()
+
+    def _kill(self) -> None:
+        for each in self._ranks:
+            if each.process.poll() is None:
+                each.process.kill()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the ranks to end by themselves, then end them."""
+        with self._turn:
+            self._closing = True
+        until = time.monotonic() + timeout_s
+        for each in self._ranks:
+            try:
+                each.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+                each.process.wait()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s + 1.0)
+        for each in self._ranks:
+            each.link.close()
+
+    def _run(self) -> None:
+        waiting = select.poll()
+        by_file = {each.link.fileno(): each for each in self._ranks}
+        for file in by_file:
+            waiting.register(file, select.POLLIN)
+        looked = time.monotonic()
+        while self.cause is None and not self._closing:
+            for file, _ in waiting.poll(_POLL_S * 1000):
+                self._read(by_file[file])
+            now = time.monotonic()
+            if now - looked > _STALL_S:
+                for each in self._ranks:
+                    each.beat_at = each.entered_at = now
+            looked = now
+            if not self._closing:
+                self._judge(now)
+
+    def _read(self, rank: RankProcess) -> None:
+        try:
+            message = rank.link.receive()
+        except (EOFError, OSError):
+            if not self._closing:
+                self.end(EngineDeadError(f"The process of rank {rank.rank} {rank.ending()}.", _RESTART))
+            return
+        except FrameError:
+            self.end(EngineDeadError(f"A message of rank {rank.rank} cannot be read.", _RESTART))
+            return
+        rank.beat_at = time.monotonic()
+        if isinstance(message, Beat):
+            if message.entered != rank.entered:
+                rank.entered, rank.entered_at = message.entered, rank.beat_at
+        elif isinstance(message, StepFailed):
+            self._failed_there = rank.beat_at, rank, message
+        elif isinstance(message, RankFailed):
+            self.end(_of_rank(rank.rank, message.error))
+        else:
+            rank.answers.put(message)
+
+    def _judge(self, now: float) -> None:
+        failed = self._failed_there
+        if failed is not None:
+            at, where, message = failed
+            if self.failed_here == message.id:
+                self._failed_there = None
+            elif now - at > _SAME_S:
+                self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
+        waits_since, entered = self._group.waits_since, self._group.entered
+        for each in self._ranks:
+            if not each.started:
+                continue
+            if now - each.beat_at > SILENT_S:
+                self.end(EngineDeadError(f"The process of rank {each.rank} does not answer.", _RESTART))
+            behind = each.entered < entered and now - each.entered_at > self._stuck_s
+            if waits_since is not None and now - waits_since > self._stuck_s and behind:
+                self.end(EngineDeadError(f"Rank {each.rank} is stuck in a step.", _RESTART))
+
+
+def _of_rank(rank: int, error: BeheldError) -> BeheldError:
+    """Return an error that names the rank, of the same type."""
+    reason, remedy, *_ = error.arguments()
+    return type(error)(f"Rank {rank}: {reason}", remedy)

@@ -1,0 +1,204 @@
+"""The messages between the first rank and the others, and a step's plan in a form that is quickly sent.
+
+Every message is one frame of a pair of sockets that the other rank's process inherits: nothing listens, and no class
+but those named here is built from what arrives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from beheld.core import config, media, params, plan, request
+from beheld.core.config import Capacity, EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError
+from beheld.core.media import MediaItem
+from beheld.core.params import Sampling
+from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
+from beheld.core.request import LoRARequest
+from beheld.sandbox.codec import Codec
+
+
+@dataclass(frozen=True, eq=False)
+class StartRank:
+    """Load this rank's part of the model.
+
+    Attributes:
+        folder: where the ranks find each other.
+        hf_class, hf_config: transformers' configuration: "module:name" of its class, and its JSON.
+        shrink: see Executor.start.
+    """
+
+    rank: int
+    folder: str
+    hf_class: str
+    hf_config: str
+    info: ModelInfo
+    config: EngineConfig
+    shrink: bool
+
+
+@dataclass(frozen=True)
+class Joining:
+    """This rank is about to connect to the others."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """This rank has loaded its part, with this capacity."""
+
+    max_model_len: int
+    capacity: Capacity
+
+
+@dataclass(frozen=True)
+class Beat:
+    """This rank's process runs. `entered` is the number of collectives that it has begun."""
+
+    entered: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A StepPlan, without what only the first rank needs.
+
+    Attributes:
+        slices: (4, S) of each slice the row, start, stop and wanted, int32.
+        blocks: (3, N) of each new block the slice's number, the KV group and the block, int32.
+        drafts: of slices with drafts: the slice's number, and its token ids.
+    """
+
+    id: int
+    slices: np.ndarray
+    blocks: np.ndarray
+    drafts: tuple[tuple[int, tuple[int, ...]], ...]
+    admitted: tuple[Admission, ...]
+    encode: tuple[EncodeItem, ...]
+    released: tuple[int, ...]
+    forget: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class StepFailed:
+    """A step failed on this rank."""
+
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Answer with Synced: all earlier messages are done."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Synced:
+    """See Sync. `entered` is the number of collectives that this rank has begun."""
+
+    number: int
+    entered: int
+
+
+@dataclass(frozen=True, eq=False)
+class RankItems:
+    """Run the towers for these items."""
+
+    items: tuple[MediaItem, ...]
+
+
+@dataclass(frozen=True)
+class AddRankLoRA:
+    """Load an adapter; answered by Added."""
+
+    lora: LoRARequest
+
+
+@dataclass(frozen=True)
+class Added:
+    """The adapter is loaded, or why it is not."""
+
+    lora_int_id: int
+    error: BeheldError | None
+
+
+@dataclass(frozen=True)
+class RemoveLoRA:
+    """Remove an adapter."""
+
+    lora_int_id: int
+
+
+@dataclass(frozen=True)
+class PinLoRA:
+    """Keep an adapter in memory."""
+
+    lora_int_id: int
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """This rank cannot go on."""
+
+    error: BeheldError
+
+
+@dataclass(frozen=True)
+class CloseRank:
+    """End."""
+
+
+CODEC = Codec(
+    (
+        *config.MODEL_CLASSES,
+        *(config.EngineConfig, config.Capacity, config.MediaWork),
+        *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
+        *(params.Sampling, params.Pooling, request.LoRARequest),
+        *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, RankItems),
+        *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
+    )
+)
+
+
+def packed(step: StepPlan) -> Step:
+    """Return a plan as the other ranks need it."""
+    rows, starts, stops, blocks, wanted, drafts = zip(*step.slices, strict=True) if step.slices else ((),) * 6
+    new = [
+        (place, group, block)
+        for place, groups in enumerate(blocks)
+        for group, own in enumerate(groups)
+        for block in own
+    ]
+    return Step(
+        step.id,
+        np.array((rows, starts, stops, wanted), dtype=np.int32),
+        np.array(new, dtype=np.int32).reshape(-1, 3).T,
+        tuple((place, ids) for place, ids in enumerate(drafts) if ids),
+        tuple(dataclasses.replace(admission, params=_needed(admission.params)) for admission in step.admitted),
+        step.encode,
+        step.released,
+        step.forget,
+    )
+
+
+def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:
+    """Return what a rank that does not sample needs: which logits of the prompt are computed."""
+    return Sampling(prompt_logprobs=given.prompt_logprobs) if isinstance(given, Sampling) else given
+
+
+def unpacked(step: Step, num_groups: int) -> StepPlan:
+    """Return the plan of a message."""
+    none: tuple[tuple[int, ...], ...] = ((),) * num_groups
+    new: dict[int, list[list[int]]] = {}
+    for place, group, block in step.blocks.T.tolist():
+        new.setdefault(place, [[] for _ in range(num_groups)])[group].append(block)
+    blocks = {place: tuple(map(tuple, groups)) for place, groups in new.items()}
+    drafts = dict(step.drafts)
+    slices = tuple(
+        SeqSlice(row, start, stop, blocks.get(place, none), wanted, drafts.get(place, ()))
+        for place, (row, start, stop, wanted) in enumerate(zip(*step.slices.tolist(), strict=True))
+    )
+    return StepPlan(step.id, slices, step.admitted, step.encode, step.released, step.forget)

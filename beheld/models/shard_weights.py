@@ -1,0 +1,180 @@
+"""Loads one rank's part of a model: smaller modules, and of each weight in the files only what belongs into them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from beheld.core.config import ModelInfo
+from beheld.models.find_shards import find
+from beheld.parallel.shard_plan import Shard, ShardPlan
+from beheld.parallel.shards import Cut, Piece
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+class RankSlice:
+    """A weight of the checkpoint of which a rank reads its part, for transformers' loader in place of a slice.
+
+    Args:
+        weight: the whole weight, unread.
+        cut: the part.
+    """
+
+    def __init__(self, weight: Any, cut: Cut) -> None:
+        self._weight, self._cut = weight, cut
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index` of the part; `...` is all of it."""
+        weight = self._weight
+        # Only slices of files read a part; other weights are made as a whole, in another type or of other numbers.
+        shape = weight.get_shape() if hasattr(weight, "get_shape") else None
+        if shape is None:
+            weight = weight[...]
+            shape = weight.shape
+        return self._cut.of(weight, shape)[index]
+
+
+def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: dict[str, Any] | None) -> Any:
+    """Return a subclass of `model_class` whose models hold one rank's part; `shard_plan` says which.
+
+    Args:
+        weights: name -> weight of the checkpoint, unread; a model replaces those of which it takes a part. None: the
+            model is not loaded from files.
+    """
+
+    class Sharded(model_class):
+        def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
+            super().__init__(config, *args, **keywords)
+            self.shard_plan = shard(self, info, rank, ranks, weights)
+
+    # The loader chooses what to rename by the class's name and module.
+    Sharded.__name__, Sharded.__qualname__ = model_class.__name__, model_class.__qualname__
+    Sharded.__module__ = model_class.__module__
+    return Sharded
+
+
+def shard(model: Any, info: ModelInfo, rank: int, ranks: int, weights: dict[str, Any] | None) -> ShardPlan:
+    """Cut the weights of a model, which may be on the meta device, and replace those in `weights` likewise.
+
+    Raises:
+        ModelError: nothing of the model can be shared out.
+    """
+    plan = find(model, info, rank, ranks)
+    if weights is not None:
+        plan = _apply(plan, model, weights)
+    tied: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, cut in plan.cuts.items():
+        path, _, own = name.rpartition(".")
+        module: Any = model.get_submodule(path)
+        whole = getattr(module, own)
+        shapes[name] = tuple(whole.shape)
+        if id(whole) not in tied:
+            # With the whole one, whose id another parameter could have otherwise.
+            tied[id(whole)] = nn.Parameter(cut.of(whole.data, whole.shape), requires_grad=False), whole
+        setattr(module, own, tied[id(whole)][0])
+        if own == "weight":
+            _resize(module)
+    return dataclasses.replace(plan, shapes=shapes)
+
+
+def _resize(module: Any) -> None:
+    sizes = module.weight.shape
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = sizes
+    elif isinstance(module, nn.Embedding):
+        module.num_embeddings = sizes[0]
+
+
+def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
+    """Replace the weights that are cut; returns the plan without what the loader converts in a way unknown here."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
+    prefix, known = model.base_model_prefix, model.state_dict()
+    sources: dict[str, list[tuple[str, Any]]] = defaultdict(list)
+    for name in weights:
+        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
+        if target not in known and name in known:
+            target, pattern = rename_source_key(name, [], [], prefix, known)
+        rule = None if pattern is None else by_pattern[pattern]
+        sources[target].append((name, rule))
+        for other in _further_targets(rule, target, known):
+            sources[other].append((name, rule))
+    replaced: dict[str, Cut] = {}
+    refused: set[str] = set()
+    for shard in plan.shards:
+        made = _cuts_of(shard, known, sources)
+        if made is None:
+            refused.add(shard.path)
+        else:
+            replaced |= made
+    if refused:
+        logger.info("%d modules are whole on every rank: the loader converts their weights.", len(refused))
+        left = plan.without(refused)
+        kept = {shard.path for shard in left.shards}
+        for shard in plan.shards:
+            if shard.path not in kept:
+                for name in _cuts_of(shard, known, sources) or ():
+                    replaced.pop(name, None)
+        plan = left
+    for name, cut in replaced.items():
+        weights[name] = RankSlice(weights[name], cut)
+    return plan
+
+
+def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[str]:
+    """Return the parameters that a conversion to several of them may make besides the one that is named."""
+    if rule is None or len(rule.target_patterns) < 2:
+        return []
+    ends = [str(pattern).replace("\\", "").strip("^$") for pattern in rule.target_patterns]
+    return [name for name in known if name != target and any(end in name for end in ends)]
+
+
+def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
+    """Return the cuts of the checkpoint's weights of a shard; None if one is made in an unknown way."""
+    found: dict[str, Cut] = {}
+    for target, cut in shard.cuts.items():
+        for name, rule in sources.get(target, ()):
+            own = cut if rule is None else _before(rule, cut, known[target], shard.num_sections.get(target, 1))
+            if own is None:
+                return None
+            found[name] = own
+    return found
+
+
+def _before(rule: Any, cut: Cut, target: Tensor, num_sections: int) -> Cut | None:
+    """Return the cut of what a conversion stacks and joins into `target`; None if it does something else."""
+    dim, pieces = cut.dim, cut.pieces
+    steps = {type(step).__name__: step for step in rule.operations}
+    if len(steps) != len(rule.operations) or set(steps) - {"MergeModulelist", "Concatenate"}:
+        return None
+    if len(rule.target_patterns) != 1:
+        return None
+    if "Concatenate" in steps:
+        if steps["Concatenate"].dim != dim or len(rule.source_patterns) != num_sections:
+            return None
+        pieces = _first(pieces, target.shape[dim] // num_sections)
+    if "MergeModulelist" in steps:
+        if steps["MergeModulelist"].dim != 0 or dim == 0:
+            return None
+        dim -= 1
+    return dataclasses.replace(cut, dim=dim, pieces=pieces)
+
+
+def _first(pieces: tuple[Piece, ...], size: int) -> tuple[Piece, ...]:
+    """Return the pieces of the first section, of `size` entries: sections are cut alike."""
+    count = sum(isinstance(piece, range) and piece.start < size for piece in pieces)
+    ranges = sum(isinstance(piece, range) for piece in pieces)
+    each = len(pieces) * count // ranges if ranges else len(pieces) // 2
+    return pieces[:each]

@@ -1,0 +1,80 @@
+"""What one rank holds of a model: the cuts of its weights, and where outputs are summed over the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from beheld.core.config import ModelInfo
+from beheld.parallel.shards import Cut, Heads, heads_of
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Weights that are shared out together, or not at all.
+
+    Attributes:
+        path: of the module.
+        cuts: parameter, by its full name -> this rank's part.
+        summed: path of the module whose outputs are to be summed over the ranks; None if it is the vocabulary.
+        heads: of attention, this rank's.
+        num_sections: parameter -> how many layers of one input are joined in it, each cut alike; 1 if not named.
+        sizes: attribute of the module -> its value with this rank's part.
+    """
+
+    path: str
+    cuts: Mapping[str, Cut]
+    summed: str | None = None
+    heads: Heads | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    num_sections: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What one rank holds of a model.
+
+    Attributes:
+        embedding: path of the embedding whose rows are shared out, with the first row of this rank; None if all ranks
+            have it whole. `head` likewise.
+        vocab_size: rows of the whole embedding.
+        whole: what is not shared out, in words.
+        shapes: parameter -> its whole shape, of those that are cut.
+    """
+
+    rank: int
+    ranks: int
+    shards: tuple[Shard, ...]
+    embedding: tuple[str, int] | None = None
+    head: str | None = None
+    vocab_size: int = 0
+    whole: tuple[str, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """All cuts, by the parameter's full name."""
+        return {name: cut for shard in self.shards for name, cut in shard.cuts.items()}
+
+    def without(self, paths: set[str]) -> ShardPlan:
+        """Return the plan with these blocks whole; all attention, if one of them is: its caches have one shape."""
+        dropped = [shard for shard in self.shards if shard.path in paths]
+        if any(shard.heads is not None for shard in dropped):
+            paths = paths | {shard.path for shard in self.shards if shard.heads is not None}
+        if any(shard.path == "vocabulary" for shard in dropped):
+            return dataclasses.replace(self, embedding=None, head=None).without(paths - {"vocabulary"})
+        return dataclasses.replace(self, shards=tuple(shard for shard in self.shards if shard.path not in paths))
+
+    def local(self, info: ModelInfo) -> ModelInfo:
+        """Return the model's facts as this rank sees them: with its own heads of keys and values."""
+        own = next((shard.heads for shard in self.shards if shard.heads is not None), None)
+        if own is None:
+            return info
+        groups = tuple(
+            dataclasses.replace(
+                group, num_kv_heads=len(heads_of(group.num_kv_heads, group.num_kv_heads, self.rank, self.ranks).keys)
+            )
+            for group in info.kv_groups
+        )
+        return dataclasses.replace(info, kv_groups=groups)

@@ -1,0 +1,231 @@
+"""A rank that ends, hangs or fails alone ends the engine with one error, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from beheld import LLM, SamplingParams
+from beheld.core.errors import EngineDeadError, ModelError, StepError
+from beheld.core.params import Sampling
+from beheld.core.plan import Admission, SeqSlice, StepPlan
+from beheld.executor import multi, watchdog
+from beheld.executor.multi import MultiExecutor
+from beheld.executor.rank import config_text
+from beheld.executor.watchdog import RankProcess, Watchdog
+from beheld.executor.wire import CODEC, Beat, RankFailed, StepFailed, packed, unpacked
+from beheld.sandbox.link import Link, pair
+from tests import ranks, tiny
+from tests.oracle import cases
+from tests.oracle.test_oracle import make
+
+RANKS: dict[str, Any] = {"device": "cpu", "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """All ranks of this module start quickly, but where a test wants a fresh process."""
+    with ranks.forked():
+        yield
+
+
+def start() -> LLM:
+    return make("llama", cases.ROOMY | RANKS)
+
+
+def executor_of(llm: LLM) -> MultiExecutor:
+    found = llm._live().core.executor
+    assert isinstance(found, MultiExecutor)
+    return found
+
+
+def test_a_plan_arrives_as_it_was_sent() -> None:
+    admission = Admission(0, (5, 6, 7), 3, (), Sampling(seed=9, prompt_logprobs=1), None, 0, ((1,), (2,)))
+    slices = (
+        SeqSlice(0, 0, 3, ((), ()), 1),
+        SeqSlice(3, 40, 44, ((7, 8), ()), 4, (1, 2, 3, 4)),
+    )
+    plan = StepPlan(11, slices, (admission,), released=(2,), forget=(b"x" * 32,), masks={0: (b"1",)})
+    body = b"".join(CODEC.encode(packed(plan)))
+    found = unpacked(CODEC.decode(bytearray(body)), 2)
+    assert (found.id, found.slices, found.released, found.forget) == (11, slices, (2,), (b"x" * 32,))
+    assert found.admitted[0].token_ids == (5, 6, 7)
+    # What only the rank that samples needs stays there.
+    assert found.admitted[0].params == Sampling(prompt_logprobs=1)
+    assert not found.masks
+
+
+class Fails:
+    """A logits processor that fails at the third token."""
+
+    def __call__(self, output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        if len(output_ids) == 2:
+            raise RuntimeError("it fails")
+        return logits
+
+
+def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks() -> None:
+    prompts = [tiny.wrap("llama", "one"), tiny.wrap("llama", "two")]
+    with start() as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        failing = SamplingParams(temperature=0, max_tokens=8, logits_processors=[Fails()], ignore_eos=True)
+        found = llm.generate(prompts, [failing, GREEDY], use_tqdm=False, on_error="return")
+        assert isinstance(found[0].error, StepError)
+        assert found[1].outputs[0].token_ids == wanted[1]
+        again = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        assert again == wanted
+
+
+def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi, "_SYNC_S", 0.5)
+    with start() as llm:
+        executor = executor_of(llm)
+        pid = executor._ranks[0].process.pid
+
+        def fails(*given: Any) -> Any:
+            raise MemoryError("no memory here")
+
+        # The other rank waits for this one's sums.
+        monkeypatch.setattr(executor._local.runner._adapter, "hidden", fails)
+        with pytest.raises(EngineDeadError, match=r"on one rank alone \(no memory here\)"):
+            llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
+        assert gone(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "SILENT_S", 2.5)
+    with start() as llm:
+        process = executor_of(llm)._ranks[0].process
+        hit: list[float] = []
+
+        def strike() -> None:
+            time.sleep(0.2)
+            os.kill(process.pid, number)
+            hit.append(time.monotonic())
+
+        thread = threading.Thread(target=strike)
+        thread.start()
+        prompts = [tiny.wrap("llama", "one two three")] * 8
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            llm.generate(prompts * 32, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+        assert time.monotonic() - hit[0] < 10.0
+        thread.join()
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert gone(process.pid)
+
+
+def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
+    with start() as llm:
+        executor = executor_of(llm)
+        executor.check()
+        executor._ranks[0].process.kill()
+        until = time.monotonic() + 3.0
+        while executor._watchdog.cause is None and time.monotonic() < until:
+            time.sleep(0.02)
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            executor.check()
+
+
+def test_a_rank_that_cannot_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = config_text
+
+    def other(hf_config: Any) -> tuple[str, str]:
+        place, made = text(hf_config)
+        # The first rank does not see this.
+        monkeypatch.setattr(multi, "config_of", lambda *given: hf_config)
+        return place.replace("LlamaConfig", "NoConfig"), made
+
+    monkeypatch.setattr(multi, "config_text", other)
+    with pytest.raises(EngineDeadError, match=r"Rank 1: AttributeError: .*NoConfig"):
+        start()
+
+
+def test_a_rank_s_process_ends_with_the_first_rank_s_end_of_the_sockets() -> None:
+    config = SimpleNamespace(device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multi, "_spawn", ranks.SPAWN)
+        rank = multi._spawn(1, config)  # type: ignore[arg-type]
+    rank.link.close()
+    assert rank.process.wait(30.0) == 0
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watchdog, RankProcess, Link, Any]]:
+    """A watchdog of one rank, the other end of its link, and the group."""
+    monkeypatch.setattr(watchdog, "_SAME_S", 0.3)
+    monkeypatch.setattr(watchdog, "_POLL_S", 0.05)
+    ours, theirs = pair()
+    process = SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda timeout=None: -9)
+    rank = RankProcess(1, process, Link(ours, CODEC))  # type: ignore[arg-type]
+    rank.started = True
+    group = SimpleNamespace(waits_since=None, entered=0, abort=lambda: None)
+    made = Watchdog([rank], group, 0.5)  # type: ignore[arg-type]
+    other = Link(theirs, CODEC)
+    yield made, rank, other, group
+    made.close(0.1)
+    other.close()
+
+
+def cause_of(made: Watchdog, within_s: float) -> str:
+    until = time.monotonic() + within_s
+    while made.cause is None and time.monotonic() < until:
+        time.sleep(0.02)
+    return str(made.cause)
+
+
+def test_a_step_that_fails_on_another_rank_alone_is_no_step_that_fails_on_all(watched: Any) -> None:
+    made, _, other, _ = watched
+    made.failed_here = 3
+    other.send(StepFailed(3, "too long"))
+    assert cause_of(made, 0.8) == "None"
+    other.send(StepFailed(4, "no memory"))
+    assert "failed on rank 1 alone (no memory)" in cause_of(made, 3.0)
+
+
+def test_a_rank_that_does_not_reach_a_collective_is_stuck(watched: Any) -> None:
+    made, _, other, group = watched
+    group.waits_since, group.entered = time.monotonic(), 7
+    # It is slow, but goes on.
+    for entered in range(4):
+        other.send(Beat(entered))
+        time.sleep(0.2)
+    assert made.cause is None
+    for _ in range(10):
+        other.send(Beat(3))
+        time.sleep(0.1)
+    assert "stuck" in cause_of(made, 3.0)
+
+
+def test_an_error_of_another_rank_keeps_its_type(watched: Any) -> None:
+    made, _, other, _ = watched
+    other.send(RankFailed(ModelError("It lacks weights.", "Fetch it again.")))
+    assert cause_of(made, 3.0).startswith("Rank 1: It lacks weights.")
+    assert isinstance(made.cause, ModelError)
+    assert isinstance(made.error(), EngineDeadError)
+
+
+def gone(pid: int) -> bool:
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        if ranks.Forked(pid).poll() is not None:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_many_rows_are_sent_in_few_bytes() -> None:
+    slices = tuple(SeqSlice(row, 100 + row, 101 + row, ((),), 1) for row in range(256))
+    body = b"".join(CODEC.encode(packed(StepPlan(1, slices))))
+    assert len(body) < 5000
+    assert unpacked(CODEC.decode(bytearray(body)), 1).slices == slices

@@ -1,0 +1,108 @@
+"""Ranks that share a model answer as transformers does, and as one process does, whatever shares the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from beheld import LLM, LoRARequest, SamplingParams
+from beheld.core.errors import LoRAError, ModelError
+from beheld.core.params import StructuredOutputs
+from beheld.executor.multi import MultiExecutor
+from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
+from tests import ranks, tiny
+from tests.long import LONG
+from tests.lora import test_oracle as lora
+from tests.oracle import cases
+from tests.oracle.test_oracle import check, make
+
+RANKS: dict[str, Any] = {"device": "cpu", "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
+# A text model, towers, experts, and heads and inner sizes that do not divide: four heads and two of keys on three.
+EVERY_TIME = (("llama", 3), ("qwen2_5_vl", 2), ("qwen3_vl_moe", 2), ("llava", 2))
+UNSHARED = (
+    *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2_vl"),
+    *("mllama", "florence2"),
+)
+FAMILIES = tuple((family, 2) for family in tiny.TINY if family not in UNSHARED) if LONG else EVERY_TIME
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    """All ranks of this module start quickly."""
+    with ranks.forked():
+        yield
+
+
+def executor_of(llm: LLM) -> MultiExecutor:
+    found = llm._live().core.executor
+    assert isinstance(found, MultiExecutor)
+    return found
+
+
+@pytest.mark.parametrize(("family", "count"), FAMILIES)
+def test_ranks_equal_transformers(family: str, count: int) -> None:
+    """Cut prompts, overlap and prefix hits; each rank encodes its share of the media."""
+    more = RANKS | {"tensor_parallel_size": count, "mm_encoder_tp_mode": "data"}
+    with make(family, cases.options(family, "cut") | more) as llm:
+        model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
+        assert any(isinstance(module, SummedOverRanks) for module in model.modules())
+        asks = cases.mixed(family)[: None if LONG else 6]
+        check(llm, family, asks)
+        check(llm, family, asks[::-1])
+
+
+def test_preempted_sequences_resume_and_adapters_are_shared_out(tmp_path: Path) -> None:
+    family = "llama"
+    more = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "async_scheduling": True}
+    with make(family, cases.tight(family) | RANKS | more) as llm:
+        model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
+        assert isinstance(model.get_output_embeddings(), JoinedOverRanks)
+        check(llm, family, cases.crowd(family))
+        assert llm.stats().scheduler.num_preemptions > 0
+        first, second = lora.pair(family)
+        adapters = lora.requests_of((first, second), tmp_path)
+        asks = (cases.SHORT, cases.LONG_ELSE, cases.SHORT, cases.SHORT)
+        lora.check(llm, family, asks, (first, second, None, first), adapters)
+        broken = LoRARequest("broken", 9, str(tmp_path / "missing"))
+        with pytest.raises(LoRAError, match="missing"):
+            llm.generate("hi", SamplingParams(max_tokens=1), lora_request=broken, use_tqdm=False)
+        # All ranks still agree.
+        lora.check(llm, family, asks, (second, None, None, second), adapters)
+
+
+def answers(llm: LLM) -> list[Any]:
+    """What options of every sort give."""
+    prompts = [tiny.wrap("llama", f"{n} shapes on a white ground") for n in range(4)]
+    ban = [lambda ids, logits: logits.index_fill(0, torch.tensor([5, 6, 7]), -torch.inf)]
+    params = [
+        SamplingParams(temperature=0.9, seed=3, max_tokens=8, repetition_penalty=1.2, top_p=0.8, logprobs=2),
+        SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=2, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputs(regex="(red|green|blue){3}")),
+        SamplingParams(temperature=0, max_tokens=8, logits_processors=ban, ignore_eos=True, n=2),
+    ]
+    found = llm.generate(prompts, params, use_tqdm=False)
+    return [
+        (
+            [tuple(each.token_ids) for each in output.outputs],
+            None if output.prompt_logprobs is None else [sorted(place or ()) for place in output.prompt_logprobs],
+        )
+        for output in found
+    ]
+
+
+def test_every_option_gives_the_same_tokens() -> None:
+    options: dict[str, Any] = cases.ROOMY | {"device": "cpu"}
+    with make("llama", options) as llm:
+        wanted = answers(llm)
+    with make("llama", options | RANKS) as llm:
+        assert answers(llm) == wanted
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v2"])
+def test_what_ranks_cannot_share_is_refused(family: str) -> None:
+    with pytest.raises(ModelError, match="tensor_parallel_size above 1: its layers keep"):
+        make(family, RANKS)

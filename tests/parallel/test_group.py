@@ -1,0 +1,52 @@
+"""A group of one rank: its collectives in compiled code, and of tensors without entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
+from beheld.parallel.group import RankGroup
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[RankGroup]:
+    """Of this process alone."""
+    made = RankGroup(0, 1, tmp_path, "gloo", lambda: None)
+    yield made
+    made.close()
+
+
+@torch.inference_mode()
+def test_layers_are_compiled_whole_with_their_sums(group: RankGroup) -> None:
+    torch.manual_seed(0)
+    down, head = nn.Linear(6, 4), nn.Linear(4, 9)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = SummedOverRanks(down, group)
+            self.head = JoinedOverRanks(head, group, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.head(x[..., :4] + self.down(x))
+            return made
+
+    layer, x = Layer(), torch.randn(2, 3, 6)
+    wanted = head(x[..., :4] + down(x))[..., :7]
+    assert torch.equal(layer(x), wanted)
+    before = group.entered
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(x), wanted)
+    assert group.entered == before + 2
+
+
+def test_tensors_without_entries_need_no_collective(group: RankGroup) -> None:
+    group.sum_(torch.empty(0, 4))
+    assert group.joined(torch.empty(2, 0, 4)).shape == (2, 0, 4)
+    assert group.entered == 0
+    assert group.least([3, -4]) == [3, -4]

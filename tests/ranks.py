@@ -1,0 +1,116 @@
+"""Ranks for tests, forked from one process that has imported the libraries: a fresh process takes seconds for that.
+
+`forked` makes MultiExecutor start its ranks there. Run as a program, this file is that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from beheld.core.config import EngineConfig
+from beheld.executor import multi
+from beheld.executor.watchdog import RankProcess
+from beheld.executor.wire import CODEC
+from beheld.sandbox.link import Link, pair
+
+SPAWN = multi._spawn
+"""Starts a fresh process."""
+
+
+class Forked:
+    """A grandchild of this process, with the methods of Popen that MultiExecutor calls."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """None while it runs. Nobody learns its exit code."""
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
+                return 0 if file.read().rpartition(")")[2].split()[0] == "Z" else None
+        except OSError:
+            return 0
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended."""
+        until = time.monotonic() + (60.0 if timeout is None else timeout)
+        while self.poll() is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+            time.sleep(0.005)
+        return 0
+
+    def kill(self) -> None:
+        """End it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """Within the block, ranks are forked from one process."""
+    control, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "tests.ranks", str(theirs.fileno())]
+        environment = multi._environment(1, "cpu") | {"OMP_NUM_THREADS": "1"}
+        server = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
+
+    def spawn(rank: int, config: EngineConfig) -> RankProcess:
+        ours, ends = pair()
+        with ends:
+            socket.send_fds(control, [b"f"], [ends.fileno()])
+        answer = control.recv(16)
+        process = Forked(int(answer))
+        return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multi, "_spawn", spawn)
+        try:
+            yield
+        finally:
+            control.close()
+            # It has nothing to save, and its own end takes seconds.
+            server.kill()
+            server.wait()
+
+
+def _serve(descriptor: int) -> None:
+    import importlib
+
+    import torch
+
+    from beheld.executor import rank
+
+    for name in ("beheld.runner.build", "beheld.models.hf", "beheld.models.prepare", "beheld.parallel.group"):
+        importlib.import_module(name)
+    importlib.import_module("transformers.models.llama.modeling_llama")
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    while True:
+        command, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not command:
+            return
+        number = os.fork()
+        if number == 0:
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                control.close()
+                rank.main(files[0])
+            finally:
+                os._exit(0)
+        os.close(files[0])
+        control.sendall(str(number).encode())
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))
