@@ -67,6 +67,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),
     "tensor_parallel_size": ("", "GPUs that share one model: more than 1 runs on one, if it holds the model"),
     "pipeline_parallel_size": ("", "all but 1 is refused"),
+    "data_parallel_size": (
+        "",
+        "engines that share out the requests, each on its own GPUs: [several engines](../how-to/several-engines.md)",
+    ),
     "distributed_executor_backend": ("none", "`mp`, `uni` or `ray` are known; changes nothing"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),

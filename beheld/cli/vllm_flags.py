@@ -61,7 +61,6 @@ FLAGS: dict[str, VllmFlag] = {
     # Refused.
     "disable-frontend-multiprocessing": VllmFlag(remedy="Use --engine thread."),
     "api-server-count": VllmFlag(remedy="One process serves; leave it out.", values=1),
-    "data-parallel-size": VllmFlag(remedy="Start one server for each GPU, behind a proxy.", values=1),
     "structured-outputs-config": VllmFlag(remedy=f"Leave it out: {_LIBRARY}.", values=1),
     "speculative-config": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
     "speculative-model": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
@@ -88,7 +87,6 @@ FLAGS: dict[str, VllmFlag] = {
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
-    "-dp": "data-parallel-size",
     "-ep": "enable-expert-parallel",
     "-sc": "speculative-config",
     "-cc": "compilation-config",

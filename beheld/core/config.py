@@ -69,6 +69,7 @@ class EngineArgs:
     attention_backend: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     distributed_executor_backend: str | None = None
     disable_custom_all_reduce: bool = False
     enable_lora: bool = False

@@ -204,6 +204,7 @@ def _check_numbers(args: EngineArgs) -> None:
         "max_cpu_loras": 1,
         "max_logprobs": 0,
         "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
         "seed": -(2**63),
     }
     for name, low in lows.items():

@@ -114,7 +114,7 @@ def available_bytes(config: EngineConfig) -> int:
     wanted = env.CPU_KV_CACHE_GIB()
     if wanted:
         return int(wanted * 2**30)
-    return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES)
+    return min(int(platform.unused_bytes() * _CPU_SHARE / env.HOST_SHARES()), _CPU_MOST_BYTES)
 
 
 def _report(blocks: list[int], kv_bytes: int, caches: DeviceCaches, config: EngineConfig) -> None:
