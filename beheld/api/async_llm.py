@@ -36,12 +36,22 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.engine.process import Spawned
-from beheld.engine.stats import EngineStats
+from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 
-__all__ = ["AsyncLLM", "Chat", "EngineLocation", "EngineStats", "Pair", "Pieces", "PromptType"]
+__all__ = [
+    "AsyncLLM",
+    "Chat",
+    "EngineLocation",
+    "EngineReport",
+    "EngineState",
+    "EngineStats",
+    "Pair",
+    "Pieces",
+    "PromptType",
+]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

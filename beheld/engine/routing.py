@@ -2,9 +2,9 @@
 
 The router knows no engine. It remembers what it sent to each: chunks of prompts, by the hash of everything up to their
 end, and the digests of media, up to the number of embeddings that an engine keeps. The cost of a request on an engine
-is the tokens that the engine must still compute for it; the request goes where that, added to the engine's load, is
-least. So a prompt follows its prefix and an image its embeddings, until the engine that has them is so busy that
-computing them again elsewhere is cheaper.
+is what the engine must still compute for it, in tokens; an engine's load is the costs of its requests. A request goes
+where its cost, several times counted, added to the load is least, so that a prompt follows its prefix and an image its
+embeddings past short-lived differences in load. An engine that has far more requests than another gets none of either.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _MAX_REMEMBERED = 1 << 16
 # several patches for each embedding.
 _ITEM_TOKENS = 256
 _EMBED_TOKENS = 2
+# How many times the cost counts against the load: as much more load is accepted rather than to compute anything twice.
+_PULL = 4
+# An engine with more than this many requests for each request of another, and so many above that, gets no further ones.
+_MAX_RATIO = 1.5
+_MAX_AHEAD = 8
 # What a sequence that decodes costs others, in tokens of a prompt.
 _SEQUENCE_TOKENS = 64
 
@@ -76,6 +81,7 @@ class _Memory:
     embeds: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     num_embeds: int = 0
     load: int = 0
+    num_requests: int = 0
     num_routed: int = 0
 
 
@@ -108,12 +114,15 @@ class Router:
             return max(1, len(request.token_ids) - start) + encoding
 
         costs = {index: cost(index) for index in serving}
+        allowed = min(self._engines[index].num_requests for index in serving) * _MAX_RATIO + _MAX_AHEAD
+        free = [index for index in serving if self._engines[index].num_requests <= allowed]
         # Among equals the one that was sent least, so that the caches of all are used.
-        chosen = min(serving, key=lambda i: (self._engines[i].load + costs[i], self._engines[i].num_routed, i))
+        chosen = min(free, key=lambda i: (self._engines[i].load + _PULL * costs[i], self._engines[i].num_routed, i))
         self._count(known, missing, embeds, chosen)
         self._remember(self._engines[chosen], chunks, embeds)
         self._engines[chosen].load += costs[chosen] + _SEQUENCE_TOKENS
         self._engines[chosen].num_routed += 1
+        self._engines[chosen].num_requests += 1
         return Route(chosen, costs[chosen])
 
     def computed(self, route: Route) -> None:
@@ -123,6 +132,7 @@ class Router:
     def ended(self, route: Route, *, computed: bool) -> None:
         """A routed request has ended, before or after `computed`."""
         self._engines[route.engine].load -= _SEQUENCE_TOKENS + (0 if computed else route.tokens)
+        self._engines[route.engine].num_requests -= 1
 
     def load(self, engine: int) -> int:
         """Tokens that the engine must compute, and what its running sequences count for."""
