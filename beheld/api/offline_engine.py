@@ -283,7 +283,7 @@ class RemoteEngines:
         self._engine.send(ClearCache())
 
     def read_lora(self, lora: LoRARequest) -> None:
-        """Each engine reads the adapter beside its steps."""
+        """Each engine reads the adapter while its steps run."""
 
     def add_lora(self, lora: LoRARequest) -> None:
         """See OfflineEngine."""
@@ -310,6 +310,8 @@ class RemoteEngines:
     def _manage(self, action: LoRAAction, lora_int_id: int) -> LoRAsManaged:
         reply = self._ask(lambda number: ManageLoRA(number, action, lora_int_id))
         assert isinstance(reply, LoRAsManaged)
+        if reply.error is not None:
+            raise reply.error
         return reply
 
     def _ask(self, message: Callable[[int], Message]) -> Reply:

@@ -198,13 +198,17 @@ def _added(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
 def _managed(core: EngineCore, message: ManageLoRA) -> LoRAsManaged:
     """Remove or pin an adapter, or find it."""
     executor, number = core.executor, message.lora_int_id
-    if message.action is LoRAAction.REMOVE:
-        found = executor.remove_lora(number)
-    elif message.action is LoRAAction.PIN:
-        found = executor.pin_lora(number)
-    else:
-        found = any(lora.lora_int_id == number for lora in executor.loras())
-    return LoRAsManaged(message.number, found, tuple(lora.lora_int_id for lora in executor.loras()))
+    try:
+        if message.action is LoRAAction.REMOVE:
+            found = executor.remove_lora(number)
+        elif message.action is LoRAAction.PIN:
+            found = executor.pin_lora(number)
+        else:
+            found = any(lora.lora_int_id == number for lora in executor.loras())
+        held = tuple(lora.lora_int_id for lora in executor.loras())
+    except (UserError, EngineError) as error:
+        return LoRAsManaged(message.number, found=False, held=(), error=error)
+    return LoRAsManaged(message.number, found, held)
 
 
 def _tried(core: EngineCore, items: Sequence[MediaItem]) -> BeheldError | None:

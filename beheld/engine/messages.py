@@ -147,11 +147,12 @@ class LoRAAdded:
 
 @dataclass(frozen=True)
 class LoRAsManaged:
-    """The answer to ManageLoRA: whether the adapter was in memory, and the numbers of those that are."""
+    """The answer to ManageLoRA: whether the adapter was in memory, and the numbers of those that are; or an error."""
 
     number: int
     found: bool
     held: tuple[int, ...]
+    error: BeheldError | None = None
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _report(self, report: EngineReport) -> None:
-        """The state of an engine of several; its counts if it has told them since it started."""
+        """The state of an engine of several; its counts if it has answered since it started."""
         engine = str(report.engine)
         self._serving.labels(engine).set(report.state is not EngineState.STARTING)
         self._restarts.labels(engine).set(report.restarts)
