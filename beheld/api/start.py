@@ -80,6 +80,7 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
     if isinstance(remote, EngineProcess):
         engine = remote
     else:
-        router = Router(len(remote.engines), remote.config.max_encoder_tokens)
+        config = remote.config
+        router = Router(len(remote.engines), config.max_encoder_tokens, config.max_num_batched_tokens)
         engine = DataParallelEngines(remote.engines, remote, router)
     return Remote(engine, remote.info, remote.config, inputs)

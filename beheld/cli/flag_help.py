@@ -71,6 +71,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "",
         "engines that share out the requests, each on its own GPUs: [several engines](../how-to/several-engines.md)",
     ),
+    "enable_expert_parallel": ("", "known for old scripts; changes nothing: one GPU computes all experts"),
     "distributed_executor_backend": ("none", "`mp`, `uni` or `ray` are known; changes nothing"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),

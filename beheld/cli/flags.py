@@ -26,6 +26,7 @@ _SHORT = {
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
     "data_parallel_size": ("-dp",),
+    "enable_expert_parallel": ("-ep",),
     "quantization": ("-q",),
 }
 

@@ -54,7 +54,6 @@ FLAGS: dict[str, VllmFlag] = {
     "num-scheduler-steps": VllmFlag("--async-scheduling plans ahead", values=1),
     "max-seq-len-to-capture": VllmFlag("graphs' sizes follow from --max-num-seqs", values=1),
     "max-parallel-loading-workers": VllmFlag("weights are read by one process", values=1),
-    "enable-expert-parallel": VllmFlag("one GPU computes all experts"),
     "mm-processor-cache-type": VllmFlag("there is one kind of it", values=1),
     "prefix-caching-hash-algo": VllmFlag("blocks are known by whole digests", values=1),
     "tokenizer-pool-size": VllmFlag("texts are tokenized in threads", values=1),
@@ -87,7 +86,6 @@ FLAGS: dict[str, VllmFlag] = {
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
-    "-ep": "enable-expert-parallel",
     "-sc": "speculative-config",
     "-cc": "compilation-config",
     "-O": "compilation-config",

@@ -3,8 +3,8 @@
 The router knows no engine. It remembers what it sent to each: chunks of prompts, by the hash of everything up to their
 end, and the digests of media, up to the number of embeddings that an engine keeps. The cost of a request on an engine
 is what the engine must still compute for it, in tokens; an engine's load is the costs of its requests. A request goes
-where its cost, several times counted, added to the load is least, so that a prompt follows its prefix and an image its
-embeddings past short-lived differences in load. An engine that has far more requests than another gets none of either.
+where its cost is least, so that a prompt follows its prefix and an image its embeddings; among equals, to the least
+load. An engine that is far busier than another gets none of either: computing something twice costs less than waiting.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MAX_REMEMBERED = 1 << 16
 # several patches for each embedding.
 _ITEM_TOKENS = 256
 _EMBED_TOKENS = 2
-# How many times the cost counts against the load: as much more load is accepted rather than to compute anything twice.
-_PULL = 4
-# An engine with more than this many requests for each request of another, and so many above that, gets no further ones.
+# An engine with more than this many times another's requests or load, and so many requests or steps above that, gets
+# no further requests. Loads fall by whole steps, so that differences of a step mean nothing.
 _MAX_RATIO = 1.5
-_MAX_AHEAD = 8
+_MAX_REQUESTS_AHEAD = 16
+_MAX_STEPS_AHEAD = 4
 # What a sequence that decodes costs others, in tokens of a prompt.
 _SEQUENCE_TOKENS = 64
 
@@ -91,11 +91,13 @@ class Router:
     Args:
         num_engines: they are numbered from 0.
         max_embeds: the embeddings that each keeps on its device.
+        step_tokens: the tokens that each computes in one step at most.
     """
 
-    def __init__(self, num_engines: int, max_embeds: int) -> None:
+    def __init__(self, num_engines: int, max_embeds: int, step_tokens: int) -> None:
         self.stats = RoutingStats()
         self._max_embeds = max_embeds
+        self._step_tokens = step_tokens
         self._engines = [_Memory() for _ in range(num_engines)]
 
     def choose(self, request: Request, serving: Collection[int]) -> Route:
@@ -114,10 +116,11 @@ class Router:
             return max(1, len(request.token_ids) - start) + encoding
 
         costs = {index: cost(index) for index in serving}
-        allowed = min(self._engines[index].num_requests for index in serving) * _MAX_RATIO + _MAX_AHEAD
-        free = [index for index in serving if self._engines[index].num_requests <= allowed]
         # Among equals the one that was sent least, so that the caches of all are used.
-        chosen = min(free, key=lambda i: (self._engines[i].load + _PULL * costs[i], self._engines[i].num_routed, i))
+        chosen = min(
+            self._not_overloaded(serving),
+            key=lambda i: (costs[i], self._engines[i].load, self._engines[i].num_routed, i),
+        )
         self._count(known, missing, embeds, chosen)
         self._remember(self._engines[chosen], chunks, embeds)
         self._engines[chosen].load += costs[chosen] + _SEQUENCE_TOKENS
@@ -149,6 +152,16 @@ class Router:
         """The prefix caches of all engines are cleared."""
         for memory in self._engines:
             memory.chunks.clear()
+
+    def _not_overloaded(self, serving: Collection[int]) -> list[int]:
+        """The engines that are not far busier than the one with the fewest requests or the one with the least load."""
+        requests = {index: self._engines[index].num_requests for index in serving}
+        loads = {index: self._engines[index].load for index in serving}
+        most_requests = min(requests.values()) * _MAX_RATIO + _MAX_REQUESTS_AHEAD
+        most_load = min(loads.values()) * _MAX_RATIO + _MAX_STEPS_AHEAD * self._step_tokens
+        kept = [index for index in serving if requests[index] <= most_requests and loads[index] <= most_load]
+        # The engine with the fewest requests may have the greatest load.
+        return kept or [min(serving, key=lambda index: loads[index])]
 
     def _known_chunks(self, engine: int, chunks: list[int]) -> int:
         """How many chunks from the start of a prompt the engine should have."""

@@ -50,6 +50,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
+    "enable_expert_parallel": False,
     "swap_space": None,
     "distributed_executor_backend": None,
     "disable_custom_all_reduce": False,

@@ -115,10 +115,10 @@ CPU_KV_CACHE_GIB = _variable(
     "GiB of KV cache on a CPU; 0 lets the engine decide",
 )
 HOST_SHARES = _variable(
-    ("BEHELD_HOST_SHARES",),
+    ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE"),
     _count,
     1,
-    "how many engines share this host's memory; set for those of data_parallel_size",
+    "how many engines share a CPU's memory; set for those of data_parallel_size, and by scripts that start their own",
 )
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"

@@ -121,7 +121,7 @@ class Stubs:
         self.failures = 0
         self.gate = threading.Event()
         self.gate.set()
-        self.front = DataParallelEngines(self.engines, self, Router(count, 1000))
+        self.front = DataParallelEngines(self.engines, self, Router(count, 1000, 512))
         self.front.start(self.received.append)
 
     def restart(self, index: int) -> Engine:
