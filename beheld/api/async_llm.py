@@ -15,7 +15,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
-from beheld.api.start import first_items, start_both, warms_grammars
+from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
@@ -34,16 +34,25 @@ from beheld.engine.messages import (
     Reply,
     Stop,
     Submit,
-    Tokenizer,
     Unread,
 )
-from beheld.engine.process import EngineProcess, Spawned
-from beheld.engine.stats import EngineStats
+from beheld.engine.process import Spawned
+from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
-from beheld.inputs.pipeline import Chat, InputPipeline, Pair, PromptType, RequestOrder
+from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 
-__all__ = ["AsyncLLM", "Chat", "EngineLocation", "EngineStats", "Pair", "Pieces", "PromptType"]
+__all__ = [
+    "AsyncLLM",
+    "Chat",
+    "EngineLocation",
+    "EngineReport",
+    "EngineState",
+    "EngineStats",
+    "Pair",
+    "Pieces",
+    "PromptType",
+]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -98,8 +107,8 @@ class AsyncLLM:
 
     Args:
         model: a folder, a hub name, or None.
-        engine: "thread", "process", or a process that was spawned before. A process has an interpreter of its own, and
-            this process survives its crash.
+        engine: "thread", "process", or processes that were spawned before. A process has an interpreter of its own, and
+            this process survives its crash. With data_parallel_size above 1, there is a process for each engine.
         **options: every field of EngineArgs.
 
     Raises:
@@ -107,40 +116,28 @@ class AsyncLLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, engine: str | Spawned = EngineLocation.THREAD, **options: Any
+        self,
+        model: str | None = None,
+        *,
+        engine: str | Spawned | Sequence[Spawned] = EngineLocation.THREAD,
+        **options: Any,
     ) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         # Before loading the weights, so that a misspelt option does not cost minutes.
         option_checks.check(args)
-        if isinstance(engine, Spawned) or EngineLocation(engine) is EngineLocation.PROCESS:
-            processor = option_checks.load_for_options(args)
-            remote = EngineProcess(args, engine if isinstance(engine, Spawned) else None)
-            try:
-                inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
-                remote.try_items(first_items(inputs, remote.info, remote.config))
-                compiler = inputs.compiler
-                remote.use(
-                    lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids),
-                    now=warms_grammars(remote.info, remote.config),
-                )
-            except BaseException:
-                remote.close()
-                raise
-            self._open(args, remote.info, remote.config, inputs, remote)
-            return
-        setup, inputs = start_both(args)
-        if warms_grammars(setup.info, setup.config):
-            with suppress(ParamsError):
-                inputs.compiler.prepare()
-        self._open(args, setup.info, setup.config, inputs, EngineThread(setup.core))
-
-    def _open(
-        self, args: EngineArgs, info: ModelInfo, config: EngineConfig, inputs: InputPipeline, engine: Engine
-    ) -> None:
-        self.info = info
-        self.config = config
-        self._engine = engine
-        self._inputs = inputs
+        spawned = None if isinstance(engine, str) else [engine] if isinstance(engine, Spawned) else list(engine)
+        if spawned or args.data_parallel_size > 1 or EngineLocation(str(engine)) is EngineLocation.PROCESS:
+            remote = start_processes(args, spawned)
+        else:
+            setup, inputs = start_both(args)
+            if warms_grammars(setup.info, setup.config):
+                with suppress(ParamsError):
+                    inputs.compiler.prepare()
+            remote = Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
+        self.info: ModelInfo = remote.info
+        self.config: EngineConfig = remote.config
+        self._engine: Engine = remote.engine
+        self._inputs = remote.inputs
         self._defaults = self._inputs.default_params()
         self._scoring_template = args.chat_template
         self._pools = Pools()
@@ -149,7 +146,7 @@ class AsyncLLM:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._reason = "The engine is closed."
-        engine.start(self._receive)
+        self._engine.start(self._receive)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:

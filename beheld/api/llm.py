@@ -12,11 +12,12 @@ from typing import Any
 from beheld.api import iterables, scoring
 from beheld.api.collectors import Params
 from beheld.api.feed import Job, Jobs
+from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
 from beheld.api.pools import has_grammar
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, seed_of
-from beheld.api.start import start_both
-from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.api.start import start_both, start_processes
+from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import (
@@ -56,10 +57,16 @@ class LLM:
         option_checks.check(self._args)
         if self._args.served_model_name is not None:
             logger.info("served_model_name has no effect without a server.")
-        setup, self._inputs = start_both(self._args)
-        self._info: ModelInfo = setup.info
-        self._config: EngineConfig = setup.config
-        self._run: OfflineRun | None = OfflineRun(setup.core, setup.config)
+        engine: OfflineEngine
+        if self._args.data_parallel_size > 1:
+            remote = start_processes(self._args)
+            engine = RemoteEngines(remote.engine, self._args.data_parallel_size)
+            self._inputs, self._info, self._config = remote.inputs, remote.info, remote.config
+        else:
+            setup, self._inputs = start_both(self._args)
+            engine = OwnEngine(setup.core)
+            self._info, self._config = setup.info, setup.config
+        self._run: OfflineRun | None = OfflineRun(engine, self._config)
         # Incremented by whichever thread reads the prompts.
         self._numbers = itertools.count()
 
@@ -304,11 +311,11 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Counters since the start."""
-        return self._live().core.stats()
+        return self._live().engine.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache."""
-        self._live().core.scheduler.clear_prefix_cache()
+        self._live().engine.clear_prefix_cache()
         return True
 
     @property
@@ -322,25 +329,25 @@ class LLM:
         Raises:
             LoRAError: the adapter cannot be used; the message says why and what to do.
         """
-        self._live().core.executor.add_lora(lora_request)
+        self._live().engine.add_lora(lora_request)
         return True
 
     def remove_lora(self, lora_id: int) -> bool:
         """Remove an adapter by its number; sequences that use it finish. False if it is not in memory."""
-        return self._live().core.executor.remove_lora(lora_id)
+        return self._live().engine.remove_lora(lora_id)
 
     def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter in memory until it is removed; False if it is not in memory."""
-        return self._live().core.executor.pin_lora(lora_id)
+        return self._live().engine.pin_lora(lora_id)
 
     def list_loras(self) -> set[int]:
         """The numbers of the adapters in memory."""
-        return {lora.lora_int_id for lora in self._live().core.executor.loras()}
+        return self._live().engine.loras()
 
     def close(self) -> None:
         """Free the model's memory; the object cannot be used afterwards."""
         if self._run is not None:
-            self._run.core.executor.close()
+            self._run.engine.close()
             self._run = None
             self._inputs.close()
 
@@ -419,8 +426,7 @@ class LLM:
         order = RequestOrder(prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base)
         first = self._inputs.prepare(order)
         if first.lora is not None:
-            # Here it runs in parallel with the engine's steps; the engine's own reading would delay them.
-            self._live().core.executor.read_lora(first.lora)
+            self._live().engine.read_lora(first.lora)
         return answers(first, params, base)
 
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[Any]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from beheld.api.collectors import Output, RequestCollector, collector_of, failed
 from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, feature_bytes
+from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
-from beheld.engine.core import EngineCore, InFlight
+from beheld.engine.core import EngineCore
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 
@@ -83,12 +84,18 @@ class Bars:
 class OfflineRun:
     """Feeds jobs to an engine and collects their outputs."""
 
-    core: EngineCore
+    engine: OfflineEngine
     config: EngineConfig
     _live: dict[str, _LiveJob] = field(default_factory=dict)
     # Queued jobs without a first token: index -> bytes of their features.
     _unheard: dict[int, int] = field(default_factory=dict)
     _busy: bool = False
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine's core, if it is in this process."""
+        assert isinstance(self.engine, OwnEngine), "the engines are in processes"
+        return self.engine.core
 
     def results(
         self,
@@ -131,11 +138,11 @@ class OfflineRun:
         """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event."""
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
-        in_flight: InFlight | None = None
+        in_flight: Any = None
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         self._busy = True
         try:
-            while feed.more or in_flight is not None or self.core.scheduler.has_work:
+            while feed.more or in_flight is not None or self.engine.has_work:
                 # The preparing threads need the interpreter as well.
                 with quick_turns():
                     failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
@@ -164,16 +171,16 @@ class OfflineRun:
                 finally:
                     self._busy = False
 
-    def _step(self, in_flight: InFlight | None, on_error: str) -> tuple[InFlight | None, list[TokenEvent]]:
+    def _step(self, in_flight: Any, on_error: str) -> tuple[Any, list[TokenEvent]]:
         """The engine's step; with `on_error="return"`, a dead engine gives every request an error."""
         try:
-            return self.core.step(in_flight)
+            return self.engine.step(in_flight)
         except EngineDeadError as error:
             if on_error == "raise":
                 raise
             names = list(self._live)
             for name in names:
-                self.core.scheduler.abort(name)
+                self.engine.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
     def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading) -> list[tuple[int, Output]]:
@@ -187,16 +194,16 @@ class OfflineRun:
         """
         failures: list[tuple[int, Output]] = []
         tokens, light = 0, 0
-        first = idle and reading is Reading.TAKER and not self.core.scheduler.has_work
+        first = idle and reading is Reading.TAKER and not self.engine.has_work
         until: float | None = None
-        while self.core.scheduler.num_waiting + len(failures) < self.config.max_num_seqs:
+        while self.engine.num_waiting + len(failures) < self.config.max_num_seqs:
             if (tokens if idle else light) >= self.config.max_num_batched_tokens:
                 break
             # A queue's length does not limit its size: 256 videos may exceed the host's memory.
             if sum(self._unheard.values()) >= MAX_BYTES:
                 break
             # Nor while a failure is still to be returned.
-            fed = feed.take(wait=idle and not self.core.scheduler.has_work and not failures)
+            fed = feed.take(wait=idle and not self.engine.has_work and not failures)
             if fed is None and first and feed.more:
                 until = until or time.monotonic() + _MOST_LULLS_S
                 if time.monotonic() < until:
@@ -212,7 +219,7 @@ class OfflineRun:
                 failures.append((fed.index, early))
             else:
                 requests = fed.requests()
-                tokens += sum(self.core.scheduler.num_unseen(request.id) for request in requests) if idle else 0
+                tokens += sum(self.engine.num_unseen(request) for request in requests) if idle else 0
                 light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
         return failures
 
@@ -226,7 +233,7 @@ class OfflineRun:
                 fed.index, collector_of(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
             )
             for request in requests:
-                self.core.add(request)
+                self.engine.add(request)
                 added.append(request.id)
                 self._live[request.id] = live
             if num_bytes := feature_bytes(requests):
@@ -246,7 +253,7 @@ class OfflineRun:
             self._unheard.pop(live.index, None)
         if live.collector.push(event):
             with uninterrupted():
-                self.core.scheduler.stop(event.request_id)
+                self.engine.stop(event.request_id)
                 del self._live[event.request_id]
         elif event.finish is not None:
             del self._live[event.request_id]
@@ -266,16 +273,16 @@ class OfflineRun:
 
     def _forget(self, request_id: str) -> None:
         with uninterrupted():
-            self.core.scheduler.abort(request_id)
+            self.engine.abort(request_id)
             self._live.pop(request_id, None)
 
-    def _drop(self, in_flight: InFlight | None) -> None:
+    def _drop(self, in_flight: Any) -> None:
         """Abort the rest of a run that ended early, and read the step that may be in flight."""
         for request_id in list(self._live):
             self._forget(request_id)
         self._unheard.clear()
-        while in_flight is not None and self.core.alive:
-            in_flight, _ = self.core.step(in_flight)
+        while in_flight is not None and self.engine.alive:
+            in_flight, _ = self.engine.step(in_flight)
 
 
 def _as_beheld_error(error: Exception) -> BeheldError:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.media import MediaItem
+from beheld.engine.data_parallel import DataParallelEngines
+from beheld.engine.messages import Engine, Tokenizer
+from beheld.engine.process import EngineProcess, Spawned
+from beheld.engine.process_group import ProcessGroup
+from beheld.engine.routing import Router
 from beheld.engine.setup import Setup, resolve_and_decide, start
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
 from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
+
+
+@dataclass(frozen=True)
+class Remote:
+    """An engine elsewhere, not yet started; the model's facts, the decisions, and the pipeline of its requests."""
+
+    engine: Engine
+    info: ModelInfo
+    config: EngineConfig
+    inputs: InputPipeline
 
 
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
@@ -33,6 +51,42 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
         raise
     setup.core.grammars = GrammarRows(inputs.compiler)
     return setup, inputs
+
+
+def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> Remote:
+    """The engine in a process, or several of them as `data_parallel_size` says.
+
+    Args:
+        spawned: the processes, if they already run.
+
+    Raises:
+        ConfigError, ModelError, CapacityError, EngineDeadError: the message says what to do; no process is left.
+    """
+    processor = option_checks.load_for_options(args)
+    remote: EngineProcess | ProcessGroup
+    if args.data_parallel_size > 1:
+        remote = ProcessGroup(args, spawned)
+    else:
+        remote = EngineProcess(args, spawned[0] if spawned else None)
+    try:
+        inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
+        remote.try_items(first_items(inputs, remote.info, remote.config))
+        compiler = inputs.compiler
+        remote.use(
+            lambda: Tokenizer(compiler.tokenizer_json(), compiler.vocab_size, compiler.eos_ids),
+            now=warms_grammars(remote.info, remote.config),
+        )
+    except BaseException:
+        remote.close()
+        raise
+    engine: Engine
+    if isinstance(remote, EngineProcess):
+        engine = remote
+    else:
+        config = remote.config
+        router = Router(len(remote.engines), config.max_encoder_tokens, config.max_num_batched_tokens)
+        engine = DataParallelEngines(remote.engines, remote, router)
+    return Remote(engine, remote.info, remote.config, inputs)
 
 
 def first_items(inputs: InputPipeline, info: ModelInfo, config: EngineConfig) -> list[MediaItem]:

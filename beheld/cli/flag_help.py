@@ -67,6 +67,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),
     "tensor_parallel_size": ("", "GPUs that share one model; if there are fewer, it runs on one that holds it"),
     "pipeline_parallel_size": ("", "all but 1 is refused"),
+    "data_parallel_size": (
+        "",
+        "engines that share out the requests, each on its own GPUs: [several engines](../how-to/several-engines.md)",
+    ),
+    "enable_expert_parallel": ("", "known for old scripts; changes nothing: one GPU computes all experts"),
     "distributed_executor_backend": ("none", "`mp` splits a model on a CPU too, `uni` never; `ray` changes nothing"),
     "mm_encoder_tp_mode": ("", "of several GPUs: `weights`, each encodes all media; `data`, each its share"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),

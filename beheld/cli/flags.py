@@ -22,7 +22,13 @@ from beheld.core.params import nearest
 # Fields without a flag: positional arguments, or Python objects.
 _SKIPPED = frozenset({"model", "logits_processors"})
 # Short spellings that scripts use.
-_SHORT = {"tensor_parallel_size": ("-tp",), "pipeline_parallel_size": ("-pp",), "quantization": ("-q",)}
+_SHORT = {
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+    "data_parallel_size": ("-dp",),
+    "enable_expert_parallel": ("-ep",),
+    "quantization": ("-q",),
+}
 
 
 def add_engine_flags(

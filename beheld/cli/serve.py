@@ -20,6 +20,7 @@ from beheld.utils.allocator import share_arenas
 from beheld.utils.gc_tuning import paused_collector, set_aside
 
 if TYPE_CHECKING:
+    from beheld.engine.process import Spawned
     from beheld.server.options import ServerOptions
 
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     server = server_options(arguments, model, options)
     kept_apart(server, options)
     with _ended_by_signal():
-        return _serve(model, options, server, _place(arguments))
+        return _serve(model, options, server, _place(arguments, options))
 
 
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
@@ -64,10 +65,7 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
 
     share_arenas()
     listener = listen(server)
-    from beheld.engine.process import spawn
-
-    # The engine process loads its libraries while this one loads its own.
-    place = spawn() if where == "process" else "thread"
+    place = _spawned(options) if where == "process" else "thread"
     if where == "process":
         # Work in this process, such as processing an image, takes milliseconds; several threads would only wait for
         # the engine's cores. Set before torch loads and after the engine process has started.
@@ -83,6 +81,17 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
         return 0 if llm.alive else 3
     finally:
         llm.close()
+
+
+def _spawned(options: dict[str, Any]) -> list[Spawned]:
+    """Start the processes of the engines, which load their libraries while this one loads its own."""
+    from beheld.engine.process import spawn
+    from beheld.engine.process_group import spawn_all
+
+    num_engines = options.get("data_parallel_size", 1)
+    if num_engines == 1:
+        return [spawn()]
+    return spawn_all(num_engines, options.get("tensor_parallel_size", 1), options.get("device"))
 
 
 @contextlib.contextmanager
@@ -146,10 +155,21 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
     engine["media_work"] = "process"
 
 
-def _place(arguments: argparse.Namespace) -> str:
-    """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores."""
-    if arguments.engine is not None:
-        return str(arguments.engine)
+def _place(arguments: argparse.Namespace, engine: dict[str, Any]) -> str:
+    """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores.
+
+    Raises:
+        ConfigError: several engines are to run in a thread.
+    """
+    several = engine.get("data_parallel_size", 1) > 1
+    if several and arguments.engine == "thread":
+        raise ConfigError(
+            "--engine thread is for one engine, and --data-parallel-size asks for several.",
+            "Leave --engine out.",
+            param="engine",
+        )
+    if several or arguments.engine is not None:
+        return str(arguments.engine or "process")
     return "process" if has_accelerator(arguments.device) else "thread"
 
 

@@ -54,14 +54,12 @@ FLAGS: dict[str, VllmFlag] = {
     "num-scheduler-steps": VllmFlag("--async-scheduling plans ahead", values=1),
     "max-seq-len-to-capture": VllmFlag("graphs' sizes follow from --max-num-seqs", values=1),
     "max-parallel-loading-workers": VllmFlag("weights are read by one process", values=1),
-    "enable-expert-parallel": VllmFlag("one GPU computes all experts"),
     "mm-processor-cache-type": VllmFlag("there is one kind of it", values=1),
     "prefix-caching-hash-algo": VllmFlag("blocks are known by whole digests", values=1),
     "tokenizer-pool-size": VllmFlag("texts are tokenized in threads", values=1),
     # Refused.
     "disable-frontend-multiprocessing": VllmFlag(remedy="Use --engine thread."),
     "api-server-count": VllmFlag(remedy="One process serves; leave it out.", values=1),
-    "data-parallel-size": VllmFlag(remedy="Start one server for each GPU, behind a proxy.", values=1),
     "structured-outputs-config": VllmFlag(remedy=f"Leave it out: {_LIBRARY}.", values=1),
     "speculative-config": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
     "speculative-model": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
@@ -88,8 +86,6 @@ FLAGS: dict[str, VllmFlag] = {
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
-    "-dp": "data-parallel-size",
-    "-ep": "enable-expert-parallel",
     "-sc": "speculative-config",
     "-cc": "compilation-config",
     "-O": "compilation-config",

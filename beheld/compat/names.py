@@ -24,6 +24,7 @@ _OUTPUTS = {
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
+_PORT = {"get_open_port": "beheld.compat.network:get_open_port"}
 _PROMPTS = {
     "PromptType": "beheld.inputs.prompt.parse:PromptType",
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
@@ -67,7 +68,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
     },
     "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},
-    # Old and new home of the parser.
-    "vllm.utils": _PARSER,
+    # Old and new homes of the parser and of the port.
+    "vllm.utils": _PARSER | _PORT,
     "vllm.utils.argparse_utils": _PARSER,
+    "vllm.utils.network_utils": _PORT,
 }

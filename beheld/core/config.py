@@ -69,6 +69,8 @@ class EngineArgs:
     attention_backend: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     distributed_executor_backend: str | None = None
     mm_encoder_tp_mode: str = "weights"
     disable_custom_all_reduce: bool = False

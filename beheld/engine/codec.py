@@ -25,7 +25,8 @@ CODEC = Codec(
             messages.Ready,
             messages.Failed,
         ),
-        *(messages.AddLoRA, messages.LoRAAdded, messages.TryItems, messages.Tried, columns.EventColumns),
+        *(messages.AddLoRA, messages.LoRAAdded, messages.ManageLoRA, messages.LoRAAction, messages.LoRAsManaged),
+        *(messages.TryItems, messages.Tried, columns.EventColumns),
         *(stats.EngineStats, SchedulerStats),
     )
 )

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import json
 
-from beheld.engine.messages import Abort, AddLoRA, Events, LoRAAdded, Message, Ping, Pong, Reply, Stop, Submit, Unread
+from beheld.engine.messages import (
+    Abort,
+    AddLoRA,
+    Events,
+    LoRAAdded,
+    LoRAsManaged,
+    ManageLoRA,
+    Message,
+    Ping,
+    Pong,
+    Reply,
+    Stop,
+    Submit,
+    Unread,
+)
 from beheld.sandbox.link import MAX_LABEL_BYTES
 
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -21,7 +35,8 @@ def label_of(message: Message | Reply) -> bytes:
         ids = [message.request_id]
     elif isinstance(message, Events):
         ids = [event.request_id for event in message.events]
-    number = message.number if isinstance(message, Ping | Pong | AddLoRA | LoRAAdded) else None
+    numbered = Ping | Pong | AddLoRA | LoRAAdded | ManageLoRA | LoRAsManaged
+    number = message.number if isinstance(message, numbered) else None
     label = _encoded([number, *ids]).encode()
     while len(label) > MAX_LABEL_BYTES:
         # The server's ids are short; other callers' may have any length.

@@ -21,7 +21,10 @@ from beheld.engine.messages import (
     Died,
     Events,
     Inbox,
+    LoRAAction,
     LoRAAdded,
+    LoRAsManaged,
+    ManageLoRA,
     Message,
     Ping,
     Pong,
@@ -157,6 +160,8 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
     elif isinstance(message, AddLoRA):
         if not waiting.must_read(core, message):
             reply(LoRAAdded(message.number, _added(core, message.lora)))
+    elif isinstance(message, ManageLoRA):
+        reply(_managed(core, message))
     elif isinstance(message, TryItems):
         reply(Tried(_tried(core, message.items)))
     elif isinstance(message, Read):
@@ -194,6 +199,22 @@ def _added(core: EngineCore, lora: LoRARequest) -> BeheldError | None:
     except (UserError, EngineError) as error:
         return error
     return None
+
+
+def _managed(core: EngineCore, message: ManageLoRA) -> LoRAsManaged:
+    """Remove or pin an adapter, or find it."""
+    executor, number = core.executor, message.lora_int_id
+    try:
+        if message.action is LoRAAction.REMOVE:
+            found = executor.remove_lora(number)
+        elif message.action is LoRAAction.PIN:
+            found = executor.pin_lora(number)
+        else:
+            found = any(lora.lora_int_id == number for lora in executor.loras())
+        held = tuple(lora.lora_int_id for lora in executor.loras())
+    except (UserError, EngineError) as error:
+        return LoRAsManaged(message.number, found=False, held=(), error=error)
+    return LoRAsManaged(message.number, found, held)
 
 
 def _tried(core: EngineCore, items: Sequence[MediaItem]) -> BeheldError | None:

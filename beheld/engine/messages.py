@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from beheld.core.config import EngineConfig, ModelInfo
@@ -48,6 +49,23 @@ class AddLoRA:
 
     number: int
     lora: LoRARequest
+
+
+class LoRAAction(StrEnum):
+    """What to do with an adapter in memory, or to tell of all of them."""
+
+    REMOVE = "remove"
+    PIN = "pin"
+    LIST = "list"
+
+
+@dataclass(frozen=True)
+class ManageLoRA:
+    """Act on an adapter in memory; the answer is a LoRAsManaged with the same number."""
+
+    number: int
+    action: LoRAAction
+    lora_int_id: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +146,16 @@ class LoRAAdded:
 
 
 @dataclass(frozen=True)
+class LoRAsManaged:
+    """The answer to ManageLoRA: whether the adapter was in memory, and the numbers of those that are; or an error."""
+
+    number: int
+    found: bool
+    held: tuple[int, ...]
+    error: BeheldError | None = None
+
+
+@dataclass(frozen=True)
 class Tried:
     """The answer to TryItems: what was wrong, if anything."""
 
@@ -156,8 +184,22 @@ class Failed:
     error: BeheldError
 
 
-Message = Submit | Abort | Stop | Ping | AddLoRA | TryItems | ClearCache | Tokenizer | Prepared | Read | Unread | Close
-Reply = Events | Pong | LoRAAdded | Tried | Unread | Died
+Message = (
+    Submit
+    | Abort
+    | Stop
+    | Ping
+    | AddLoRA
+    | ManageLoRA
+    | TryItems
+    | ClearCache
+    | Tokenizer
+    | Prepared
+    | Read
+    | Unread
+    | Close
+)
+Reply = Events | Pong | LoRAAdded | LoRAsManaged | Tried | Unread | Died
 
 
 class Engine(Protocol):

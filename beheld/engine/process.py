@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
@@ -52,23 +52,36 @@ _MAX_KEPT = 4
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that loads its libraries and waits for its options, and this side's end of the sockets."""
+    """A process that loads its libraries and waits for its options, and this side's end of the sockets.
+
+    Attributes:
+        environment: the variables that it was started with; None for those of this process.
+    """
 
     process: subprocess.Popen[bytes]
     end: socket.socket
+    environment: Mapping[str, str] | None = None
 
 
-def spawn() -> Spawned:
-    """Start a process. Call it before this process imports the same libraries, so that both import at the same time."""
+def spawn(environment: Mapping[str, str] | None = None) -> Spawned:
+    """Start a process, with these variables or this process's.
+
+    Call it before this process imports the same libraries, so that both import at the same time.
+    """
     ours, theirs = pair()
     with theirs:
         command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
         # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
         return Spawned(
             subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), start_new_session=True, cwd=working_directory.existing()
+                command,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                cwd=working_directory.existing(),
+                env=environment,
             ),
             ours,
+            environment,
         )
 
 

@@ -51,6 +51,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
+    "enable_expert_parallel": False,
     "swap_space": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
@@ -208,6 +209,7 @@ def _check_numbers(args: EngineArgs) -> None:
         "max_cpu_loras": 1,
         "max_logprobs": 0,
         "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
         "seed": -(2**63),
     }
     for name, low in lows.items():

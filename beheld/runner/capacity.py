@@ -115,7 +115,7 @@ def available_bytes(config: EngineConfig) -> int:
     wanted, ranks = env.CPU_KV_CACHE_GIB(), config.tensor_parallel_size
     if wanted:
         return int(wanted * 2**30) // ranks
-    return min(int(platform.unused_bytes() * _CPU_SHARE), _CPU_MOST_BYTES) // ranks
+    return min(int(platform.unused_bytes() * _CPU_SHARE / env.HOST_SHARES()), _CPU_MOST_BYTES) // ranks
 
 
 def _report(blocks: list[int], kv_bytes: int, caches: DeviceCaches, config: EngineConfig) -> None:

@@ -389,12 +389,12 @@ class Service:
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: a round trip to the engine."""
+        """GET /health: a round trip to the engine; of several, one that answers suffices."""
         if self.admission.draining:
             raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
         try:
             async with asyncio.timeout(self.options.health_s):
-                await self.llm.ping()
+                stats = await self.llm.ping()
         except TimeoutError as error:
             raise HttpError(
                 503,
@@ -402,7 +402,11 @@ class Service:
                 "Try again; if this persists, the operator must restart the server.",
                 code="engine_hangs",
             ) from error
-        return JSONResponse({"status": "ok"})
+        engines = [
+            {"engine": each.engine, "state": each.state, "restarts": each.restarts, "requests": each.num_requests}
+            for each in stats.engines
+        ]
+        return JSONResponse({"status": "ok"} | ({"engines": engines} if engines else {}))
 
     async def version(self, request: Request) -> Response:
         """GET /version."""

@@ -7,12 +7,23 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from beheld.api.async_llm import EngineStats
+from beheld.api.async_llm import EngineReport, EngineState, EngineStats
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
 from beheld.utils.allocator import held_bytes
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGES = ("prepare", "queue", "prefill", "decode")
+_SCHEDULER_COUNTS = ("num_preemptions", "prefix_queries", "prefix_hits", "num_encoded", "num_reused")
+_ROUTING_COUNTS = (
+    "num_requests",
+    "num_repeated",
+    "num_found",
+    "prefix_tokens",
+    "found_tokens",
+    "num_retried",
+    "num_lost",
+    "seconds",
+)
 
 
 class Metrics:
@@ -51,14 +62,30 @@ class Metrics:
             registry=registry,
         )
         self._seen_encoded = (0, 0.0)
-        self._encode = Gauge("beheld_encode_seconds", "Seconds of tower runs since the start.", registry=registry)
+        self._encode = Gauge(
+            "beheld_encode_seconds", "Seconds of tower runs since the start.", ("engine",), registry=registry
+        )
         self._media = Counter("beheld_media_items", "Media items.", ("modality", "cached"), registry=registry)
         self._prompt = Counter("beheld_prompt_tokens", "Prompt tokens.", registry=registry)
         self._cached = Counter("beheld_cached_tokens", "Prompt tokens from the prefix cache.", registry=registry)
         self._answer = Counter("beheld_answer_tokens", "Tokens of answers.", registry=registry)
-        self._running = Gauge("beheld_sequences", "Sequences by state.", ("state",), registry=registry)
-        self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("state",), registry=registry)
-        self._engine = Gauge("beheld_engine", "Counts of the engine since its start.", ("count",), registry=registry)
+        self._running = Gauge("beheld_sequences", "Sequences by state.", ("engine", "state"), registry=registry)
+        self._blocks = Gauge("beheld_kv_blocks", "KV blocks by state.", ("engine", "state"), registry=registry)
+        self._engine = Gauge(
+            "beheld_engine", "Counts of an engine since its start.", ("engine", "count"), registry=registry
+        )
+        self._serving = Gauge(
+            "beheld_engine_serving",
+            "1 for an engine that serves, 0 for one that starts.",
+            ("engine",),
+            registry=registry,
+        )
+        self._restarts = Gauge(
+            "beheld_engine_restarts", "Times that an engine was replaced.", ("engine",), registry=registry
+        )
+        self._routing = Gauge(
+            "beheld_routing", "Counts of how several engines share out requests.", ("count",), registry=registry
+        )
         self._without_effect = Counter(
             "beheld_fields_without_effect",
             "Fields of requests that were accepted without effect.",
@@ -108,21 +135,39 @@ class Metrics:
         self._busy.set(busy)
         self._hold("server", held_bytes())
         if stats is not None:
-            counts = stats.scheduler
-            self._running.labels("running").set(counts.num_running)
-            self._running.labels("waiting").set(counts.num_waiting)
-            self._blocks.labels("free").set(sum(counts.num_free_blocks))
-            self._blocks.labels("cached").set(sum(counts.num_cached_blocks))
-            self._blocks.labels("all").set(sum(counts.num_blocks))
-            for name in ("num_preemptions", "prefix_queries", "prefix_hits", "num_encoded", "num_reused"):
-                self._engine.labels(name).set(getattr(counts, name))
-            self._encode.set(stats.encode_s)
-            self._towers_ran(counts.num_encoded, stats.encode_s)
-            self._engine.labels("steps").set(stats.steps)
-            self._engine.labels("retried_steps").set(stats.retried)
-            self._engine.labels("unread_messages").set(stats.num_unread)
+            for report in stats.engines:
+                self._report(report)
+            if not stats.engines:
+                self._count("0", stats)
+            if stats.routing is not None:
+                for name in _ROUTING_COUNTS:
+                    self._routing.labels(name).set(getattr(stats.routing, name))
+            self._towers_ran(stats.scheduler.num_encoded, stats.encode_s)
             self._hold("engine", stats.held_bytes)
         return generate_latest(self._registry)
+
+    def _report(self, report: EngineReport) -> None:
+        """The state of an engine of several; its counts if it has answered since it started."""
+        engine = str(report.engine)
+        self._serving.labels(engine).set(report.state is not EngineState.STARTING)
+        self._restarts.labels(engine).set(report.restarts)
+        if report.stats is not None:
+            self._count(engine, report.stats)
+
+    def _count(self, engine: str, stats: EngineStats) -> None:
+        """The counts of one engine."""
+        counts = stats.scheduler
+        self._running.labels(engine, "running").set(counts.num_running)
+        self._running.labels(engine, "waiting").set(counts.num_waiting)
+        self._blocks.labels(engine, "free").set(sum(counts.num_free_blocks))
+        self._blocks.labels(engine, "cached").set(sum(counts.num_cached_blocks))
+        self._blocks.labels(engine, "all").set(sum(counts.num_blocks))
+        for name in _SCHEDULER_COUNTS:
+            self._engine.labels(engine, name).set(getattr(counts, name))
+        self._encode.labels(engine).set(stats.encode_s)
+        self._engine.labels(engine, "steps").set(stats.steps)
+        self._engine.labels(engine, "retried_steps").set(stats.retried)
+        self._engine.labels(engine, "unread_messages").set(stats.num_unread)
 
     def _towers_ran(self, num_items: int, seconds: float) -> None:
         """Record the stage "encode" of the items encoded since the last call.
@@ -132,6 +177,9 @@ class Metrics:
         """
         before_items, before_s = self._seen_encoded
         num, spent = num_items - before_items, seconds - before_s
+        if num < 0:
+            # An engine of several was replaced, and counts from 0 again.
+            self._seen_encoded = (num_items, seconds)
         if num > 0 and spent > 0:
             self._seen_encoded = (num_items, seconds)
             stage = self._media_stages.labels("all", "encode")

@@ -62,6 +62,13 @@ def _gib(text: str) -> float:
     return gib
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= 1024:
+        raise ValueError(text)
+    return count
+
+
 def _level(text: str) -> str:
     upper = text.strip().upper()
     if upper not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -106,6 +113,12 @@ CPU_KV_CACHE_GIB = _variable(
     _gib,
     0.0,
     "GiB of KV cache on a CPU; 0 lets the engine decide",
+)
+HOST_SHARES = _variable(
+    ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE"),
+    _count,
+    1,
+    "how many engines share a CPU's memory; set for those of data_parallel_size, and by scripts that start their own",
 )
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"

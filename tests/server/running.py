@@ -96,8 +96,8 @@ class Running:
         while True:
             text = self.get("/metrics", headers=key).text
             found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
-            free, total = found['beheld_kv_blocks{state="free"}'], found['beheld_kv_blocks{state="all"}']
-            busy = [found[f'beheld_sequences{{state="{state}"}}'] for state in ("running", "waiting")]
+            free, total = (found[f'beheld_kv_blocks{{engine="0",state="{state}"}}'] for state in ("free", "all"))
+            busy = [found[f'beheld_sequences{{engine="0",state="{state}"}}'] for state in ("running", "waiting")]
             busy.append(found["beheld_answers_in_work"])
             if free == total and set(busy) == {"0.0"}:
                 break

@@ -485,7 +485,7 @@ def test_78_every_stage_of_the_way_is_measured(running: Running) -> None:
             for stage in ("fetch", "decode", "process")
         ]
         names.append('beheld_media_stage_seconds_sum{modality="all",stage="encode"}')
-        names += ["beheld_encode_seconds", "beheld_event_loop_lag_seconds_sum"]
+        names += ['beheld_encode_seconds{engine="0"}', "beheld_event_loop_lag_seconds_sum"]
         return {name: float(lines.get(name, 0)) for name in names}
 
     before = seconds()

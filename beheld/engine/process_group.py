@@ -1,0 +1,169 @@
+"""Engines of the same model in processes of their own, each on devices of its own, and how a dead one is replaced."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
+from beheld.core.media import MediaItem
+from beheld.engine.messages import Tokenizer
+from beheld.engine.process import EngineProcess, Spawned, spawn
+from beheld.platform.probe import has_accelerator
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+def environments(
+    num_engines: int, devices_each: int, device: str | None, given: Mapping[str, str], num_devices: int | None
+) -> list[dict[str, str]]:
+    """The variables of each engine's process.
+
+    On GPUs, engine i sees the i-th group of `devices_each`. On a CPU, the engines divide the cores, unless
+    OMP_NUM_THREADS is set, and the memory for caches.
+
+    Args:
+        device: the option of this name; None is "auto".
+        given: this process's variables.
+        num_devices: the GPUs of this machine; None if unknown.
+
+    Raises:
+        ConfigError: there are fewer GPUs.
+    """
+    if not has_accelerator(device):
+        cores = max(1, len(os.sched_getaffinity(0)) // num_engines)
+        own = {"OMP_NUM_THREADS": str(cores), "BEHELD_HOST_SHARES": str(num_engines)}
+        return [{**own, **given} for _ in range(num_engines)]
+    visible = given.get("CUDA_VISIBLE_DEVICES")
+    wanted = num_engines * devices_each
+    names = [str(i) for i in range(wanted if num_devices is None else num_devices)]
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
+    if len(names) < wanted:
+        raise ConfigError(
+            f"data_parallel_size={num_engines} needs {wanted} GPUs, {devices_each} for each engine, and there are "
+            f"{len(names)}.",
+            "Give fewer engines.",
+            param="data_parallel_size",
+        )
+    groups = [names[i * devices_each : (i + 1) * devices_each] for i in range(num_engines)]
+    return [{**given, "CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
+
+
+def spawn_all(num_engines: int, tensor_parallel_size: int, device: str | None) -> list[Spawned]:
+    """Start the processes; see `process.spawn` for when to call it.
+
+    Raises:
+        ConfigError: as `environments`.
+    """
+    found = len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
+    return [spawn(each) for each in environments(num_engines, tensor_parallel_size, device, os.environ, found)]
+
+
+class ProcessGroup:
+    """The engines of a group of processes; see data_parallel.Restarter for `restart` and `cancel`.
+
+    Args:
+        args: the user's options.
+        spawned: the processes, if they already run.
+
+    Attributes:
+        engines: not yet started.
+        info: the model's facts.
+        config: the engines' common decisions.
+
+    Raises:
+        ConfigError, ModelError, CapacityError, EngineDeadError: as EngineProcess; no process is left.
+    """
+
+    def __init__(self, args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> None:
+        begun = spawned or spawn_all(args.data_parallel_size, args.tensor_parallel_size, args.device)
+        # Engines whose seeds differ would still answer alike, because requests bring their own; their logs would not.
+        seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little")
+        self._args = replace(args, data_parallel_size=1, seed=seed)
+        self._environments = [each.environment for each in begun]
+        self._tokenizer: Callable[[], Tokenizer] | None = None
+        self._now = False
+        self._items: tuple[MediaItem, ...] = ()
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._starting: list[Spawned] = []
+        self.engines: list[EngineProcess] = _all(self._args, begun)
+        self.info: ModelInfo = self.engines[0].info
+        # With little memory, an engine may have shrunk the longest sequence that it takes.
+        shortest = min(engine.config.max_model_len for engine in self.engines)
+        self.config: EngineConfig = replace(self.engines[0].config, max_model_len=shortest)
+        self._args = replace(self._args, max_model_len=shortest)
+
+    def use(self, tokenizer: Callable[[], Tokenizer], *, now: bool = False) -> None:
+        """As EngineProcess.use, for all."""
+        self._tokenizer, self._now = tokenizer, now
+        for engine in self.engines:
+            engine.use(tokenizer, now=now)
+
+    def try_items(self, items: Sequence[MediaItem]) -> None:
+        """As EngineProcess.try_items, on all at once."""
+        self._items = tuple(items)
+        with ThreadPoolExecutor(len(self.engines)) as threads:
+            list(threads.map(lambda engine: engine.try_items(items), self.engines))
+
+    def close(self) -> None:
+        """End all processes, if the engines were never started."""
+        for engine in self.engines:
+            engine.close()
+
+    def restart(self, index: int) -> EngineProcess:
+        """A new engine with the devices of the one that had this number."""
+        begun = spawn(self._environments[index])
+        with self._lock:
+            if self._cancelled:
+                begun.process.kill()
+            self._starting.append(begun)
+        try:
+            engine = EngineProcess(self._args, begun)
+            try:
+                if self._tokenizer is not None:
+                    engine.use(self._tokenizer, now=self._now)
+                if self._items:
+                    engine.try_items(self._items)
+            except BaseException:
+                engine.close()
+                raise
+        finally:
+            with self._lock:
+                self._starting.remove(begun)
+        return engine
+
+    def cancel(self) -> None:
+        """Kill what starts."""
+        with self._lock:
+            self._cancelled = True
+            for begun in self._starting:
+                begun.process.kill()
+
+
+def _all(args: EngineArgs, begun: Sequence[Spawned]) -> list[EngineProcess]:
+    """Start engines at the same time; if one fails, the others end and its error is raised."""
+    with ThreadPoolExecutor(len(begun)) as threads:
+        futures = [threads.submit(EngineProcess, args, each) for each in begun]
+    made, errors = [], []
+    for future in futures:
+        try:
+            made.append(future.result())
+        except (BeheldError, OSError) as error:
+            errors.append(error)
+    if not errors:
+        return made
+    for engine in made:
+        with suppress(OSError):
+            engine.close()
+    # A plain end of one process says less than another one's reason.
+    errors.sort(key=lambda error: isinstance(error, EngineDeadError))
+    raise errors[0]

@@ -1,0 +1,150 @@
+"""One engine against several: throughput with images that repeat, what routing finds, and what the front costs.
+
+    python -m benchmarks.data_parallel --model Qwen/Qwen2.5-VL-3B-Instruct --engines 1,2
+
+Each size gets the same conversations, `--concurrency` for each engine at a time. Beside the time by the clock, it tells
+processor time: on a CPU with busy cores, the engines' own seconds say how long the run would take with a core for each.
+The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from beheld import SamplingParams
+from beheld.api.async_llm import AsyncLLM, EngineStats
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run: seconds by the clock, processor seconds of each engine and of the front, answers, and the counters."""
+
+    clock_s: float
+    engines_s: list[float]
+    front_s: float
+    answers: list[tuple[int, ...]]
+    stats: EngineStats
+
+
+def processor_s(pid: int | str) -> float:
+    """Processor seconds of a process so far, all its threads together."""
+    words = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children() -> dict[int, bool]:
+    """The processes of this one: whether each is an engine, by number."""
+    found = Path("/proc/self/task").glob("*/children")
+    pids = {int(pid) for file in found for pid in file.read_text(encoding="ascii").split()}
+    return {pid: b"beheld.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+
+
+def conversations(count: int, num_images: int, size: int, repeats: bool) -> list[list[dict[str, Any]]]:
+    """Questions about images in random order, each image asked about equally often."""
+    draw = random.Random(0)
+    order = [number % num_images if repeats else number for number in range(count)]
+    draw.shuffle(order)
+    images = {
+        number: Image.fromarray(np.random.default_rng(number).integers(0, 255, (size, size, 3), dtype=np.uint8))
+        for number in set(order)
+    }
+    return [
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image_pil", "image_pil": images[image]},
+                    {"type": "text", "text": f"Question {number}: what do you see?"},
+                ],
+            }
+        ]
+        for number, image in enumerate(order)
+    ]
+
+
+async def measure(num_engines: int, given: argparse.Namespace, options: dict[str, Any]) -> Measured:
+    """Answer all conversations with so many engines."""
+    params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
+    talks = conversations(given.requests, given.images, given.size, not given.no_repeats)
+    places = asyncio.Semaphore(given.concurrency * num_engines)
+    async with AsyncLLM(given.model, engine="process", data_parallel_size=num_engines, **options) as llm:
+
+        async def answer(talk: list[dict[str, Any]]) -> tuple[int, ...]:
+            async with places:
+                async for output in llm.chat(talk, params, pieces="final"):
+                    found = tuple(output.outputs[0].token_ids)
+            return found
+
+        # Images that are not of the run: caches are warm in size, not in content.
+        warm = conversations(4 * num_engines, 10**6, given.size, repeats=False)
+        for talk in warm:
+            talk[0]["content"][0]["image_pil"] = talk[0]["content"][0]["image_pil"].transpose(Image.Transpose.ROTATE_90)
+        await asyncio.gather(*map(answer, warm))
+        before = {pid: processor_s(pid) for pid in children()}
+        front, begin = processor_s("self"), time.perf_counter()
+        answers = await asyncio.gather(*map(answer, talks))
+        clock_s, front_s = time.perf_counter() - begin, processor_s("self") - front
+        engines_s = [processor_s(pid) - before[pid] for pid, engine in children().items() if engine]
+        front_s += sum(processor_s(pid) - before[pid] for pid, engine in children().items() if not engine)
+        return Measured(clock_s, engines_s, front_s, list(answers), await llm.ping())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="a folder or a hub name; without it, mote")
+    parser.add_argument("--engines", default="1,2", help="numbers of engines, separated by commas")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--images", type=int, default=50, help="different images")
+    parser.add_argument("--no-repeats", action="store_true", help="an image of its own for each request")
+    parser.add_argument("--size", type=int, default=448, help="pixels of an image's side")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time for each engine")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
+    given = parser.parse_args()
+    options: dict[str, Any] = {
+        "max_model_len": given.max_model_len,
+        "dtype": given.dtype,
+        "seed": 0,
+        "disable_log_stats": True,
+    }
+    if given.kv_cache_gib is not None:
+        options["kv_cache_memory_bytes"] = int(given.kv_cache_gib * 2**30)
+    first: Measured | None = None
+    for num_engines in map(int, given.engines.split(",")):
+        found = asyncio.run(measure(num_engines, given, options))
+        first = first or found
+        same = sum(one == other for one, other in zip(first.answers, found.answers, strict=True))
+        print(f"{num_engines} engines: {given.requests / found.clock_s:.2f} requests/s by the clock", end="; ")
+        print(f"{first.clock_s / found.clock_s:.2f} times the first", end="; ")
+        print(f"engines' processor time {', '.join(f'{s:.2f}' for s in found.engines_s)} s", end=": ")
+        print(f"{max(first.engines_s) / max(found.engines_s):.2f} times the first", end="; ")
+        print(f"the front's {1e3 * found.front_s / given.requests:.2f} ms a request")
+        print(f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded")
+        if (routing := found.stats.routing) is not None:
+            print(f"   routing: {routing.num_found} of {routing.num_repeated} repeated images found", end="; ")
+            print(f"{1e6 * routing.seconds / max(1, routing.num_requests):.0f} microseconds a request", end="; ")
+            print(f"{routing.found_tokens} of {routing.prefix_tokens} cached prompt tokens found")
+        for each in found.stats.engines:
+            if each.stats is not None:
+                counts = each.stats.scheduler
+                print(
+                    f"   engine {each.engine}: {each.stats.steps} steps, {counts.num_encoded} encoded, "
+                    f"{counts.prefix_hits} of {counts.prefix_queries} prompt tokens cached, {counts.num_blocks} blocks"
+                )
+
+
+if __name__ == "__main__":
+    main()
