@@ -14,7 +14,7 @@ from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
-QUANTIZED_AT_LOAD = ("int8",)
+QUANTIZED_AT_LOAD = ("int4", "int8")
 # Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
 QUANTIZED_CHECKPOINTS = ("auto-round", "awq", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
 

@@ -387,6 +387,13 @@ def _quantization(args: EngineArgs, platform: Platform) -> str | None:
             "Leave the option out, or add device='cpu' on a machine that has such a CPU.",
             param="quantization",
         )
+    missing = platform.no_grouped_products
+    if args.quantization == "int4" and missing is not None:
+        raise ConfigError(
+            f"quantization='int4' is not available: {missing}.",
+            "Install the package llvmlite (pip install 'beheld[cpu]'), or use quantization='int8'.",
+            param="quantization",
+        )
     return args.quantization
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -87,6 +88,13 @@ class Cpu:
         """See Platform; without such instructions, oneDNN's sums of pairs are cut off at 16 bits."""
         flags = host.cpu_flags()
         return any(flag in flags for flag in _INT8) and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+    @property
+    def no_grouped_products(self) -> str | None:
+        """See Platform: kernels are compiled by LLVM, see quant/vnni.py."""
+        if host.vnni_lanes() is None:
+            return "this CPU has neither AVX512-VNNI nor AVX-VNNI"
+        return None if find_spec("llvmlite") is not None else "the package llvmlite is not installed"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

@@ -74,6 +74,11 @@ class Cuda:
         return False
 
     @property
+    def no_grouped_products(self) -> str | None:
+        """There is no kernel for it yet."""
+        return "weights of few bits are multiplied as they are on a CPU only"
+
+    @property
     def fp8_products(self) -> bool:
         """See Platform."""
         return torch.cuda.get_device_capability() >= _ADA

@@ -118,3 +118,9 @@ FP8 = _variable(
     True,
     "0 dequantizes FP8 weights at load even if the GPU can multiply them",
 )
+KEEP_BITS = _variable(
+    ("BEHELD_KEEP_BITS",),
+    _switch,
+    True,
+    "0 dequantizes weights of 4 or 8 bits at load even if the CPU can multiply them as they are",
+)

@@ -1,0 +1,325 @@
+"""LLVM IR of the products of grouped weights on a CPU that sums four products of bytes in one instruction (VNNI).
+
+A weight is low + scale q, with q of 4 or 8 bits and one scale and one low for each group of an output's inputs; an
+activation is step q_x, with q_x in int8 and one step for each group of a row's inputs. A group's part of a product is
+
+    step (scale sum(q q_x) + low sum(q_x))
+
+where both sums are of whole numbers and exact. Groups are added one after the other, so a row's result has the same
+bits alone and among others.
+
+Weights lie in blocks of L outputs, L lanes of a vector: inputs four by four, each four of an output next to each other.
+With 4 bits a byte holds two of them, four inputs apart:
+
+    8 bits   [q(n, 4t) .. q(n, 4t + 3) for n in block]    for each t
+    4 bits   [q(n, 8t) + 16 q(n, 8t + 4) .. q(n, 8t + 3) + 16 q(n, 8t + 7) for n in block]    for each t
+
+A job is a list of 64-bit words, see JOB. Functions:
+
+    rounded_X(job, row, stop)           activations of the type X, "f32" or "bf16", to whole numbers, steps and sums
+    product_BITS_X(job, block, stop)    outputs of some blocks, for all rows
+    parallel(job)                       one thread's share of what the job's word `act` points to
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# Words of a job: addresses and counts. `factor` and `bias` are float32 by output, `scales` float16: for each block and
+# group L scales, then L lows. `sums` are step sum(q_x).
+JOB = (
+    "x", "whole", "step", "sums", "weights", "scales", "factor", "bias", "y",
+    "rows", "inputs", "groups", "group", "outputs", "act", "threads", "count",
+)  # fmt: skip
+# Rows that share each weight that is unpacked, most first; the accumulators must fit the registers.
+_TILES = {16: (8, 4, 2, 1), 8: (4, 2, 1)}
+# Rows whose activations stay in the second cache while blocks of weights pass.
+_ROWS = 64
+_TYPES = {"f32": "float", "bf16": "bfloat"}
+# A row of smaller numbers is zero.
+_LEAST = "0x39B4484C00000000"
+
+
+def module(lanes: int, triple: str, older: bool) -> str:
+    """Return the module's text.
+
+    Args:
+        lanes: L, 16 with AVX-512 and 8 with AVX2.
+        older: whether LLVM declares the instruction with vectors of int32 in place of bytes.
+    """
+    parts = [_head(lanes, triple, older)]
+    for kind in _TYPES:
+        parts.append(_rounded(kind))
+        for bits in (4, 8):
+            parts += [_tile(lanes, bits, kind, rows, older) for rows in _TILES[lanes]]
+            parts.append(_product(lanes, bits, kind))
+    return "\n".join([*parts, _PARALLEL])
+
+
+def _head(lanes: int, triple: str, older: bool) -> str:
+    bits, ints, bytes_ = 32 * lanes, f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    operand = ints if older else bytes_
+    return f"""
+target triple = "{triple}"
+declare {ints} @llvm.x86.avx512.vpdpbusd.{bits}({ints}, {operand}, {operand})
+declare <{lanes} x float> @llvm.fmuladd.v{lanes}f32(<{lanes} x float>, <{lanes} x float>, <{lanes} x float>)
+declare void @llvm.masked.store.v{lanes}f32.p0(<{lanes} x float>, ptr, i32, <{lanes} x i1>)
+declare void @llvm.masked.store.v{lanes}bf16.p0(<{lanes} x bfloat>, ptr, i32, <{lanes} x i1>)
+declare <16 x float> @llvm.fabs.v16f32(<16 x float>)
+declare <16 x float> @llvm.maximum.v16f32(<16 x float>, <16 x float>)
+declare float @llvm.vector.reduce.fmaximum.v16f32(<16 x float>)
+declare <16 x float> @llvm.roundeven.v16f32(<16 x float>)
+declare <16 x i8> @llvm.fptosi.sat.v16i8.v16f32(<16 x float>)
+declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
+declare i64 @llvm.umin.i64(i64, i64)
+declare i32 @omp_get_thread_num()
+"""
+
+
+def _words(*names: str) -> str:
+    """Load words of the job as %name, addresses as pointers."""
+    lines = []
+    for name in names:
+        place = JOB.index(name)
+        kind = "i64" if name in ("rows", "inputs", "groups", "group", "outputs", "threads", "count") else "ptr"
+        lines.append(f"  %{name}.at = getelementptr i64, ptr %job, i64 {place}")
+        lines.append(f"  %{name} = load {kind}, ptr %{name}.at")
+    return "\n".join(lines)
+
+
+def _rounded(kind: str) -> str:
+    type_ = _TYPES[kind]
+    widen = "%{0} = fadd <16 x float> %{0}.raw, zeroinitializer"
+    if kind != "f32":
+        widen = f"%{{0}} = fpext <16 x {type_}> %{{0}}.raw to <16 x float>"
+    return f"""
+define void @rounded_{kind}(ptr %job, i64 %first, i64 %stop) {{
+entry:
+{_words("x", "whole", "step", "sums", "inputs", "groups", "group")}
+  %first_group = mul i64 %first, %groups
+  %stop_group = mul i64 %stop, %groups
+  %none = icmp uge i64 %first_group, %stop_group
+  br i1 %none, label %done, label %group_of
+group_of:
+  %g = phi i64 [%first_group, %entry], [%g.next, %store]
+  %start = mul i64 %g, %group
+  br label %greatest
+greatest:
+  %c = phi i64 [0, %group_of], [%c.next, %greatest]
+  %most = phi <16 x float> [zeroinitializer, %group_of], [%most.next, %greatest]
+  %k = add i64 %start, %c
+  %a.at = getelementptr {type_}, ptr %x, i64 %k
+  %a.raw = load <16 x {type_}>, ptr %a.at, align 2
+  {widen.format("a")}
+  %a.abs = call <16 x float> @llvm.fabs.v16f32(<16 x float> %a)
+  %most.next = call <16 x float> @llvm.maximum.v16f32(<16 x float> %most, <16 x float> %a.abs)
+  %c.next = add i64 %c, 16
+  %more = icmp ult i64 %c.next, %group
+  br i1 %more, label %greatest, label %scale
+scale:
+  %amax = call float @llvm.vector.reduce.fmaximum.v16f32(<16 x float> %most.next)
+  %tiny = fcmp olt float %amax, {_LEAST}
+  %step.own = fdiv float %amax, 127.0
+  %inverse = fdiv float 127.0, %amax
+  %step.used = select i1 %tiny, float 0.0, float %step.own
+  %inverse.used = select i1 %tiny, float 0.0, float %inverse
+  %inverse.one = insertelement <16 x float> poison, float %inverse.used, i64 0
+  %inverse.all = shufflevector <16 x float> %inverse.one, <16 x float> poison, <16 x i32> zeroinitializer
+  br label %rounding
+rounding:
+  %d = phi i64 [0, %scale], [%d.next, %rounding]
+  %total = phi <16 x i32> [zeroinitializer, %scale], [%total.next, %rounding]
+  %j = add i64 %start, %d
+  %b.at = getelementptr {type_}, ptr %x, i64 %j
+  %b.raw = load <16 x {type_}>, ptr %b.at, align 2
+  {widen.format("b")}
+  %exact = fmul <16 x float> %b, %inverse.all
+  %near = call <16 x float> @llvm.roundeven.v16f32(<16 x float> %exact)
+  %q = call <16 x i8> @llvm.fptosi.sat.v16i8.v16f32(<16 x float> %near)
+  %q.at = getelementptr i8, ptr %whole, i64 %j
+  store <16 x i8> %q, ptr %q.at, align 1
+  %q.wide = sext <16 x i8> %q to <16 x i32>
+  %total.next = add <16 x i32> %total, %q.wide
+  %d.next = add i64 %d, 16
+  %again = icmp ult i64 %d.next, %group
+  br i1 %again, label %rounding, label %store
+store:
+  %sum.int = call i32 @llvm.vector.reduce.add.v16i32(<16 x i32> %total.next)
+  %sum.float = sitofp i32 %sum.int to float
+  %sum = fmul float %sum.float, %step.used
+  %step.to = getelementptr float, ptr %step, i64 %g
+  store float %step.used, ptr %step.to
+  %sum.to = getelementptr float, ptr %sums, i64 %g
+  store float %sum, ptr %sum.to
+  %g.next = add i64 %g, 1
+  %left = icmp ult i64 %g.next, %stop_group
+  br i1 %left, label %group_of, label %done
+done:
+  ret void
+}}
+"""
+
+
+def _tile(lanes: int, bits: int, kind: str, rows: int, older: bool) -> str:
+    """One block of outputs for `rows` rows from %m on."""
+    floats, ints, bytes_ = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
+    type_, every = _TYPES[kind], range(rows)
+    per_step = 8 if bits == 4 else 4
+
+    def spread(name: str, source: str, scalar: str, vector: str) -> str:
+        count = vector[1:].split(" ")[0]
+        return (
+            f"  %{name}.one = insertelement {vector} poison, {scalar} {source}, i64 0\n"
+            f"  %{name} = shufflevector {vector} %{name}.one, {vector} poison, <{count} x i32> zeroinitializer\n"
+        )
+
+    def summed(row: int, half: str, weights: str, before: str, after: str, offset: int) -> Iterator[str]:
+        yield f"  %x{half}.at{row} = getelementptr i8, ptr %x.row{row}, i64 %k{offset}\n"
+        yield f"  %x{half}.raw{row} = load i32, ptr %x{half}.at{row}, align 4\n"
+        yield spread(f"x{half}{row}", f"%x{half}.raw{row}", "i32", ints)
+        if older:
+            operands = f"{ints} %{weights}.ints, {ints} %x{half}{row}"
+        else:
+            yield f"  %x{half}.bytes{row} = bitcast {ints} %x{half}{row} to {bytes_}\n"
+            operands = f"{bytes_} %{weights}, {bytes_} %x{half}.bytes{row}"
+        name = f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+        yield f"  %{after}{row} = call {ints} {name}({ints} %{before}{row}, {operands})\n"
+
+    text = [f"define internal void @tile_{bits}_{kind}_{rows}(ptr %job, i64 %block, i64 %m) {{\nentry:\n"]
+    text.append(
+        _words("whole", "step", "sums", "weights", "scales", "factor", "bias", "y", "inputs", "groups", "group")
+    )
+    text.append("\n" + _words("outputs") + "\n")
+    text.append(f"  %block.numbers = mul i64 %inputs, {lanes * bits // 8}\n  %w.off = mul i64 %block, %block.numbers\n")
+    text.append("  %w.block = getelementptr i8, ptr %weights, i64 %w.off\n  %s.first = mul i64 %block, %groups\n")
+    for row in every:
+        text.append(f"  %m{row} = add i64 %m, {row}\n  %x.off{row} = mul i64 %m{row}, %inputs\n")
+        text.append(f"  %x.row{row} = getelementptr i8, ptr %whole, i64 %x.off{row}\n")
+        text.append(f"  %g.off{row} = mul i64 %m{row}, %groups\n")
+        text.append(f"  %step.row{row} = getelementptr float, ptr %step, i64 %g.off{row}\n")
+        text.append(f"  %sums.row{row} = getelementptr float, ptr %sums, i64 %g.off{row}\n")
+    text.append("  br label %group_of\ngroup_of:\n  %g = phi i64 [0, %entry], [%g.next, %joined]\n")
+    text += [f"  %y{row} = phi {floats} [zeroinitializer, %entry], [%y.next{row}, %joined]\n" for row in every]
+    text.append("  %start = mul i64 %g, %group\n  br label %within\nwithin:\n")
+    text.append("  %c = phi i64 [0, %group_of], [%c.next, %within]\n")
+    text += [f"  %a{row} = phi {ints} [zeroinitializer, %group_of], [%a.next{row}, %within]\n" for row in every]
+    text.append("  %k0 = add i64 %start, %c\n  %k4 = add i64 %k0, 4\n")
+    text.append(f"  %w.here = mul i64 %k0, {lanes * bits // 8}\n")
+    text.append("  %w.at = getelementptr i8, ptr %w.block, i64 %w.here\n")
+    text.append(f"  %w = load {bytes_}, ptr %w.at, align 1\n")
+    if bits == 4:
+        text.append(spread("fifteen", "15", "i8", bytes_) + spread("four", "4", "i8", bytes_))
+        text.append(f"  %low.half = and {bytes_} %w, %fifteen\n  %high.half = lshr {bytes_} %w, %four\n")
+        halves = [("low", "low.half", "a", "b", 0), ("high", "high.half", "b", "a.next", 4)]
+    else:
+        text.append(f"  %low.half = or {bytes_} %w, zeroinitializer\n")
+        halves = [("low", "low.half", "a", "a.next", 0)]
+    for half, weights, before, after, offset in halves:
+        if older:
+            text.append(f"  %{weights}.ints = bitcast {bytes_} %{weights} to {ints}\n")
+        for row in every:
+            text += summed(row, half, weights, before, after, offset)
+    text.append(f"  %c.next = add i64 %c, {per_step}\n  %more = icmp ult i64 %c.next, %group\n")
+    text.append("  br i1 %more, label %within, label %joined\njoined:\n")
+    text.append(f"  %s.group = add i64 %s.first, %g\n  %s.off = mul i64 %s.group, {2 * lanes}\n")
+    text.append("  %s.at = getelementptr half, ptr %scales, i64 %s.off\n")
+    text.append(f"  %l.at = getelementptr half, ptr %s.at, i64 {lanes}\n")
+    for name, at in (("s", "s.at"), ("l", "l.at")):
+        text.append(f"  %{name}.half = load <{lanes} x half>, ptr %{at}, align 2\n")
+        text.append(f"  %{name} = fpext <{lanes} x half> %{name}.half to {floats}\n")
+    for row in every:
+        text.append(f"  %f{row} = sitofp {ints} %a.next{row} to {floats}\n")
+        for name in ("step", "sums"):
+            text.append(f"  %{name}.at{row} = getelementptr float, ptr %{name}.row{row}, i64 %g\n")
+            text.append(f"  %{name}.raw{row} = load float, ptr %{name}.at{row}\n")
+            text.append(spread(f"{name}{row}", f"%{name}.raw{row}", "float", floats))
+        text.append(f"  %scaled{row} = fmul {floats} %f{row}, %s\n")
+        fma = f"call {floats} @llvm.fmuladd.v{lanes}f32"
+        text.append(f"  %y.half{row} = {fma}({floats} %scaled{row}, {floats} %step{row}, {floats} %y{row})\n")
+        text.append(f"  %y.next{row} = {fma}({floats} %l, {floats} %sums{row}, {floats} %y.half{row})\n")
+    text.append("  %g.next = add i64 %g, 1\n  %again = icmp ult i64 %g.next, %groups\n")
+    text.append("  br i1 %again, label %group_of, label %done\ndone:\n")
+    text.append(f"  %n = mul i64 %block, {lanes}\n  %left = sub i64 %outputs, %n\n")
+    text.append(spread("left.all", "%left", "i64", f"<{lanes} x i64>"))
+    counted = ", ".join(f"i64 {lane}" for lane in range(lanes))
+    text.append(f"  %mask = icmp ult <{lanes} x i64> <{counted}>, %left.all\n")
+    for name in ("factor", "bias"):
+        text.append(f"  %{name}.to = getelementptr float, ptr %{name}, i64 %n\n")
+        text.append(f"  %{name}.own = load {floats}, ptr %{name}.to, align 4\n")
+    for row in every:
+        text.append(f"  %out{row} = call {floats} @llvm.fmuladd.v{lanes}f32({floats} %y.next{row}, ")
+        text.append(f"{floats} %factor.own, {floats} %bias.own)\n")
+        text.append(f"  %to.row{row} = mul i64 %m{row}, %outputs\n  %to.off{row} = add i64 %to.row{row}, %n\n")
+        text.append(f"  %to{row} = getelementptr {type_}, ptr %y, i64 %to.off{row}\n")
+        given = f"%out{row}"
+        if kind != "f32":
+            text.append(f"  %short{row} = fptrunc {floats} %out{row} to <{lanes} x {type_}>\n")
+            given = f"%short{row}"
+        text.append(f"  call void @llvm.masked.store.v{lanes}{kind}.p0(<{lanes} x {type_}> {given}, ptr %to{row}, ")
+        text.append(f"i32 2, <{lanes} x i1> %mask)\n")
+    return "".join([*text, "  ret void\n}\n"])
+
+
+def _product(lanes: int, bits: int, kind: str) -> str:
+    """Blocks of outputs, inside runs of rows; each run in tiles of decreasing size."""
+    tiles = _TILES[lanes]
+    text = [
+        f"""
+define void @product_{bits}_{kind}(ptr %job, i64 %first, i64 %stop) {{
+entry:
+{_words("rows")}
+  %none.rows = icmp eq i64 %rows, 0
+  %none.blocks = icmp uge i64 %first, %stop
+  %none = or i1 %none.rows, %none.blocks
+  br i1 %none, label %done, label %run
+run:
+  %r = phi i64 [0, %entry], [%r.next, %run.end]
+  %r.next = add i64 %r, {_ROWS}
+  %r.stop = call i64 @llvm.umin.i64(i64 %r.next, i64 %rows)
+  br label %block
+block:
+  %b = phi i64 [%first, %run], [%b.next, %block.end]
+  br label %check{tiles[0]}
+"""
+    ]
+    before, place = "block", "%r"
+    for index, tile in enumerate(tiles):
+        following = f"check{tiles[index + 1]}" if index + 1 < len(tiles) else "block.end"
+        text.append(f"""check{tile}:
+  %m{tile} = phi i64 [{place}, %{before}], [%m{tile}.next, %take{tile}]
+  %m{tile}.next = add i64 %m{tile}, {tile}
+  %fits{tile} = icmp ule i64 %m{tile}.next, %r.stop
+  br i1 %fits{tile}, label %take{tile}, label %{following}
+take{tile}:
+  call void @tile_{bits}_{kind}_{tile}(ptr %job, i64 %b, i64 %m{tile})
+  br label %check{tile}
+""")
+        before, place = f"check{tile}", f"%m{tile}"
+    text.append("""block.end:
+  %b.next = add i64 %b, 1
+  %more = icmp ult i64 %b.next, %stop
+  br i1 %more, label %block, label %run.end
+run.end:
+  %again = icmp ult i64 %r.next, %rows
+  br i1 %again, label %run, label %done
+done:
+  ret void
+}
+""")
+    return "".join(text)
+
+
+_PARALLEL = f"""
+define void @parallel(ptr %job) {{
+{_words("act", "threads", "count")}
+  %own = call i32 @omp_get_thread_num()
+  %index = zext i32 %own to i64
+  %index.next = add i64 %index, 1
+  %first.all = mul i64 %index, %count
+  %stop.all = mul i64 %index.next, %count
+  %first = udiv i64 %first.all, %threads
+  %stop = udiv i64 %stop.all, %threads
+  call void %act(ptr %job, i64 %first, i64 %stop)
+  ret void
+}}
+"""
