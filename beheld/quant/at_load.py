@@ -83,8 +83,8 @@ class RoundedAtLoad:
             )
             linears, experts = linears + isinstance(made, StoredLinear), experts + isinstance(made, StoredExperts)
             size += sum(getattr(module, "packed_bytes", 0) for module in made.modules())
-            if _tied(model, child):
-                replace(parent, name, made, lambda module: _tied_again(model, module))
+            if is_tied(model, child):
+                replace(parent, name, made, lambda module: tied_again(model, module))
             else:
                 replace(parent, name, made, lambda module: module.restored())  # type: ignore[operator]
             # The loop's own reference would keep the old weights during the next layer.
@@ -118,7 +118,7 @@ class RoundedAtLoad:
                     if getattr(child, "is_transposed", False):
                         outputs, inputs = math.prod(weight.shape) // weight.shape[-2], weight.shape[-2]
                     total += self._rounding.kept_bytes(outputs, inputs, head)
-                    total -= 0 if _tied(model, child) else weight.numel() * weight.element_size()
+                    total -= 0 if is_tied(model, child) else weight.numel() * weight.element_size()
         return total
 
     def _covered(self, model: Any, text: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
@@ -131,8 +131,7 @@ class RoundedAtLoad:
         head = model.get_output_embeddings()
         inside = any(module is head for module in text.modules())
         if not inside and self._takes(head):
-            path = next(name for name, module in model.named_modules() if module is head)
-            yield model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], head
+            yield (*parent_of(model, head), head)
 
     def _takes(self, module: Any) -> bool:
         if type(module) is nn.Linear:
@@ -154,13 +153,19 @@ class RoundedAtLoad:
         return all(self._rounding.fits(weight.shape[inputs]) for weight in weights if weight is not None)
 
 
-def _tied(model: Any, module: nn.Module) -> bool:
+def parent_of(model: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that holds another one, and its name there."""
+    path = next(name for name, each in model.named_modules() if each is module)
+    return model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+
+
+def is_tied(model: Any, module: nn.Module) -> bool:
     """Return whether this is a head that shares the embeddings' weights."""
     return module is model.get_output_embeddings() and module.weight is model.get_input_embeddings().weight
 
 
-def _tied_again(model: Any, module: Any) -> nn.Module:
-    """Return the head that an int8 head replaced, which shares the embeddings' weights."""
+def tied_again(model: Any, module: Any) -> nn.Module:
+    """Return the head that a rounded head replaced, which shares the embeddings' weights."""
     linear: nn.Module = module.restored()
     linear.weight = model.get_input_embeddings().weight
     return linear

@@ -83,8 +83,8 @@ class KeptGroups:
             len(kept.experts),
         )
         if kept.left:
-            logger.warning(
-                "%d quantized weights are dequantized because of their layout, for example %r.",
+            logger.info(
+                "%d quantized weights are dequantized because of their form or use, for example %r.",
                 len(kept.left),
                 kept.left[0],
             )
@@ -117,7 +117,7 @@ class KeptGroups:
         """Return the bytes of a model on the meta device whose grouped weights are kept."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         for weight in weights:
-            if hasattr(weight, "form") and is_kept(weight.form):
+            if getattr(weight, "form", None) is not None and is_kept(weight.form):
                 total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
                 total += weight.form.kept_bytes(weight.outputs)
         return int(total)
