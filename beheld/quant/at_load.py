@@ -30,13 +30,16 @@ class Rounding(Protocol):
     Attributes:
         name: the value of the option `quantization`.
         words: what layers are afterwards, for the log.
+        takes_head, takes_experts: whether the layer that gives logits, and experts, are rounded.
     """
 
     name: str
     words: str
+    takes_head: bool
+    takes_experts: bool
 
-    def fits(self, inputs: int) -> bool:
-        """Return whether layers with this many inputs can be rounded."""
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return whether layers of this size can be rounded."""
 
     def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
         """Round a linear layer; `head` tells the one that gives logits.
@@ -90,7 +93,7 @@ class RoundedAtLoad:
             # The loop's own reference would keep the old weights during the next layer.
             del child, made
         logger.info(
-            "quantization=%r: %d linear layers and %d blocks of experts of the text model and the head take %.2f GiB. "
+            "quantization=%r: %d linear layers and %d blocks of experts take %.2f GiB. "
             "They are %s. Embeddings and towers keep their type.",
             self.name,
             linears,
@@ -130,14 +133,15 @@ class RoundedAtLoad:
                     yield module, name, module.get_submodule(name)
         head = model.get_output_embeddings()
         inside = any(module is head for module in text.modules())
-        if not inside and self._takes(head):
+        if not inside and self._rounding.takes_head and self._takes(head):
             yield (*parent_of(model, head), head)
 
     def _takes(self, module: Any) -> bool:
         if type(module) is nn.Linear:
             whole = module.weight.dtype == self._dtype and module.weight.numel()
-            return bool(whole and module.out_features >= _FEWEST_OUTPUTS and self._rounding.fits(module.in_features))
-        return self._are_experts(module)
+            fits = whole and self._rounding.fits(module.out_features, module.in_features)
+            return bool(fits and module.out_features >= _FEWEST_OUTPUTS)
+        return self._rounding.takes_experts and self._are_experts(module)
 
     def _are_experts(self, module: Any) -> bool:
         """Return whether a module declares gated experts without biases and norms."""
@@ -149,8 +153,9 @@ class RoundedAtLoad:
         whole = [isinstance(w, Tensor) and w.dim() == 3 and w.dtype == self._dtype and bool(w.numel()) for w in weights]
         if not all(whole) or not hasattr(module, "_apply_gate"):
             return False
-        inputs = -2 if module.is_transposed else -1
-        return all(self._rounding.fits(weight.shape[inputs]) for weight in weights if weight is not None)
+        shapes = [weight.shape[1:] for weight in weights if weight is not None]
+        sizes = [tuple(reversed(shape)) if module.is_transposed else tuple(shape) for shape in shapes]
+        return all(self._rounding.fits(outputs, inputs) for outputs, inputs in sizes)
 
 
 def parent_of(model: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:

@@ -1,4 +1,4 @@
-"""GGUF files: weights of few bits are kept, others dequantized while loading, a few rows at a time, by the package gguf.
+"""GGUF files: weights of few bits are kept, others are dequantized while loading by the package gguf.
 
 Shapes: N outputs, K inputs, B bytes of a row, H heads.
 """
@@ -78,7 +78,7 @@ class GGUF:
         return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Insert layers that multiply kept weights, if there are any; a head that is tied gets the file's numbers too."""
+        """Insert layers that multiply kept weights, if there are any; a tied head gets the file's numbers too."""
         if not hasattr(model, "kept_rows"):
             return
         self._groups.settle(model, model_class, replace)

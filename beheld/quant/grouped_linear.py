@@ -64,21 +64,12 @@ class GroupedLinear(StoredLinear):
 
     def part(self, outputs: slice) -> GroupedLinear:
         """Return a layer of these outputs alone."""
-        own = self.numbers
-        numbers = GroupedNumbers(
-            own.numbers_NK[outputs], own.scale_NG[outputs], own.low_NG[outputs], own.bits, own.order_K
-        )
+        numbers = self.numbers.outputs_alone(outputs)
         return GroupedLinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
 
     def input_part(self, inputs: slice) -> GroupedLinear:
         """Return a layer of these inputs alone, whole groups; inputs in another order cannot be cut."""
-        assert self._order_K is None, "inputs of act-order are in no order that ranks share"
-        own, size = self.numbers, self.in_features // self.form.groups
-        start, stop, _ = inputs.indices(self.in_features)
-        assert start % size == stop % size == 0, "inputs are cut between groups"
-        groups = slice(start // size, stop // size)
-        numbers = GroupedNumbers(own.numbers_NK[:, inputs], own.scale_NG[:, groups], own.low_NG[:, groups], own.bits)
-        return GroupedLinear(numbers, None, self.weight.dtype)
+        return GroupedLinear(self.numbers.inputs_alone(inputs), None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""

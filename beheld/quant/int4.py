@@ -1,4 +1,4 @@
-"""Weights of four bits made at load, in groups of 64 inputs; the head has eight bits.
+"""Weights of four bits made at load, in groups of inputs.
 
 Shapes: N outputs, K inputs.
 """
@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.platform.registry import platform_of
+from beheld.quant import int4_gpu
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
+from beheld.quant.int4_gpu import Int4GPULinear
+from beheld.quant.linear import StoredLinear
 from beheld.quant.listed_experts import ListedExperts
 
 NAME = "int4"
@@ -28,22 +32,34 @@ class Int4Experts(ListedExperts):
 
 
 class Int4Rounding:
-    """See Rounding."""
+    """See Rounding: on a CPU all of the text model, and the head in eight bits; on a GPU the linear layers."""
 
     name = NAME
-    words = (
-        f"int4 in groups of {_GROUP} with a scale and a low each, the head int8; activations are rounded to 8 bits by "
-        "row and group"
-    )
 
-    def fits(self, inputs: int) -> bool:
-        """Return whether the inputs can be divided into groups."""
-        return fitting_group(inputs, _GROUP) is not None
+    def __init__(self, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self.takes_head = self.takes_experts = not on_gpu
+        self.words = (
+            "int4 in groups of up to 128 with a scale and a low each"
+            if on_gpu
+            else f"int4 in groups of up to {_GROUP} with a scale and a low each, the head int8; activations are "
+            "rounded to 8 bits by row and group"
+        )
 
-    def linear(self, linear: nn.Linear, head: bool) -> GroupedLinear:
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return whether the inputs can be divided into groups, and products accept them."""
+        group = self._group(inputs)
+        if group is None or not self._on_gpu:
+            return group is not None
+        return int4_gpu.fits(GroupedForm(_BITS, inputs, inputs // group), outputs)
+
+    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
         """Round the weights of a linear layer."""
-        numbers = _rounded(linear.weight.data, _HEAD_BITS if head else _BITS)
-        return GroupedLinear(numbers, None if linear.bias is None else linear.bias.data, linear.weight.dtype)
+        group = self._group(linear.in_features)
+        assert group is not None, "what does not fit is not rounded"
+        numbers = _rounded(linear.weight.data, _HEAD_BITS if head else _BITS, group)
+        bias = None if linear.bias is None else linear.bias.data
+        return (Int4GPULinear if self._on_gpu else GroupedLinear)(numbers, bias, linear.weight.dtype)
 
     def experts(self, experts: Any) -> Int4Experts:
         """Round the weights of experts, which lose them."""
@@ -51,20 +67,23 @@ class Int4Rounding:
 
     def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
         """Return the bytes of a rounded weight."""
-        group = fitting_group(inputs, _GROUP)
+        group = self._group(inputs)
         assert group is not None, "what does not fit is not rounded"
         return GroupedForm(_HEAD_BITS if head else _BITS, inputs, inputs // group).kept_bytes(outputs)
+
+    def _group(self, inputs: int) -> int | None:
+        if self._on_gpu:
+            return next((size for size in reversed(int4_gpu.GROUPS) if inputs % size == 0), None)
+        return fitting_group(inputs, _GROUP)
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int4Rounding(), dtype)
+    return RoundedAtLoad(Int4Rounding(not platform_of(device).shares_host_memory), dtype)
 
 
-def _rounded(weight_NK: Tensor, bits: int) -> GroupedNumbers:
+def _rounded(weight_NK: Tensor, bits: int, group: int) -> GroupedNumbers:
     outputs, inputs = weight_NK.shape
-    group = fitting_group(inputs, _GROUP)
-    assert group is not None, "what does not fit is not rounded"
     rows = max(1, _CHUNK // inputs)
     starts = range(0, outputs, rows)
     return concatenated([rounded(weight_NK[start : start + rows], bits, group) for start in starts])

@@ -156,8 +156,10 @@ class Int8Rounding:
     name = NAME
     words = "int8; activations are rounded to 8 bits by row"
 
-    def fits(self, inputs: int) -> bool:
-        """Return True: any number of inputs can be rounded."""
+    takes_head = takes_experts = True
+
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return True: layers of any size can be rounded."""
         return True
 
     def linear(self, linear: nn.Linear, head: bool) -> Int8Linear:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform.registry import platform_of
-from beheld.quant import row_bytes
+from beheld.quant import int4_gpu, row_bytes
 from beheld.quant.dequantize import LazyWeight
 from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers
 from beheld.quant.grouped_linear import GroupedLinear
+from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import Replace
@@ -67,6 +68,7 @@ class KeptGroups:
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self._on_gpu = not platform_of(device).shares_host_memory
         self.objection = _objection(device, dtype)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
@@ -77,10 +79,11 @@ class KeptGroups:
         """Separate rows into their fields and insert layers that multiply them."""
         kept = row_bytes.settle(model, model_class, self, replace)
         logger.info(
-            "%d linear layers and %d blocks of experts keep the checkpoint's bits; products round activations to 8 "
-            "bits by row and group (BEHELD_KEEP_BITS=0 or dtype='float32' dequantizes weights instead).",
+            "%d linear layers and %d blocks of experts keep the checkpoint's bits%s (BEHELD_KEEP_BITS=0 or "
+            "dtype='float32' dequantizes weights instead).",
             len(kept.linears),
             len(kept.experts),
+            "" if self._on_gpu else "; products round activations to 8 bits by row and group",
         )
         if kept.left:
             logger.info(
@@ -98,12 +101,15 @@ class KeptGroups:
         """Return whether all weights have one form, of runs of inputs that products accept."""
         forms = {getattr(weight, "form", None) for weight in weights}
         form = forms.pop()
-        return form is not None and not forms and is_kept(form) and form.inputs == parameter.shape[-1]
+        if form is None or forms or not is_kept(form) or form.inputs != parameter.shape[-1]:
+            return False
+        return not self._on_gpu or (parameter.dim() == 2 and int4_gpu.fits(form, parameter.shape[0]))
 
     def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
         """Make a linear layer."""
         source = rows.source
-        return GroupedLinear(GroupedNumbers.of_fields(rows.fields, source.form, source.order_K), bias_N, self._dtype)
+        numbers = GroupedNumbers.of_fields(rows.fields, source.form, source.order_K)
+        return (Int4GPULinear if self._on_gpu else GroupedLinear)(numbers, bias_N, self._dtype)
 
     def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
         """Make experts, each of two layers."""
@@ -117,7 +123,8 @@ class KeptGroups:
         """Return the bytes of a model on the meta device whose grouped weights are kept."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         for weight in weights:
-            if getattr(weight, "form", None) is not None and is_kept(weight.form):
+            form = getattr(weight, "form", None)
+            if form is not None and is_kept(form) and (not self._on_gpu or int4_gpu.fits(form, weight.outputs)):
                 total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
                 total += weight.form.kept_bytes(weight.outputs)
         return int(total)
