@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.quant import vnni
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
@@ -132,7 +133,10 @@ class Int8Linear(StoredLinear):
         padded = padded_rows(rows)
         if padded != rows:
             x_TK = nn.functional.pad(x_TK, (0, 0, 0, padded - rows))
-        whole_TK, step_T1 = rounded_rows(x_TK)
+        if vnni.rounds(self.in_features, x_TK.dtype):
+            whole_TK, step_T1 = vnni.rounded_rows(x_TK.contiguous())
+        else:
+            whole_TK, step_T1 = rounded_rows(x_TK)
         y_TN = torch.ops.onednn.qlinear_pointwise(
             whole_TK, 1.0, _ZERO, self._packed, self.scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
         )

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from beheld.platform import host
+from beheld.quant.grouped import GROUP_UNIT
 from beheld.quant.vnni_ir import JOB, module
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -25,7 +27,7 @@ _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 class Compiled:
     """The functions of a module, compiled for this CPU."""
 
-    def __init__(self, num_lanes: int) -> None:
+    def __init__(self, num_lanes: int, kind: str) -> None:
         import llvmlite.binding as llvm
 
         llvm.initialize_native_target()
@@ -37,10 +39,10 @@ class Compiled:
         target = llvm.Target.from_default_triple()
         features = llvm.get_host_cpu_features().flatten()
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-        parsed = _parsed(llvm, num_lanes)
+        parsed = _parsed(llvm, num_lanes, kind)
         self._keep: list[Any] = [number, llvm.create_mcjit_compiler(parsed, machine)]
         self._keep[1].finalize_object()
-        names = [f"{act}_{kind}" for kind in _KINDS.values() for act in ("rounded", "product_4", "product_8")]
+        names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
         self.addresses = {name: self._keep[1].get_function_address(name) for name in names}
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run = {name: run(address) for name, address in self.addresses.items()}
@@ -58,14 +60,14 @@ class Compiled:
         self._gomp.GOMP_parallel(self._parallel, job, ctypes.c_uint(threads), ctypes.c_uint(0))
 
 
-def _parsed(llvm: Any, num_lanes: int) -> Any:
+def _parsed(llvm: Any, num_lanes: int, kind: str) -> Any:
     """Parse the module; LLVM changed how it declares the instruction."""
     triple = llvm.get_process_triple()
     try:
-        parsed = llvm.parse_assembly(module(num_lanes, triple, older=False))
+        parsed = llvm.parse_assembly(module(num_lanes, kind, triple, older=False))
         parsed.verify()
     except RuntimeError:
-        parsed = llvm.parse_assembly(module(num_lanes, triple, older=True))
+        parsed = llvm.parse_assembly(module(num_lanes, kind, triple, older=True))
         parsed.verify()
     return parsed
 
@@ -85,9 +87,37 @@ def _openmp() -> Any:
 
 
 @functools.cache
-def compiled(num_lanes: int) -> Compiled:
-    """Return the functions for vectors of this many outputs."""
-    return Compiled(num_lanes)
+def compiled(num_lanes: int, kind: str) -> Compiled:
+    """Return the functions for vectors of this many outputs and a type of activations."""
+    return Compiled(num_lanes, kind)
+
+
+def rounds(inputs: int, dtype: torch.dtype) -> bool:
+    """Return whether `rounded_rows` takes rows of this length and type here."""
+    return inputs % GROUP_UNIT == 0 and dtype in _KINDS and _lanes() is not None
+
+
+@functools.cache
+def _lanes() -> int | None:
+    return host.vnni_lanes() if find_spec("llvmlite") is not None else None
+
+
+def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whole numbers plus 128 in uint8 (T, K), and steps in float32 (T, 1); each row's largest becomes 127."""
+    rows, inputs = x_TK.shape
+    whole_TK = torch.empty((rows, inputs), dtype=torch.uint8)
+    step_T2 = torch.empty((2, rows, 1))
+    lanes, kind = _lanes(), _KINDS[x_TK.dtype]
+    assert lanes is not None, "see `rounds`"
+    if rows:
+        start = step_T2.data_ptr()
+        job = (ctypes.c_int64 * len(JOB))(
+            x_TK.data_ptr(), whole_TK.data_ptr(), start, start + 4 * rows, 0, 0, 0, 0, 0,
+            rows, inputs, 1, inputs, 0, 128, 0, 0, 0,
+        )  # fmt: skip
+        threads = torch.get_num_threads() if rows * inputs > _FEW_NUMBERS else 1
+        compiled(lanes, kind).run(f"rounded_{kind}", job, rows, threads)
+    return whole_TK, step_T2[0]
 
 
 class VnniWeights:
@@ -139,7 +169,8 @@ class VnniWeights:
 
     def product(self, x_TK: Tensor) -> Tensor:
         """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""
-        functions, kind = compiled(self.lanes), _KINDS[x_TK.dtype]
+        kind = _KINDS[x_TK.dtype]
+        functions = compiled(self.lanes, kind)
         rows = x_TK.shape[0]
         y_TN = x_TK.new_empty((rows, self.outputs))
         if not rows:
@@ -151,7 +182,7 @@ class VnniWeights:
         job = (ctypes.c_int64 * len(JOB))(
             x_TK.data_ptr(), start + 8 * groups, start, start + 4 * groups, self.packed.data_ptr(),
             self.scales_BG2L.data_ptr(), self.factor_N.data_ptr(), self._bias_N.data_ptr(), y_TN.data_ptr(),
-            rows, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0,
+            rows, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0, 0,
         )  # fmt: skip
         threads = torch.get_num_threads()
         functions.run(f"rounded_{kind}", job, rows, threads if numbers > _FEW_NUMBERS else 1)
