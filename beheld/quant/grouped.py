@@ -24,6 +24,8 @@ GROUP_UNIT = 16
 _LONGEST = 128
 # Greater weights are NaN or infinity, or come near it.
 _GREATEST = 1e18
+# Numbers that are rounded at a time, so that the largest weight takes little memory beyond its own.
+_CHUNK = 1 << 22
 # A group whose weights are equal has this scale.
 _LEAST = 1e-30
 
@@ -163,6 +165,10 @@ def rounded(weight_NK: Tensor, bits: int, group: int) -> GroupedNumbers:
     Raises:
         ModelError: a weight is NaN or infinity, or comes near it.
     """
+    rows = max(1, _CHUNK // weight_NK.shape[1])
+    if weight_NK.shape[0] > rows:
+        starts = range(0, weight_NK.shape[0], rows)
+        return concatenated([rounded(weight_NK[start : start + rows], bits, group) for start in starts])
     exact = weight_NK.float().unflatten(1, (-1, group))
     low_NG1, high_NG1 = torch.aminmax(exact, dim=-1, keepdim=True)
     if not float(torch.maximum(high_NG1.abs(), low_NG1.abs()).amax()) < _GREATEST:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated
+from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.vnni import VnniWeights
 
@@ -38,6 +38,12 @@ class GroupedLinear(StoredLinear):
         self._weights = VnniWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
         self._bias_of: Tensor | None = None
         self.packed_bytes = self._weights.num_bytes
+
+    @classmethod
+    def of(cls, linear: nn.Linear, bits: int, group: int) -> GroupedLinear:
+        """Round the weights of a plain linear layer, in groups of this size."""
+        bias = None if linear.bias is None else linear.bias.data
+        return cls(rounded(linear.weight.data, bits, group), bias, linear.weight.dtype)
 
     @property
     def numbers(self) -> GroupedNumbers:

@@ -1,7 +1,4 @@
-"""Weights of four bits made at load, in groups of inputs.
-
-Shapes: N outputs, K inputs.
-"""
+"""Weights of four bits made at load, in groups of inputs."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from beheld.platform.registry import platform_of
 from beheld.quant import int4_gpu
 from beheld.quant.at_load import RoundedAtLoad
-from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
+from beheld.quant.grouped import GroupedForm
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredLinear
@@ -23,8 +20,6 @@ from beheld.quant.listed_experts import ListedExperts
 NAME = "int4"
 _GROUP = 64
 _BITS, _HEAD_BITS = 4, 8
-# Numbers that are rounded at a time, so that the largest weight takes little memory beyond its own.
-_CHUNK = 1 << 22
 
 
 class Int4Experts(ListedExperts):
@@ -57,9 +52,7 @@ class Int4Rounding:
         """Round the weights of a linear layer."""
         group = self._group(linear.in_features)
         assert group is not None, "what does not fit is not rounded"
-        numbers = _rounded(linear.weight.data, _HEAD_BITS if head else _BITS, group)
-        bias = None if linear.bias is None else linear.bias.data
-        return (Int4GPULinear if self._on_gpu else GroupedLinear)(numbers, bias, linear.weight.dtype)
+        return (Int4GPULinear if self._on_gpu else GroupedLinear).of(linear, _HEAD_BITS if head else _BITS, group)
 
     def experts(self, experts: Any) -> Int4Experts:
         """Round the weights of experts, which lose them."""
@@ -80,10 +73,3 @@ class Int4Rounding:
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     return RoundedAtLoad(Int4Rounding(not platform_of(device).shares_host_memory), dtype)
-
-
-def _rounded(weight_NK: Tensor, bits: int, group: int) -> GroupedNumbers:
-    outputs, inputs = weight_NK.shape
-    rows = max(1, _CHUNK // inputs)
-    starts = range(0, outputs, rows)
-    return concatenated([rounded(weight_NK[start : start + rows], bits, group) for start in starts])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform.registry import platform_of
-from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated
+from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 
 MOST_ROWS = 512
@@ -92,6 +92,12 @@ class Int4GPULinear(StoredLinear):
         self.register_buffer("order_K", None if numbers.order_K is None else numbers.order_K.to(device))
         self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
         self.weight = torch.empty(0, dtype=dtype, device=device)
+
+    @classmethod
+    def of(cls, linear: nn.Linear, bits: int, group: int) -> Int4GPULinear:
+        """Round the weights of a plain linear layer, in groups of this size."""
+        bias = None if linear.bias is None else linear.bias.data
+        return cls(rounded(linear.weight.data, bits, group), bias, linear.weight.dtype)
 
     @property
     def numbers(self) -> GroupedNumbers:

@@ -1,8 +1,9 @@
 """int8 weights made at load, multiplied by activations in 8 bits, on a CPU.
 
-A product: x = step_T q_x and W = scale_N q_W with q in int8 from -127 to 127, one step per row of x and one scale per
-output of W. Then x W^T = (q_x q_W^T) scale_N step_T, where the sums are of whole numbers and exact. So a row's result
-has the same bits alone and among others, whatever the kernel.
+Where the CPU multiplies grouped weights as they are (grouped_linear.py), they have a scale for each group of inputs.
+Elsewhere oneDNN multiplies them: x = step_T q_x and W = scale_N q_W with q in int8 from -127 to 127, one step per row
+of x and one scale per output of W. Then x W^T = (q_x q_W^T) scale_N step_T, where the sums are of whole numbers and
+exact. So a row's result has the same bits alone and among others, whatever the kernel.
 
 oneDNN multiplies unsigned activations: q_x + 128, with the zero point 128.
 
@@ -18,13 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.platform.registry import platform_of
 from beheld.quant import vnni
 from beheld.quant.at_load import RoundedAtLoad
+from beheld.quant.grouped import GroupedForm
+from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.row_counts import padded_rows
 
 NAME = "int8"
+# Inputs that share a scale, if weights are grouped.
+_GROUP = 128
 MOST = 127.0
 _ZERO = 128
 # A row of zeros has this step, and so has a weight's output of zeros.
@@ -155,30 +161,46 @@ class Int8Experts(ListedExperts):
 
 
 class Int8Rounding:
-    """See Rounding: linear layers and experts, and the head."""
+    """See Rounding: linear layers and experts, and the head.
+
+    Args:
+        grouped: whether the CPU multiplies grouped weights as they are, which takes half the time of oneDNN's product
+            for a row, and rounds less: a scale for each group of inputs, not for each output.
+    """
 
     name = NAME
-    words = "int8; activations are rounded to 8 bits by row"
-
     takes_head = takes_experts = True
+
+    def __init__(self, grouped: bool) -> None:
+        self._grouped = grouped
+        self.words = (
+            f"int8 in groups of up to {_GROUP} inputs; activations are rounded to 8 bits by row and group"
+            if grouped
+            else "int8; activations are rounded to 8 bits by row"
+        )
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return True: layers of any size can be rounded."""
         return True
 
-    def linear(self, linear: nn.Linear, head: bool) -> Int8Linear:
+    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
         """Round the weights of a linear layer."""
-        return Int8Linear.of(linear)
+        group = self._group(linear.in_features)
+        return Int8Linear.of(linear) if group is None else GroupedLinear.of(linear, 8, group)
 
     def experts(self, experts: Any) -> Int8Experts:
         """Round the weights of experts, which lose them."""
-        return Int8Experts.of(experts)
+        return Int8Experts.made(experts, lambda linear: self.linear(linear, head=False))
 
     def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
-        """Return the bytes of a rounded weight: a byte for each number, and a scale for each output."""
-        return outputs * (inputs + 4)
+        """Return the bytes of a rounded weight: a byte for each number, and scales."""
+        group = self._group(inputs)
+        return outputs * (inputs + 4) if group is None else GroupedForm(8, inputs, inputs // group).kept_bytes(outputs)
+
+    def _group(self, inputs: int) -> int | None:
+        return fitting_group(inputs, _GROUP) if self._grouped else None
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int8Rounding(), dtype)
+    return RoundedAtLoad(Int8Rounding(platform_of(device).no_grouped_products is None), dtype)

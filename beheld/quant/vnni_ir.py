@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block and
-# group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
+# Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
+# and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
 JOB = (
     "x", "whole", "step", "sums", "weights", "scales", "factor", "bias", "y",
     "rows", "inputs", "groups", "group", "outputs", "shift", "act", "threads", "count",
@@ -202,7 +202,9 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
                 yield f"  %{after}{place} = call {ints} {name}({ints} %{before}{place}, {operands})\n"
 
     text = [f"define internal void @tile_{bits}_{kind}_{rows}_{columns}(ptr %job, i64 %block, i64 %m) {{\nentry:\n"]
-    text.append(_words("whole", "step", "sums", "weights", "scales", "factor", "bias", "y", "inputs", "groups", "group"))
+    text.append(
+        _words("whole", "step", "sums", "weights", "scales", "factor", "bias", "y", "inputs", "groups", "group")
+    )
     text.append("\n" + _words("outputs") + "\n")
     text.append(f"  %block.numbers = mul i64 %inputs, {lanes * bits // 8}\n")
     for column in across:
@@ -292,7 +294,8 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
 def _product(lanes: int, bits: int, kind: str) -> str:
     """Pairs of blocks of outputs, inside runs of rows; each run in tiles of decreasing size."""
     tiles = _TILES[lanes]
-    text = [f"""
+    text = [
+        f"""
 define void @product_{bits}_{kind}(ptr %job, i64 %first, i64 %stop) {{
 entry:
 {_words("rows")}
@@ -312,7 +315,8 @@ block:
   %pair = icmp ule i64 %b.two, %stop
   %b.next = select i1 %pair, i64 %b.two, i64 %b.one
   br label %check{tiles[0]}
-"""]
+"""
+    ]
     before, place = "block", "%r"
     for index, tile in enumerate(tiles):
         following = f"check{tiles[index + 1]}" if index + 1 < len(tiles) else "block.end"

@@ -190,16 +190,18 @@ def test_a_kept_checkpoint_answers_alike_in_every_batch(tmp_path: Path) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3_vl_moe"])
-def test_answers_at_int4_are_those_of_the_numbers_that_are_meant(family: str) -> None:
-    model = surgery(family, quantization="int4").target.model
+@pytest.mark.parametrize(("family", "bits"), [("qwen2", 4), ("qwen3_vl_moe", 4), ("qwen2", 8)])
+def test_answers_at_load_are_those_of_the_numbers_that_are_meant(family: str, bits: int) -> None:
+    quantization = f"int{bits}"
+    model = surgery(family, quantization=quantization).target.model
     names = [path for path, module in model.named_modules() if isinstance(module, GroupedLinear)]
     assert isinstance(model.get_output_embeddings(), GroupedLinear)
+    assert {model.get_submodule(path).form.bits for path in names} == {bits, 8}
     assert model.get_output_embeddings().form.bits == 8
     for path in names:
         owner, _, own = path.rpartition(".")
         setattr(model.get_submodule(owner), own, Meant(model.get_submodule(path)))
-    for ids, (tokens, _) in zip(PROMPTS, answers(family, PROMPTS, quantization="int4"), strict=True):
+    for ids, (tokens, _) in zip(PROMPTS, answers(family, PROMPTS, quantization=quantization), strict=True):
         assert list(tokens) == greedy(model.eval(), ids, GREEDY.max_tokens or 0)
 
 
