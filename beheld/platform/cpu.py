@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from beheld.platform import host
+from beheld.platform import host, jit
 from beheld.platform.platform import Defaults, Event, KernelFacts
 
 _NO_MEMORY = ("can't allocate memory", "Unable to allocate", "out of memory")
@@ -94,7 +93,7 @@ class Cpu:
         """See Platform: kernels are compiled by LLVM, see quant/vnni.py."""
         if host.vnni_lanes() is None:
             return "this CPU has neither AVX512-VNNI nor AVX-VNNI"
-        return None if find_spec("llvmlite") is not None else "the package llvmlite is not installed"
+        return None if jit.available() else "the package llvmlite is not installed"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

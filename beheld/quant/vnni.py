@@ -1,6 +1,6 @@
 """Products of grouped weights on a CPU with VNNI, compiled by LLVM when they are first wanted; see vnni_ir.py.
 
-The package llvmlite brings LLVM along, so nobody needs a compiler. Threads are those of PyTorch's own OpenMP.
+See platform/jit.py: nobody needs a compiler.
 
 Shapes: T rows of x, N outputs, K inputs, G groups, B blocks of L outputs.
 """
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from beheld.platform import host
+from beheld.platform import host, jit
 from beheld.quant.grouped import GROUP_UNIT
 from beheld.quant.vnni_ir import JOB, module
 
@@ -24,72 +22,12 @@ _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 
 
-class Compiled:
-    """The functions of a module, compiled for this CPU."""
-
-    def __init__(self, num_lanes: int, kind: str) -> None:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._gomp = _openmp()
-        number = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
-        address = ctypes.cast(self._gomp.omp_get_thread_num if self._gomp else number, ctypes.c_void_p).value
-        llvm.add_symbol("omp_get_thread_num", address)
-        target = llvm.Target.from_default_triple()
-        features = llvm.get_host_cpu_features().flatten()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-        parsed = _parsed(llvm, num_lanes, kind)
-        self._keep: list[Any] = [number, llvm.create_mcjit_compiler(parsed, machine)]
-        self._keep[1].finalize_object()
-        names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
-        self.addresses = {name: self._keep[1].get_function_address(name) for name in names}
-        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self._run = {name: run(address) for name, address in self.addresses.items()}
-        self._parallel = ctypes.c_void_p(self._keep[1].get_function_address("parallel"))
-
-    def run(self, name: str, job: Any, count: int, threads: int) -> None:
-        """Run a function on `count` parts of a job."""
-        threads = min(threads, count)
-        if threads < 2 or self._gomp is None:
-            self._run[name](job, 0, count)
-            return
-        job[JOB.index("act")] = self.addresses[name]
-        job[JOB.index("threads")] = threads
-        job[JOB.index("count")] = count
-        self._gomp.GOMP_parallel(self._parallel, job, ctypes.c_uint(threads), ctypes.c_uint(0))
-
-
-def _parsed(llvm: Any, num_lanes: int, kind: str) -> Any:
-    """Parse the module; LLVM changed how it declares the instruction."""
-    triple = llvm.get_process_triple()
-    try:
-        parsed = llvm.parse_assembly(module(num_lanes, kind, triple, older=False))
-        parsed.verify()
-    except RuntimeError:
-        parsed = llvm.parse_assembly(module(num_lanes, kind, triple, older=True))
-        parsed.verify()
-    return parsed
-
-
-def _openmp() -> Any:
-    """Return the OpenMP library of PyTorch's own threads if it is GNU's; otherwise None, and one thread computes."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = sorted({line.split()[-1] for line in maps if "libgomp" in line})
-    except OSError:
-        return None
-    for path in paths:
-        library = ctypes.CDLL(path)
-        if hasattr(library, "GOMP_parallel"):
-            return library
-    return None
-
-
 @functools.cache
-def compiled(num_lanes: int, kind: str) -> Compiled:
+def compiled(num_lanes: int, kind: str) -> jit.CompiledModule:
     """Return the functions for vectors of this many outputs and a type of activations."""
-    return Compiled(num_lanes, kind)
+    names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
+    texts = [functools.partial(module, num_lanes, kind, older) for older in (False, True)]
+    return jit.CompiledModule(texts, names, JOB)
 
 
 def rounds(inputs: int, dtype: torch.dtype) -> bool:
@@ -99,7 +37,7 @@ def rounds(inputs: int, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _lanes() -> int | None:
-    return host.vnni_lanes() if find_spec("llvmlite") is not None else None
+    return host.vnni_lanes() if jit.available() else None
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:

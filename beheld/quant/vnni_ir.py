@@ -18,18 +18,19 @@ A job is a list of 64-bit words, see JOB. Functions:
 
     rounded_X(job, row, stop)           activations of the type X, "f32" or "bf16", to whole numbers, steps and sums
     product_BITS_X(job, block, stop)    outputs of some blocks, for all rows
-    parallel(job)                       one thread's share of what the job's word `act` points to
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from beheld.platform.jit import SHARED_WORDS, sharing
+
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
 # and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
 JOB = (
     "x", "whole", "step", "sums", "weights", "scales", "factor", "bias", "y",
-    "rows", "inputs", "groups", "group", "outputs", "shift", "act", "threads", "count",
+    "rows", "inputs", "groups", "group", "outputs", "shift", *SHARED_WORDS,
 )  # fmt: skip
 # Rows that share each weight that is unpacked, most first; the accumulators must fit the registers.
 _TILES = {16: (8, 4, 2, 1), 8: (4, 2, 1)}
@@ -40,7 +41,7 @@ _TYPES = {"f32": "float", "bf16": "bfloat"}
 _LEAST = "0x39B4484C00000000"
 
 
-def module(lanes: int, kind: str, triple: str, older: bool) -> str:
+def module(lanes: int, kind: str, older: bool, triple: str) -> str:
     """Return the text of the module for activations of one type.
 
     Args:
@@ -52,7 +53,7 @@ def module(lanes: int, kind: str, triple: str, older: bool) -> str:
         parts += [_tile(lanes, bits, kind, rows, 1, older) for rows in _TILES[lanes]]
         parts.append(_tile(lanes, bits, kind, _TILES[lanes][0], 2, older))
         parts.append(_product(lanes, bits, kind))
-    return "\n".join([*parts, _PARALLEL])
+    return "\n".join([*parts, sharing(JOB)])
 
 
 def _head(lanes: int, triple: str, older: bool) -> str:
@@ -69,7 +70,6 @@ declare i32 @llvm.vector.reduce.smax.v16i32(<16 x i32>)
 declare <16 x float> @llvm.roundeven.v16f32(<16 x float>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 declare i64 @llvm.umin.i64(i64, i64)
-declare i32 @omp_get_thread_num()
 """
 
 
@@ -351,19 +351,3 @@ done:
 }
 """)
     return "".join(text)
-
-
-_PARALLEL = f"""
-define void @parallel(ptr %job) {{
-{_words("act", "threads", "count")}
-  %own = call i32 @omp_get_thread_num()
-  %index = zext i32 %own to i64
-  %index.next = add i64 %index, 1
-  %first.all = mul i64 %index, %count
-  %stop.all = mul i64 %index.next, %count
-  %first = udiv i64 %first.all, %threads
-  %stop = udiv i64 %stop.all, %threads
-  call void %act(ptr %job, i64 %first, i64 %stop)
-  ret void
-}}
-"""

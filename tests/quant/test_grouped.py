@@ -16,6 +16,7 @@ from beheld.engine.setup import describe
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.platform import jit
 from beheld.platform.registry import CPU
 from beheld.quant.grouped import GroupedNumbers, affine, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
@@ -229,7 +230,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [fitting_group(size, 64) for size in (128, 96, 80, 40)] == [64, 48, 16, None]
     with pytest.raises(ModelError, match="NaN"):
         rounded(torch.full((4, 32), float("nan")), 4, 32)
-    monkeypatch.setattr("beheld.platform.cpu.find_spec", lambda name: None)
+    monkeypatch.setattr(jit, "available", lambda: False)
     with pytest.raises(ConfigError, match="llvmlite is not installed") as caught:
         LLM(str(tiny.checkpoint("qwen2")), quantization="int4", device="cpu")
     assert "beheld[cpu]" in str(caught.value)
