@@ -2,7 +2,7 @@
 
     python -m benchmarks.cpu --rounds 3 [--vllm PYTHON]       runs all of them in turn and prints medians and ratios
     python -m benchmarks.cpu --engine beheld                   runs one and prints one JSON line
-    python -m benchmarks.cpu --methods float32 bfloat16 int8   runs beheld alone, by form of the weights; prints a table
+    python -m benchmarks.cpu --methods bfloat16 int8 int4      runs beheld alone, by form of the weights; prints a table
 
 PYTHON is the interpreter of an environment with vLLM's CPU build. Every engine gets the same checkpoint (0.43 B
 parameters in Qwen2.5-VL shape, random weights, float32), the same prompts and pictures, greedy decoding, 32 new tokens.

@@ -1,6 +1,6 @@
 """beheld on a CPU by form of the weights: each form in turn, each run in a process of its own.
 
-    python -m benchmarks.cpu --methods float32 bfloat16 int8 --rounds 3      prints each run, then a table of medians
+    python -m benchmarks.cpu --methods bfloat16 int8 int4 --rounds 3      prints each run, then a table of medians
     python -m benchmarks.cpu_methods METHOD PATH                              one run; prints one JSON line
 
 The checkpoint has 0.43 B parameters in Qwen2.5-VL shape, random weights, stored in bfloat16 (in float32 for float32).
@@ -25,6 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
 }
 _SHORT, _TOKENS = 64, 64
 _REPEATS = 5

@@ -229,6 +229,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         is_encoder_decoder=encodes,
         decoder_start_id=_decoder_start(text, generation) if encodes else None,
         secondary=secondary_weights(path, args),
+        quantized_by=(quantized.stated(read_json(path / CONFIG)) or {}).get("quant_method"),
     )
 
 

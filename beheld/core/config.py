@@ -14,8 +14,10 @@ from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
-QUANTIZED_AT_LOAD = ("int8",)
+QUANTIZED_AT_LOAD = ("int4", "int8")
 # Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
+# Those of them whose weights may stay in their bits.
+KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
 QUANTIZED_CHECKPOINTS = ("auto-round", "awq", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
 
 
@@ -221,6 +223,7 @@ class ModelInfo:
             uses the long scale from its start; an answer ends where its sequence would have to switch.
         secondary: further checkpoints that hold parts of the model.
         pooler: how it makes vectors or scores of prompts; None for a model that generates.
+        quantized_by: the checkpoint's `quant_method`; None if its weights are not quantized.
     """
 
     path: str
@@ -249,6 +252,7 @@ class ModelInfo:
     family: str = ""
     secondary: tuple[SecondaryWeights, ...] = ()
     pooler: PoolerInfo | None = None
+    quantized_by: str | None = None
 
     @property
     def cross(self) -> KVGroup | None:

@@ -15,13 +15,22 @@ from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.checkpoint.validate import validate
-from beheld.core.config import QUANTIZED_AT_LOAD, QUANTIZED_CHECKPOINTS, EngineArgs, EngineConfig, MediaWork, ModelInfo
+from beheld.core.config import (
+    KEPT_BITS,
+    QUANTIZED_AT_LOAD,
+    QUANTIZED_CHECKPOINTS,
+    EngineArgs,
+    EngineConfig,
+    MediaWork,
+    ModelInfo,
+)
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks, ranks_of
 from beheld.executor.executor import Executor
+from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
 
@@ -362,6 +371,9 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
     if wanted == "auto":
         stored = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
         chosen, reason = platform.default_dtype(stored)
+        keeps = info.quantized_by in KEPT_BITS and platform.no_grouped_products is None and env.KEEP_BITS()
+        if stored == "float16" and chosen == "float32" and keeps and platform.bfloat16_products:
+            chosen, reason = "bfloat16", "in which the bits of its weights are kept"
         if reason is not None:
             logger.info("The checkpoint is %s; using %s, %s (set dtype to change).", stored, chosen, reason)
         return chosen
@@ -388,7 +400,14 @@ def _quantization(args: EngineArgs, platform: Platform) -> str | None:
     """
     if args.quantization not in QUANTIZED_AT_LOAD:
         return None
-    if not platform.int8_products:
+    missing = platform.no_grouped_products
+    if args.quantization == "int4" and missing is not None:
+        raise ConfigError(
+            f"quantization='int4' is not available on {platform.place}: {missing}.",
+            "On a CPU with AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            param="quantization",
+        )
+    if args.quantization == "int8" and not platform.int8_products:
         raise ConfigError(
             f"quantization={args.quantization!r} needs a CPU that multiplies whole numbers of 8 bits in hardware "
             f"(AVX512-VNNI, AVX-VNNI or AMX), and the model would run on {platform.place}: {platform.describe()}.",

@@ -16,6 +16,7 @@ from beheld.models.one_row import OneRowLinear
 from beheld.models.recurrent import recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.experts import replace_experts
+from beheld.models.surgery.fused_norms import fuse_norms
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.latent import pass_latents_on
 from beheld.models.surgery.linears import (
@@ -34,6 +35,7 @@ from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, 
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.models.surgery.sharded import resize, sum_up
+from beheld.platform import jit
 from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -127,6 +129,10 @@ def _latents(target: Target, changes: Changes) -> None:
 def _fuse_on_cpu(target: Target, changes: Changes) -> None:
     # Only in the text model: towers process many rows at once, so the number of calls does not matter.
     logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(target.model), changes))
+
+
+def _fuse_norms(target: Target, changes: Changes) -> None:
+    logger.debug("Replaced %d norms by compiled ones.", fuse_norms(text_model(target.model), changes))
 
 
 def _experts(target: Target, changes: Changes) -> None:
@@ -251,6 +257,14 @@ OPERATIONS = (
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_cpu,
         suits=lambda target: _packs(target) and env.FUSE(),
+    ),
+    Operation(
+        "fused norms",
+        Stage.FUSE,
+        needs="a CPU with bfloat16 in hardware, and llvmlite; RMS norms of the text model in bfloat16",
+        replaces="them, by functions compiled for this CPU, which round as they do",
+        apply=_fuse_norms,
+        suits=lambda target: _packs(target) and not _float32(target) and jit.available() and env.FUSE(),
     ),
     Operation(
         "experts as layers",

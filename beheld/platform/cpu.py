@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.platform import host
+from beheld.platform import host, jit
 from beheld.platform.platform import Defaults, Event, KernelFacts
 
 _NO_MEMORY = ("can't allocate memory", "Unable to allocate", "out of memory")
@@ -89,6 +89,13 @@ class Cpu:
         """See Platform; without such instructions, oneDNN's sums of pairs are cut off at 16 bits."""
         flags = host.cpu_flags()
         return any(flag in flags for flag in _INT8) and hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+    @property
+    def no_grouped_products(self) -> str | None:
+        """See Platform: kernels are compiled by LLVM, see quant/vnni.py."""
+        if host.vnni_lanes() is None:
+            return "this CPU has neither AVX512-VNNI nor AVX-VNNI"
+        return None if jit.available() else "the package llvmlite is not installed"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from beheld.platform import segments
 from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts
 from beheld.platform.triton import HAS_TRITON
+from beheld.utils import env
 
 # From these compute capabilities on: bfloat16 and its grouped products (Ampere), FP8 (Ada), early starts (Hopper).
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
@@ -78,6 +79,13 @@ class Cuda:
     def int8_products(self) -> bool:
         """torch's operator for them is a CPU's."""
         return False
+
+    @property
+    def no_grouped_products(self) -> str | None:
+        """See Platform: a kernel multiplies 4 bits, where it is asked for."""
+        if not self.has_triton:
+            return "Triton is not installed"
+        return None if env.INT4_ON_GPU() else "BEHELD_INT4_ON_GPU is not set"
 
     @property
     def fp8_products(self) -> bool:

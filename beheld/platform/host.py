@@ -80,3 +80,11 @@ def cpu_flags() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return ""
+
+
+def vnni_lanes() -> int | None:
+    """Return how many sums of four products of bytes one instruction of this processor adds to; None if it has none."""
+    flags = cpu_flags()
+    if "avx512_vnni" in flags and "avx512vl" in flags:
+        return 16
+    return 8 if "avx_vnni" in flags and "f16c" in flags else None

@@ -221,6 +221,10 @@ class Platform(Protocol):
         """The device multiplies unsigned by signed numbers of 8 bits in hardware, with sums in 32 bits, in torch."""
 
     @property
+    def no_grouped_products(self) -> str | None:
+        """Why weights of few bits in groups are not multiplied as they are, in words; None if they are."""
+
+    @property
     def graphs(self) -> Graphs | None:
         """What records launches; None if nothing does."""
 

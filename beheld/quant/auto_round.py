@@ -1,4 +1,4 @@
-"""AutoRound checkpoints, whose weights are packed as GPTQ's or AWQ's, dequantized while loading."""
+"""AutoRound checkpoints, whose weights are packed as GPTQ's or AWQ's, kept or dequantized while loading."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from beheld.core.errors import ModelError
 from beheld.quant import awq, gptq
 from beheld.quant.dequantize import DequantizingMethod
 from beheld.quant.gptq import GroupedBits
+from beheld.quant.kept_groups import KeptGroups
 
 METHOD = "auto-round"
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
@@ -34,8 +35,9 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
     words = gptq.words_of(forms, "AutoRound")
     if packing == _GPTQ:
         read = functools.partial(gptq.open_weights, forms=forms, zeros_less_one=True, ordered=False, device=device)
-        return DequantizingMethod(METHOD, words, read)
+        return DequantizingMethod(METHOD, words, read, KeptGroups(device, dtype))
     if any(form.bits != awq.BITS for form in forms):
         raise ModelError(f"Weights packed as {packing!r} have 4 bits; the checkpoint states others.", _REMEDY)
     sizes = [form.group_size for form in forms]
-    return DequantizingMethod(METHOD, words, functools.partial(awq.open_weights, group_sizes=sizes, device=device))
+    read = functools.partial(awq.open_weights, group_sizes=sizes, device=device)
+    return DequantizingMethod(METHOD, words, read, KeptGroups(device, dtype))

@@ -1,4 +1,4 @@
-"""AWQ checkpoints in the GEMM layout, dequantized while loading: numbers of four bits.
+"""AWQ checkpoints in the GEMM layout: numbers of four bits, kept or dequantized while loading.
 
 A linear layer (N outputs, K inputs, G groups of inputs) is stored as
 
@@ -20,8 +20,10 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
-from beheld.quant.dequantize import DequantizingMethod, LazyWeight
+from beheld.quant.dequantize import DequantizingMethod
+from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, reordered, unpacked
+from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "awq"
@@ -45,7 +47,7 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
     if type(size) is not int or size == 0 or size < -1:
         raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
     read = functools.partial(open_weights, group_sizes=(size,), device=device)
-    return DequantizingMethod(METHOD, "4-bit weights (AWQ)", read)
+    return DequantizingMethod(METHOD, "4-bit weights (AWQ)", read, KeptGroups(device, dtype))
 
 
 def open_weights(path: Path, group_sizes: Sequence[int], device: str) -> dict[str, Any]:
@@ -68,9 +70,10 @@ def open_weights(path: Path, group_sizes: Sequence[int], device: str) -> dict[st
             entries.partner(names["qweight"], name)
             del found[name]
         _check(entries, names, group_sizes)
-        found[f"{module}.weight"] = LazyWeight(
-            {part: entries.slices[name] for part, name in names.items()}, _weight, device
-        )
+        parts = {part: entries.slices[name] for part, name in names.items()}
+        inputs, words = entries.shape(names["qweight"])
+        form = form_of(BITS, inputs, entries.shape(names["scales"])[0])
+        found[f"{module}.weight"] = LazyGrouped(parts, _weight, device, _numbers, words * _PER_WORD, form)
     entries.refuse_left(found, (".qzeros", ".scales"), ".qweight")
     return found
 
@@ -90,6 +93,17 @@ def _check(entries: StoredEntries, names: Mapping[str, str], group_sizes: Sequen
     entries.require(names["qzeros"], ["I32"], [entries.shape(names["scales"])[0], words])
 
 
-def _weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
+def _unpacked(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers (K, N) and zero points (G, N)."""
     numbers_KN, zeros_GN = (reordered(unpacked(words, BITS, 1), _ORDER) for words in (qweight, qzeros))
+    return numbers_KN, zeros_GN
+
+
+def _weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
+    numbers_KN, zeros_GN = _unpacked(qweight, qzeros)
     return dequantized(numbers_KN.t(), zeros_GN.t(), scales.t(), None)
+
+
+def _numbers(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> GroupedNumbers:
+    numbers_KN, zeros_GN = _unpacked(qweight, qzeros)
+    return affine(numbers_KN.t(), zeros_GN.t(), scales.t(), BITS)

@@ -1,4 +1,4 @@
-"""Weights of compressed-tensors in whole numbers of 4 or 8 bits, dequantized while loading.
+"""Weights of compressed-tensors in whole numbers of 4 or 8 bits, kept or dequantized while loading.
 
 A linear layer (N outputs, K inputs, G groups of inputs, b bits) is stored as
 
@@ -19,15 +19,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from beheld.quant.compressed_schemes import CompressedScheme
 from beheld.quant.dequantize import LazyWeight
+from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, unpacked
+from beheld.quant.kept_groups import LazyGrouped
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries
 
 PACKED = ".weight_packed"
 _INT8 = "I8"
+# What turns int8 into uint8.
+_HALF = 128
 
 
 def are_integers(entries: StoredEntries, name: str) -> bool:
@@ -78,7 +83,13 @@ def take(
     for each in (name, scale, zero, order, said):
         left.pop(each, None)
     compute = functools.partial(_weight, scheme=scheme, shape=(shape[0], shape[1]))
-    left[f"{module}.weight"] = LazyWeight(parts, compute, device)
+    groups = shape[1] // scheme.sizes[0] if scheme.strategy == "group" else 1
+    if "order" in parts and not entries.in_equal_groups(order, groups):
+        left[f"{module}.weight"] = LazyWeight(parts, compute, device)
+        return
+    numbers = functools.partial(_numbers, scheme=scheme, shape=(shape[0], shape[1]))
+    form = form_of(scheme.bits, shape[1], groups)
+    left[f"{module}.weight"] = LazyGrouped(parts, compute, device, numbers, shape[0], form)
 
 
 def _shape(entries: StoredEntries, name: str, said: str) -> list[int]:
@@ -124,6 +135,29 @@ def _weight(
     zeros: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Tensor:
+    numbers_NK, zeros_NG, scales_NG = _parted(numbers, scale, scheme, shape, zeros)
+    return dequantized(numbers_NK, zeros_NG, scales_NG, order)
+
+
+def _numbers(
+    numbers: Tensor,
+    scale: Tensor,
+    scheme: CompressedScheme,
+    shape: tuple[int, int],
+    zeros: Tensor | None = None,
+    order: Tensor | None = None,
+) -> GroupedNumbers:
+    numbers_NK, zeros_NG, scales_NG = _parted(numbers, scale, scheme, shape, zeros)
+    if not scheme.packed:
+        # From -128 to 127; the highest bit turned over adds 128.
+        numbers_NK, zeros_NG = numbers_NK.contiguous().view(torch.uint8) ^ _HALF, zeros_NG + _HALF
+    return affine(numbers_NK, zeros_NG, scales_NG, scheme.bits, None if order is None else order.argsort(stable=True))
+
+
+def _parted(
+    numbers: Tensor, scale: Tensor, scheme: CompressedScheme, shape: tuple[int, int], zeros: Tensor | None
+) -> tuple[Tensor, Tensor | int, Tensor]:
+    """Return whole numbers (N, K), zero points (N, G) or one for all, and scales (N, G)."""
     outputs, inputs = shape
     half = 0
     if scheme.packed:
@@ -132,9 +166,8 @@ def _weight(
     scales_NG = scale.reshape(-1, 1) if scale.dim() < 2 else scale
     scales_NG = scales_NG.expand(outputs, -1)
     if zeros is None:
-        return dequantized(numbers, half, scales_NG, order)
+        return numbers, half, scales_NG
     if _packs_zeros(scheme):
         # Half of the range is added to these too.
-        return dequantized(numbers, unpacked(zeros, scheme.bits, 0)[:outputs], scales_NG, order)
-    zeros_NG = (zeros.reshape(-1, 1) if zeros.dim() < 2 else zeros).expand(outputs, -1).int() + half
-    return dequantized(numbers, zeros_NG, scales_NG, order)
+        return numbers, unpacked(zeros, scheme.bits, 0)[:outputs].int(), scales_NG
+    return numbers, (zeros.reshape(-1, 1) if zeros.dim() < 2 else zeros).expand(outputs, -1).int() + half, scales_NG

@@ -1,9 +1,9 @@
-"""Checkpoints in the compressed-tensors format: FP8 multiplied as stored, or whatever there is dequantized.
+"""Checkpoints in the compressed-tensors format: FP8 or whole numbers multiplied as stored, or dequantized.
 
 Each FP8 weight has a scale: one number per output channel, or one for the whole weight, or one for each block. A device
 that multiplies FP8 keeps the weights of a checkpoint that has the first two alone (row_bytes.py, float8.py). Elsewhere
 a weight is multiplied by its scale when transformers' loader reads it, before the loader merges or renames anything, so
-scales need no renaming; so are whole numbers (compressed_integers.py).
+scales need no renaming. Whole numbers (compressed_integers.py) are kept where products of them are (kept_groups.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, 
 from beheld.quant.dequantize import LazyWeight, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.fp8 import check_scale, scaled
+from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.row_bytes import LoadedRows
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, weight_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -58,6 +60,11 @@ class CompressedTensors:
         self._words = f"{' and '.join(bits)} weights"
         self.converted = f"its {self._words} dequantized"
         self.objection = objection(stated, self._schemes, device, dtype)
+        self._groups = KeptGroups(device, dtype)
+        integers = any(scheme.type == "int" for scheme in self._schemes)
+        self._keeps_groups = self.objection is not None and integers and self._groups.objection is None
+        # Why whole numbers are dequantized is of interest where there are any.
+        self._why = self._groups.objection if integers else self.objection
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without the quantization_config, so that transformers loads plain weights."""
@@ -72,16 +79,20 @@ class CompressedTensors:
         if self.objection is None:
             logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
             return row_bytes.keeping(model_class, weights, self)
+        if self._keeps_groups:
+            return self._groups.loading(model_class, weights)
         logger.warning(
             "%s are dequantized as they are loaded, because %s: the model takes the memory of an unquantized one, and "
             "activations are not rounded.",
             self._words,
-            self.objection,
+            self._why,
         )
         return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Separate rows from their scales."""
+        if self._keeps_groups:
+            self._groups.settle(model, model_class, replace)
         if self.objection is not None:
             return
         kept = row_bytes.settle(model, model_class, self, replace)
@@ -95,26 +106,28 @@ class CompressedTensors:
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
+        if self._keeps_groups:
+            return self._groups.stored_bytes((self.weights(path) or {}).values(), model)
         return stored_bytes(path) if self.objection is None else None
 
     # ------------------------------------------------------------------ rows, see row_bytes.RowForm
 
-    def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
+    def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
         """Return the fields of a row: its numbers, then its scale."""
         return (FP8, inputs), (torch.float32, 1)
 
-    def takes(self, parameter: Tensor) -> bool:
+    def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
         """Return whether both sizes are multiples of what FP8 products require."""
         return all(size % ALIGNED == 0 for size in parameter.shape[-2:])
 
-    def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
+    def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
         """Make a linear layer that multiplies FP8."""
-        rows_NK, scale_N1 = fields
+        rows_NK, scale_N1 = rows.fields
         return Float8Linear(rows_NK, scale_N1.squeeze(-1), bias_N, self._dtype)
 
-    def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> StoredExperts:
+    def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
         """Make experts that multiply FP8."""
-        both = [(rows, scale.squeeze(-1)) for rows, scale in (gate_up, down)]
+        both = [(rows, scale.squeeze(-1)) for rows, scale in (gate_up.fields, down.fields)]
         return Float8Experts(shell, both[0], both[1], self._dtype)
 
 

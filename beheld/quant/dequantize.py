@@ -7,9 +7,9 @@ A method of this kind looks at names, types and shapes in the files' headers, re
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -31,22 +31,45 @@ class LazyWeight:
         return self._compute(**{name: part[...].to(self._device) for name, part in self._parts.items()})[index]
 
 
+class WeightKeeper(Protocol):
+    """What keeps weights in memory as they are stored; see kept_groups.py.
+
+    Attributes:
+        objection: why it does not, in words; None if it does.
+    """
+
+    objection: str | None
+
+    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
+        """See QuantMethod."""
+
+    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+        """See QuantMethod."""
+
+    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device with these weights."""
+
+
 class DequantizingMethod:
-    """See QuantMethod; nothing is kept as stored.
+    """See QuantMethod; weights are dequantized, unless something keeps them.
 
     Attributes:
         name: the checkpoint's `quant_method`.
         converted: what is done to stored weights, in words.
     """
 
-    def __init__(self, name: str, words: str, read: Callable[[Path], dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, words: str, read: Callable[[Path], dict[str, Any]], keeping: WeightKeeper | None = None
+    ) -> None:
         """Make the method.
 
         Args:
             words: what the weights are, as in "4-bit weights (AWQ)".
             read: returns a checkpoint's weights by name, unread.
+            keeping: keeps weights as they are stored, unless it objects.
         """
         self.name = name
+        self._keeping = keeping
         self.converted = f"its {words} dequantized"
         self._words, self._read = words, read
 
@@ -59,18 +82,27 @@ class DequantizingMethod:
         return self._read(path)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class unchanged."""
+        """Return the class, with room for weights that are kept."""
+        if self._keeping is not None and self._keeping.objection is None:
+            return self._keeping.loading(model_class, weights)
+        why = "" if self._keeping is None else f", because {self._keeping.objection}"
         logger.warning(
-            "%s are dequantized as they are loaded: the model takes the memory of an unquantized one.", self._words
+            "%s are dequantized as they are loaded%s: the model takes the memory of an unquantized one.",
+            self._words,
+            why,
         )
         return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Do nothing."""
+        """Insert layers that multiply kept weights, if there are any."""
+        if self._keeping is not None and self._keeping.objection is None:
+            self._keeping.settle(model, model_class, replace)
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
-        """Return None: weights take what their numbers take."""
-        return None
+        """Return the bytes with kept weights; None: weights take what their numbers take."""
+        if self._keeping is None or self._keeping.objection is not None:
+            return None
+        return self._keeping.stored_bytes(self._read(path).values(), model)
 
 
 def without_quantization(hf_config: Any) -> Any:

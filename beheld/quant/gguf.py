@@ -1,4 +1,4 @@
-"""GGUF files, dequantized while loading, a few rows at a time, by the package gguf.
+"""GGUF files: weights of few bits are kept, others are dequantized while loading by the package gguf.
 
 Shapes: N outputs, K inputs, B bytes of a row, H heads.
 """
@@ -6,7 +6,7 @@ Shapes: N outputs, K inputs, B bytes of a row, H heads.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ from beheld.checkpoint.gguf.header import StoredTensor, read_header
 from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
 from beheld.families import registry
+from beheld.quant import gguf_blocks
+from beheld.quant.at_load import is_tied, parent_of, tied_again
 from beheld.quant.dequantize import without_quantization
+from beheld.quant.grouped import GroupedForm, GroupedNumbers
+from beheld.quant.grouped_linear import GroupedLinear
+from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.method import Replace, TextOf
 from beheld.utils.log import get_logger
 
@@ -29,21 +34,24 @@ logger = get_logger(__name__)
 
 # Numbers that are dequantized at a time: they take several times their memory on the way.
 _CHUNK = 1 << 21
+_EMBEDDINGS = "model.embed_tokens.weight"
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizedGGUF:
+def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> GGUF:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    return DequantizedGGUF(dtype)
+    return GGUF(device, dtype)
 
 
-class DequantizedGGUF:
-    """See QuantMethod; nothing is kept as stored."""
+class GGUF:
+    """See QuantMethod."""
 
     name = METHOD
     converted = "the weights of its GGUF file dequantized"
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self._groups = KeptGroups(device, dtype)
+        self._embeddings: GGUFTensor | None = None
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without what it says of the weights, so that transformers loads plain ones."""
@@ -57,8 +65,11 @@ class DequantizedGGUF:
         return open_weights(path, self._dtype)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class unchanged."""
+        """Return the class, with room for weights that are kept."""
         kinds = sorted({tensor.kind for tensor in weights.values()})
+        if self._groups.objection is None and set(kinds) & set(gguf_blocks.KINDS):
+            self._embeddings = weights.get(_EMBEDDINGS)
+            return self._groups.loading(model_class, weights)
         logger.info(
             "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory.",
             ", ".join(kinds),
@@ -67,11 +78,28 @@ class DequantizedGGUF:
         return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Do nothing."""
+        """Insert layers that multiply kept weights, if there are any; a tied head gets the file's numbers too."""
+        if not hasattr(model, "kept_rows"):
+            return
+        self._groups.settle(model, model_class, replace)
+        source, head = self._embeddings, model.get_output_embeddings()
+        if not isinstance(source, KeptTensor) or not is_tied(model, head):
+            return
+        numbers = GroupedNumbers.of_fields(source.fields(), source.form, None)
+        parent, name = parent_of(model, head)
+        replace(parent, name, GroupedLinear(numbers, None, self._dtype), lambda made: tied_again(model, made))
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
-        """Return None: weights take what their numbers take."""
-        return None
+        """Return the bytes with kept weights; None: weights take what their numbers take."""
+        if self._groups.objection is not None:
+            return None
+        weights = open_weights(path, self._dtype)
+        head = model.get_output_embeddings()
+        embeddings = weights.pop(_EMBEDDINGS, None)
+        total = self._groups.stored_bytes(weights.values(), model)
+        if is_tied(model, head) and isinstance(embeddings, KeptTensor):
+            total += embeddings.form.kept_bytes(embeddings.outputs)
+        return total
 
 
 class GGUFTensor:
@@ -92,6 +120,11 @@ class GGUFTensor:
         """Return the shape, as a slice of a safetensors file does."""
         return list(self._stored.shape)
 
+    def _raw(self, outputs: int) -> np.ndarray:
+        """Return the tensor's bytes, (outputs, bytes of one)."""
+        raw = np.frombuffer(self._data, np.uint8, self._stored.num_bytes, self._stored.start)
+        return raw.reshape(outputs, -1)
+
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index`."""
         from gguf import GGMLQuantizationType
@@ -100,8 +133,7 @@ class GGUFTensor:
         shape, kind = self._stored.shape, GGMLQuantizationType[self.kind]
         inputs = shape[-1] if len(shape) > 1 else 1
         outputs = int(np.prod(shape)) // inputs
-        raw_NB = np.frombuffer(self._data, np.uint8, self._stored.num_bytes, self._stored.start)
-        raw_NB = raw_NB.reshape(outputs, -1)
+        raw_NB = self._raw(outputs)
         found_NK = torch.empty(outputs, inputs, dtype=self._dtype)
         rows = max(1, _CHUNK // inputs)
         order_N = None if self._heads is None else source_rows(outputs, self._heads)
@@ -109,6 +141,33 @@ class GGUFTensor:
             part = raw_NB[start : start + rows] if order_N is None else raw_NB[order_N[start : start + rows]]
             found_NK[start : start + rows] = torch.from_numpy(np.array(dequantize(part, kind)))
         return found_NK.view(shape)[index]
+
+
+class KeptTensor(GGUFTensor):
+    """A matrix of the file whose blocks are grouped numbers.
+
+    Args:
+        form: of the numbers.
+    """
+
+    order_K: Tensor | None = None
+
+    def __init__(
+        self, data: mmap.mmap, stored: StoredTensor, heads: int | None, dtype: torch.dtype, form: GroupedForm
+    ) -> None:
+        super().__init__(data, stored, heads, dtype)
+        self.outputs, self.form = stored.shape[0], form
+
+    def fields(self) -> Sequence[Tensor]:
+        """Return the fields of each output; see row_bytes.StoredWeight."""
+        raw_NB = self._raw(self.outputs)
+        order_N = np.arange(self.outputs) if self._heads is None else source_rows(self.outputs, self._heads)
+        rows = max(1, _CHUNK // self._stored.shape[-1])
+        parts = [
+            gguf_blocks.numbers_of(self.kind, torch.from_numpy(raw_NB[order_N[start : start + rows]])).fields()
+            for start in range(0, self.outputs, rows)
+        ]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def source_rows(outputs: int, heads: int) -> np.ndarray:
@@ -136,7 +195,9 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     for name, stored in header.tensors.items():
         known = renamed(name)
         if known is not None:
-            found[known] = GGUFTensor(data, stored, _heads(name, said), dtype)
+            form = gguf_blocks.form_of(stored.kind, stored.shape[-1]) if len(stored.shape) == 2 else None
+            rest = (data, stored, _heads(name, said), dtype)
+            found[known] = GGUFTensor(*rest) if form is None else KeptTensor(*rest, form)
     return found
 
 

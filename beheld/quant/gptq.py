@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, dequantized while loading: numbers of 2, 3, 4 or 8 bits.
+"""GPTQ checkpoints: numbers of 2, 3, 4 or 8 bits, kept or dequantized while loading.
 
 A linear layer (N outputs, K inputs, G groups of inputs, b bits) is stored as
 
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
+from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, unpacked
+from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "gptq"
@@ -78,7 +80,7 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
         ordered=bool(stated.get("desc_act")),
         device=device,
     )
-    return DequantizingMethod(METHOD, words_of(forms, "GPTQ"), read)
+    return DequantizingMethod(METHOD, words_of(forms, "GPTQ"), read, KeptGroups(device, dtype))
 
 
 def words_of(forms: Sequence[GroupedBits], name: str) -> str:
@@ -117,8 +119,14 @@ def open_weights(
         if "g_idx" in names and entries.in_order(names["g_idx"], inputs, groups, group_size):
             # Groups that are runs of inputs need no order, and are dequantized faster.
             del parts["g_idx"]
-        compute = functools.partial(_weight, bits=bits, group_size=group_size, zeros_less_one=zeros_less_one)
-        found[f"{module}.weight"] = LazyWeight(parts, compute, device)
+        known: dict[str, Any] = {"bits": bits, "group_size": group_size, "zeros_less_one": zeros_less_one}
+        compute, numbers = functools.partial(_weight, **known), functools.partial(_numbers, **known)
+        outputs, name = entries.shape(names["scales"])[1], f"{module}.weight"
+        if inputs % group_size or ("g_idx" in parts and not entries.in_equal_groups(names["g_idx"], groups)):
+            found[name] = LazyWeight(parts, compute, device)
+        else:
+            form = form_of(bits, inputs, groups)
+            found[name] = LazyGrouped(parts, compute, device, numbers, outputs, form)
     entries.refuse_left(found, (".qzeros", ".scales", ".g_idx"), ".qweight")
     return found
 
@@ -145,6 +153,15 @@ def _checked(entries: StoredEntries, names: Mapping[str, str], forms: Sequence[G
     )
 
 
+def _unpacked(qweight: Tensor, qzeros: Tensor, bits: int, zeros_less_one: bool) -> tuple[Tensor, Tensor]:
+    """Return numbers (K, N) and zero points (G, N)."""
+    numbers_KN, zeros_GN = unpacked(qweight, bits, 0), unpacked(qzeros, bits, 1)
+    if zeros_less_one:
+        # A zero point has the bits of a weight's number.
+        zeros_GN = (zeros_GN + 1) & ((1 << bits) - 1)
+    return numbers_KN, zeros_GN
+
+
 def _weight(
     qweight: Tensor,
     qzeros: Tensor,
@@ -154,11 +171,22 @@ def _weight(
     zeros_less_one: bool,
     g_idx: Tensor | None = None,
 ) -> Tensor:
-    numbers_KN, zeros_GN = unpacked(qweight, bits, 0), unpacked(qzeros, bits, 1)
-    if zeros_less_one:
-        # A zero point has the bits of a weight's number.
-        zeros_GN = (zeros_GN + 1) & ((1 << bits) - 1)
+    numbers_KN, zeros_GN = _unpacked(qweight, qzeros, bits, zeros_less_one)
     inputs = numbers_KN.shape[0]
     if g_idx is None and inputs % group_size:
         g_idx = torch.arange(inputs, device=numbers_KN.device) // group_size
     return dequantized(numbers_KN.t(), zeros_GN.t(), scales.t(), g_idx)
+
+
+def _numbers(
+    qweight: Tensor,
+    qzeros: Tensor,
+    scales: Tensor,
+    bits: int,
+    group_size: int,
+    zeros_less_one: bool,
+    g_idx: Tensor | None = None,
+) -> GroupedNumbers:
+    numbers_KN, zeros_GN = _unpacked(qweight, qzeros, bits, zeros_less_one)
+    order_K = None if g_idx is None else g_idx.argsort(stable=True)
+    return affine(numbers_KN.t(), zeros_GN.t(), scales.t(), bits, order_K)

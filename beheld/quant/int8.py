@@ -1,45 +1,44 @@
 """int8 weights made at load, multiplied by activations in 8 bits, on a CPU.
 
-A product: x = step_T q_x and W = scale_N q_W with q in int8 from -127 to 127, one step per row of x and one scale per
-output of W. Then x W^T = (q_x q_W^T) scale_N step_T, where the sums are of whole numbers and exact. So a row's result
-has the same bits alone and among others, whatever the kernel.
+Where the CPU multiplies grouped weights as they are (grouped_linear.py), they have a scale for each group of inputs.
+Elsewhere oneDNN multiplies them: x = step_T q_x and W = scale_N q_W with q in int8 from -127 to 127, one step per row
+of x and one scale per output of W. Then x W^T = (q_x q_W^T) scale_N step_T, where the sums are of whole numbers and
+exact. So a row's result has the same bits alone and among others, whatever the kernel.
 
 oneDNN multiplies unsigned activations: q_x + 128, with the zero point 128.
 
-Shapes: T rows of x, S rows of experts (a token and one of its experts), G experts, C choices per token, K inputs,
-N outputs.
+Shapes: T rows of x, K inputs, N outputs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
-from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_bias, plain
-from beheld.quant.method import Replace, TextOf
+from beheld.platform.registry import platform_of
+from beheld.quant import vnni
+from beheld.quant.at_load import RoundedAtLoad
+from beheld.quant.grouped import GroupedForm
+from beheld.quant.grouped_linear import GroupedLinear, fitting_group
+from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.row_counts import padded_rows
-from beheld.utils.log import get_logger
-
-logger = get_logger(__name__)
 
 NAME = "int8"
+# Inputs that share a scale, if weights are grouped.
+_GROUP = 128
 MOST = 127.0
 _ZERO = 128
 # A row of zeros has this step, and so has a weight's output of zeros.
 _LEAST = 1e-30
 # Greater weights are NaN or infinity, or come near it.
 _GREATEST = 1e18
-# Smaller layers decide more than they compute: routers, gates of shared experts.
-_FEWEST_OUTPUTS = 16
 # Numbers that are rounded at a time, so that the largest weight takes little memory beyond its own.
 _CHUNK = 1 << 22
-_EXPERTS = ("gate_up_proj", "down_proj")
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +139,10 @@ class Int8Linear(StoredLinear):
         padded = padded_rows(rows)
         if padded != rows:
             x_TK = nn.functional.pad(x_TK, (0, 0, 0, padded - rows))
-        whole_TK, step_T1 = rounded_rows(x_TK)
+        if vnni.rounds(self.in_features, x_TK.dtype):
+            whole_TK, step_T1 = vnni.rounded_rows(x_TK.contiguous())
+        else:
+            whole_TK, step_T1 = rounded_rows(x_TK)
         y_TN = torch.ops.onednn.qlinear_pointwise(
             whole_TK, 1.0, _ZERO, self._packed, self.scale_N, self._zero_N, None, 1.0, 0, torch.float32, "none", [], ""
         )
@@ -149,173 +151,56 @@ class Int8Linear(StoredLinear):
         return y_TN.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
-class Int8Experts(StoredExperts):
-    """int8 experts in place of transformers' experts: two products for each chosen expert, gate and up as one.
-
-    The experts' own method computes what happens between the two products.
-
-    Args:
-        shell: the module that this one replaces; its weights are gone.
-        gate_up, down: each expert's layers.
-    """
-
-    def __init__(self, shell: nn.Module, gate_up: Sequence[Int8Linear], down: Sequence[Int8Linear]) -> None:
-        super().__init__()
-        self.shell = shell
-        self.gate_up, self.down = nn.ModuleList(gate_up), nn.ModuleList(down)
-        self.num_experts = len(gate_up)
+class Int8Experts(ListedExperts):
+    """int8 experts in place of transformers' experts."""
 
     @classmethod
     def of(cls, experts: Any) -> Int8Experts:
         """Round the weights of transformers' experts, one expert at a time; `experts` loses them."""
-        made: list[list[Int8Linear]] = []
-        for name in _EXPERTS:
-            weight_GNK = getattr(experts, name).data
-            weight_GNK = weight_GNK.transpose(1, 2) if experts.is_transposed else weight_GNK
-            made.append([Int8Linear.of(plain(weight_NK, None)) for weight_NK in weight_GNK])
-            setattr(experts, name, None)
-        return cls(experts, *made)
-
-    def part(self, experts: slice) -> Int8Experts:
-        """Return a module of these experts alone, sharing memory."""
-        return Int8Experts(self.shell, list(self.gate_up)[experts], list(self.down)[experts])  # type: ignore[arg-type]
-
-    def restored(self) -> nn.Module:
-        """Return transformers' module with the dequantized weights."""
-        for name, layers in zip(_EXPERTS, (self.gate_up, self.down), strict=True):
-            weight_GNK = torch.stack([layer.restored().weight for layer in layers])  # type: ignore[operator]
-            weight_GNK = weight_GNK.transpose(1, 2).contiguous() if self.shell.is_transposed else weight_GNK
-            setattr(self.shell, name, nn.Parameter(weight_GNK, requires_grad=False))
-        return self.shell
-
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Apply the experts: hidden_states (T, K), choices (T, C) and their weights -> (T, K); choice G means none."""
-        choices_S = top_k_index.reshape(-1)
-        counts = torch.bincount(choices_S, minlength=self.num_experts).tolist()[: self.num_experts]
-        # Rows in the order of their experts; rows without one come last, and are zero.
-        order_S = choices_S.argsort(stable=True)
-        x_SK = hidden_states.index_select(0, order_S[: sum(counts)] // top_k_index.shape[1])
-        inner = self.shell._apply_gate(_by_expert(self.gate_up, x_SK, counts))  # type: ignore[operator]
-        y_SK = hidden_states.new_zeros((len(choices_S), hidden_states.shape[1]))
-        y_SK.index_copy_(0, order_S[: sum(counts)], _by_expert(self.down, inner, counts))
-        # A token's terms are added in the order of its choices, whatever other tokens chose.
-        y_TCK = y_SK.view(*top_k_index.shape, -1) * top_k_weights.unsqueeze(-1)
-        return y_TCK.sum(1).to(hidden_states.dtype)
+        return cls.made(experts, Int8Linear.of)
 
 
-def _by_expert(layers: nn.ModuleList, x_SK: Tensor, counts: Sequence[int]) -> Tensor:
-    """Apply each expert's layer to its rows, `counts` of them in order."""
-    chosen = [(layer, count) for layer, count in zip(layers, counts, strict=True) if count]
-    if not chosen:
-        return x_SK.new_empty((0, layers[0].out_features))  # type: ignore[arg-type]
-    parts = x_SK.split([count for _, count in chosen])
-    return torch.cat([layer(part) for (layer, _), part in zip(chosen, parts, strict=True)])
+class Int8Rounding:
+    """See Rounding: linear layers and experts, and the head.
 
-
-class Int8:
-    """See QuantMethod: the text model's linear layers and experts, and the head; towers and embeddings stay."""
+    Args:
+        grouped: whether the CPU multiplies grouped weights as they are, which takes half the time of oneDNN's product
+            for a row, and rounds less: a scale for each group of inputs, not for each output.
+    """
 
     name = NAME
-    converted = ""
+    takes_head = takes_experts = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def config(self, hf_config: Any) -> Any:
-        """Return the configuration unchanged."""
-        return hf_config
-
-    def weights(self, path: Path) -> dict[str, Any] | None:
-        """Return None: the loader reads the files itself, and on a CPU maps them into memory."""
-        return None
-
-    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class unchanged."""
-        return model_class
-
-    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Replace layers one by one, so that only one layer's weights are ever held twice."""
-        linears = experts = size = 0
-        for parent, name, child in _covered(model, text_of(model), self._dtype):
-            made: Any = Int8Linear.of(child) if isinstance(child, nn.Linear) else Int8Experts.of(child)
-            linears, experts = linears + isinstance(made, Int8Linear), experts + isinstance(made, Int8Experts)
-            size += sum(getattr(module, "packed_bytes", 0) for module in made.modules())
-            if _tied(model, child):
-                replace(parent, name, made, lambda module: _tied_again(model, module))
-            else:
-                replace(parent, name, made, lambda module: module.restored())  # type: ignore[operator]
-            # The loop's own reference would keep the old weights during the next layer.
-            del child, made
-        logger.info(
-            "quantization='int8': %d linear layers and %d blocks of experts of the text model and the head are int8, "
-            "%.2f GiB; activations are rounded to 8 bits by row. Embeddings and towers keep their type.",
-            linears,
-            experts,
-            size / 2**30,
+    def __init__(self, grouped: bool) -> None:
+        self._grouped = grouped
+        self.words = (
+            f"int8 in groups of up to {_GROUP} inputs; activations are rounded to 8 bits by row and group"
+            if grouped
+            else "int8; activations are rounded to 8 bits by row"
         )
-        left = [name for name, parameter in text_of(model).named_parameters() if parameter.dim() > 2]
-        if left:
-            logger.warning(
-                "%d weights of the text model's experts or convolutions are not made int8 because of their form, for "
-                "example %r: they keep their type.",
-                len(left),
-                left[0],
-            )
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
-        """Return the bytes of a model on the meta device with these layers in one byte per number."""
-        total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        for _, _, child in _covered(model, text_of(model), self._dtype):
-            for weight in child.parameters():
-                if weight.dim() > 1:
-                    total += weight.numel() + 4 * math.prod(weight.shape[:-1])
-                    total -= 0 if _tied(model, child) else weight.numel() * weight.element_size()
-        return total
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return True: layers of any size can be rounded."""
+        return True
+
+    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
+        """Round the weights of a linear layer."""
+        group = self._group(linear.in_features)
+        return Int8Linear.of(linear) if group is None else GroupedLinear.of(linear, 8, group)
+
+    def experts(self, experts: Any) -> Int8Experts:
+        """Round the weights of experts, which lose them."""
+        return Int8Experts.made(experts, lambda linear: self.linear(linear, head=False))
+
+    def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
+        """Return the bytes of a rounded weight: a byte for each number, and scales."""
+        group = self._group(inputs)
+        return outputs * (inputs + 4) if group is None else GroupedForm(8, inputs, inputs // group).kept_bytes(outputs)
+
+    def _group(self, inputs: int) -> int | None:
+        return fitting_group(inputs, _GROUP) if self._grouped else None
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Int8:
+def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return Int8(dtype)
-
-
-def _covered(model: Any, text: nn.Module, dtype: torch.dtype) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """List what becomes int8, lazily, so that replaced layers are let go: parent, name and module."""
-    for module in text.modules():
-        routes = any("experts" in name for name, _ in module.named_children())
-        for name in [name for name, _ in module.named_children()]:
-            if not (routes and name in ("gate", "router")) and _takes(module.get_submodule(name), dtype):
-                yield module, name, module.get_submodule(name)
-    head = model.get_output_embeddings()
-    inside = any(module is head for module in text.modules())
-    if not inside and _takes(head, dtype):
-        path = next(name for name, module in model.named_modules() if module is head)
-        yield model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2], head
-
-
-def _takes(module: Any, dtype: torch.dtype) -> bool:
-    if type(module) is nn.Linear:
-        return bool(module.weight.dtype == dtype and module.weight.numel() and module.out_features >= _FEWEST_OUTPUTS)
-    return _are_experts(module, dtype)
-
-
-def _are_experts(module: Any, dtype: torch.dtype) -> bool:
-    """Return whether a module declares gated experts without biases and norms."""
-    if not getattr(module, "has_gate", False) or getattr(module, "has_bias", True):
-        return False
-    if getattr(module, "has_post_expert_norm", False) or not hasattr(module, "is_transposed"):
-        return False
-    weights = [getattr(module, name, None) for name in _EXPERTS]
-    whole = all(isinstance(w, Tensor) and w.dim() == 3 and w.dtype == dtype and bool(w.numel()) for w in weights)
-    return whole and hasattr(module, "_apply_gate")
-
-
-def _tied(model: Any, module: nn.Module) -> bool:
-    """Return whether this is a head that shares the embeddings' weights."""
-    return module is model.get_output_embeddings() and module.weight is model.get_input_embeddings().weight
-
-
-def _tied_again(model: Any, module: Any) -> nn.Module:
-    """Return the head that an int8 head replaced, which shares the embeddings' weights."""
-    linear: nn.Module = module.restored()
-    linear.weight = model.get_input_embeddings().weight
-    return linear
+    return RoundedAtLoad(Int8Rounding(platform_of(device).no_grouped_products is None), dtype)

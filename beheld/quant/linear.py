@@ -50,6 +50,10 @@ class StoredLinear(nn.Module, ABC):
     def units(self) -> ShardUnits:
         """Return the units in which the layer can be sharded."""
 
+    def joins(self, other: StoredLinear) -> bool:
+        """Return whether another layer of this kind and input size can be joined with this one."""
+        return True
+
     @classmethod
     @abstractmethod
     def joined(cls, layers: Sequence[Self]) -> Self:
@@ -89,7 +93,10 @@ class StoredExperts(nn.Module, ABC):
 def same_form(layers: Sequence[Any]) -> bool:
     """Return whether these are linear layers of one kind and input size, so that they can be joined."""
     kinds = {(type(layer), getattr(layer, "in_features", None)) for layer in layers}
-    return len(kinds) == 1 and all(type(layer) is nn.Linear or isinstance(layer, StoredLinear) for layer in layers)
+    if len(kinds) > 1 or not all(type(layer) is nn.Linear or isinstance(layer, StoredLinear) for layer in layers):
+        return False
+    first = layers[0]
+    return not isinstance(first, StoredLinear) or all(first.joins(layer) for layer in layers[1:])
 
 
 def join(layers: Sequence[Any]) -> nn.Module:

@@ -30,8 +30,8 @@ class Requantized:
         return self._read.weights(path)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class that both methods make of it."""
-        return self._at_load.loading(self._read.loading(model_class, weights), weights)
+        """Return the class that the second method makes of it: the first one keeps nothing."""
+        return self._at_load.loading(model_class, weights)
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Quantize the layers."""

@@ -30,7 +30,10 @@ _JOINS = ("MergeModulelist", "Concatenate")
 
 
 class StoredWeight(Protocol):
-    """A weight as the checkpoint stores it, read on use."""
+    """A weight as the checkpoint stores it, read on use.
+
+    A weight that has no `fields` is dequantized.
+    """
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` of the dequantized numbers, (N, K) as a whole."""
@@ -39,20 +42,33 @@ class StoredWeight(Protocol):
         """Return the fields of each row, on the CPU: (N, *) each, in the types and sizes of RowForm.layout."""
 
 
+@dataclass(frozen=True)
+class LoadedRows:
+    """A parameter as it was loaded.
+
+    Attributes:
+        fields: of each row: (N, *), or (G, N, *) of experts.
+        source: one of the weights that it was made of; all have its layout.
+    """
+
+    fields: Sequence[Tensor]
+    source: Any
+
+
 class RowForm(Protocol):
     """The layout of a method's weights in rows, and the layers that multiply them."""
 
-    def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
-        """Return each field's type and count for a row of `num_inputs` inputs."""
+    def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
+        """Return each field's type and count for a row of `inputs` inputs of a StoredWeight."""
 
-    def takes(self, parameter: Tensor) -> bool:
-        """Return whether a product accepts weights of this shape, (..., N, K)."""
+    def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
+        """Return whether a product accepts a parameter, (..., N, K), made of these weights, which have `fields`."""
 
-    def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
-        """Make a linear layer from fields (N, *)."""
+    def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
+        """Make a linear layer."""
 
-    def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> StoredExperts:
-        """Make experts from fields (G, N, *); `shell` is transformers' module without its weights."""
+    def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
+        """Make experts; `shell` is transformers' module without its weights."""
 
 
 class CarryingRows:
@@ -74,13 +90,15 @@ class Kept:
         linears: names of linear layers.
         experts: names of expert modules.
         left: parameters that stored weights go into but that cannot keep them.
-        inputs: K of each kept parameter, by name.
+        layouts: of each kept parameter, by name.
+        sources: one of the weights that it is made of, by name.
     """
 
     linears: tuple[str, ...]
     experts: tuple[str, ...]
     left: tuple[str, ...]
-    inputs: dict[str, int] = field(default_factory=dict)
+    layouts: dict[str, Sequence[tuple[torch.dtype, int]]] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
 
 
 def keeping(model_class: Any, weights: dict[str, Any], form: RowForm) -> Any:
@@ -108,10 +126,10 @@ def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kep
     for name in kept.linears:
         linear = model.get_submodule(name)
         bias = None if linear.bias is None else linear.bias.data
-        _put(model, name, form.linear(_parted(linear, "weight", kept, name, form), bias), replace)
+        _put(model, name, form.linear(_parted(linear, "weight", kept, name), bias), replace)
     for name in kept.experts:
         experts = model.get_submodule(name)
-        gate_up, down = (_parted(experts, each, kept, name, form) for each in _EXPERTS)
+        gate_up, down = (_parted(experts, each, kept, name) for each in _EXPERTS)
         _put(model, name, form.experts(experts, gate_up, down), replace)
     return kept
 
@@ -121,16 +139,17 @@ def _put(model: nn.Module, name: str, new: StoredLinear | StoredExperts, replace
     replace(model.get_submodule(parent), own, new, lambda module: module.restored())  # type: ignore[operator]
 
 
-def _parted(module: nn.Module, parameter: str, kept: Kept, name: str, form: RowForm) -> list[Tensor]:
-    """Return the fields of the module's parameter and delete it."""
+def _parted(module: nn.Module, parameter: str, kept: Kept, name: str) -> LoadedRows:
+    """Return the module's parameter in fields and delete it."""
     carrying = getattr(module, parameter).data
     setattr(module, parameter, None)
     found, start = [], 0
-    for dtype, count in form.layout(kept.inputs[f"{name}.{parameter}"]):
+    own = f"{name}.{parameter}"
+    for dtype, count in kept.layouts[own]:
         stop = start + count * dtype.itemsize
         found.append(carrying[..., start:stop].contiguous().view(dtype))
         start = stop
-    return found
+    return LoadedRows(found, kept.sources[own])
 
 
 def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
@@ -147,23 +166,29 @@ def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
         name
         for name, module in model.named_modules()
         if type(module) is nn.Linear and f"{name}.weight" in whole and joined[f"{name}.weight"] is None
-        and len(whole[f"{name}.weight"]) == 1 and form.takes(module.weight)
+        and len(whole[f"{name}.weight"]) == 1
+        and form.takes(module.weight, [weights[each] for each in whole[f"{name}.weight"]])
     ]  # fmt: skip
-    experts = [name for name, module in model.named_modules() if _are_experts(name, module, whole, joined, form)]
+    experts = [
+        name for name, module in model.named_modules() if _are_experts(name, module, whole, joined, weights, form)
+    ]
     targets = [(name, "weight") for name in linears] + [(name, each) for name in experts for each in _EXPERTS]
-    inputs: dict[str, int] = {}
+    layouts: dict[str, Sequence[tuple[torch.dtype, int]]] = {}
+    sources: dict[str, Any] = {}
     for name, each in targets:
         module = model.get_submodule(name)
         plain = getattr(module, each)
-        inputs[f"{name}.{each}"] = plain.shape[-1]
-        num_bytes = sum(dtype.itemsize * count for dtype, count in form.layout(plain.shape[-1]))
+        own = f"{name}.{each}"
+        sources[own] = weights[whole[own][0]]
+        layouts[own] = form.layout(sources[own], plain.shape[-1])
+        num_bytes = sum(dtype.itemsize * count for dtype, count in layouts[own])
         wide = torch.empty((*plain.shape[:-1], num_bytes), dtype=torch.uint8, device=plain.device)
         setattr(module, each, nn.Parameter(wide, requires_grad=False))
-        for source in whole[f"{name}.{each}"]:
+        for source in whole[own]:
             weights[source] = CarryingRows(weights[source])
     known = model.state_dict()
-    left = tuple(sorted(target for target in whole if target in known and target not in inputs))
-    return Kept(tuple(linears), tuple(experts), left, inputs)
+    left = tuple(sorted(target for target in whole if target in known and target not in layouts))
+    return Kept(tuple(linears), tuple(experts), left, layouts, sources)
 
 
 def _sources(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, Any]]:
@@ -188,7 +213,12 @@ def _sources(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]],
 
 
 def _are_experts(
-    name: str, module: nn.Module, whole: dict[str, list[str]], joined: dict[str, Any], form: RowForm
+    name: str,
+    module: nn.Module,
+    whole: dict[str, list[str]],
+    joined: dict[str, Any],
+    weights: dict[str, Any],
+    form: RowForm,
 ) -> bool:
     """Return whether experts have transformers' common layout, whose weights the loader only stacks and joins."""
     usual = {"has_gate": True, "has_bias": False, "is_transposed": False}
@@ -205,7 +235,7 @@ def _are_experts(
             or target not in whole
             or rule is None
             or parameter.dim() != 3
-            or not form.takes(parameter)
+            or not form.takes(parameter, [weights[source] for source in whole[target]])
         ):
             return False
         if any(type(step).__name__ not in _JOINS or step.dim not in (0, 1) for step in rule.operations):

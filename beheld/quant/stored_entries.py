@@ -89,6 +89,11 @@ class StoredEntries:
             raise self.refusal(name, f"names the groups {least} to {greatest}, but there are scales of {groups} groups")
         return torch.equal(groups_K, torch.arange(inputs) // group_size)
 
+    def in_equal_groups(self, name: str, groups: int) -> bool:
+        """Return whether all groups of a layer's inputs, which the entry names and which are read, are of one size."""
+        counts_G = self.slices[name][...].long().bincount(minlength=groups)
+        return bool((counts_G == counts_G[0]).all())
+
     def refusal(self, name: str, words: str, remedy: str = REFETCH) -> ModelError:
         """Return an error about an entry, which names its file."""
         return ModelError(f"{self._files[name]}: {name!r} {words}.", remedy)

@@ -16,7 +16,7 @@ _NEEDED = (
     "llguidance",
 )
 # Libraries of GPU kernels: Triton, and FlashAttention-3 under its two package names.
-_OPTIONAL = ("triton", "flash-attn-3", "fa3-fwd")
+_OPTIONAL = ("llvmlite", "triton", "flash-attn-3", "fa3-fwd")
 
 
 def examine() -> dict[str, Any]:
@@ -34,6 +34,7 @@ def examine() -> dict[str, Any]:
                 "dtype": config.dtype,
                 "bfloat16 on this CPU": _bfloat16(),
                 "int8 on this CPU": _int8(),
+                "weights of few bits on this CPU": _few_bits(),
                 "max_model_len": config.max_model_len,
                 "weights": f"{sizes['weights_bytes'] / 2**20:.1f} MiB",
             }
@@ -68,6 +69,13 @@ def _int8() -> str:
     from beheld.platform.registry import CPU
 
     return "in hardware" if CPU.int8_products else "not available: quantization='int8' is refused"
+
+
+def _few_bits() -> str:
+    from beheld.platform.registry import CPU
+
+    missing = CPU.no_grouped_products
+    return "multiplied as they are" if missing is None else f"dequantized at load: {missing}"
 
 
 def _gpu() -> str:

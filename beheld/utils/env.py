@@ -131,3 +131,15 @@ FP8 = _variable(
     True,
     "0 dequantizes FP8 weights at load even if the GPU can multiply them",
 )
+INT4_ON_GPU = _variable(
+    ("BEHELD_INT4_ON_GPU",),
+    _switch,
+    False,
+    "1 keeps a checkpoint's weights of 4 bits as they are on a GPU, and multiplies them by a Triton kernel",
+)
+KEEP_BITS = _variable(
+    ("BEHELD_KEEP_BITS",),
+    _switch,
+    True,
+    "0 dequantizes weights of 4 or 8 bits at load even if the CPU can multiply them as they are",
+)

@@ -44,7 +44,8 @@ def test_answers_are_those_of_the_numbers_that_are_meant(dense: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_towers_and_experts_stored_one_by_one(tmp_path: Path, dtype: str) -> None:
+def test_towers_and_experts_stored_one_by_one(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_KEEP_BITS", "0")
     stored_forms.write(tiny.checkpoint("glm4v_moe"), tmp_path, ENTRY, stored_forms.awq(16))
     same(tmp_path, dtype)
 

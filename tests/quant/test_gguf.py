@@ -10,15 +10,21 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
-from beheld.platform.registry import choose
+from beheld.engine.setup import describe, resolve_and_decide
+from beheld.models.load import load_model
+from beheld.platform.registry import CPU, choose
 from beheld.quant import gguf as quant
+from beheld.quant import gguf_blocks
+from beheld.quant.grouped_linear import GroupedLinear
 from tests import tiny, tiny_gguf
 
 # Blocks whose numbers are finite whatever their bytes are, but for the scales, which are set.
@@ -125,6 +131,43 @@ def test_answers_are_those_of_transformers(name: str, kind: Kind, tmp_path: Path
     options: dict[str, Any] = {} if name != "qwen3" else {"head_dim": 32}
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **place, **options).eval()
     assert answers(file, PROMPTS) == reference(model, AutoTokenizer.from_pretrained(source), PROMPTS)
+
+
+@pytest.mark.parametrize("kind", gguf_blocks.KINDS)
+def test_blocks_are_what_the_package_dequantizes(kind: str) -> None:
+    rng, block_bytes = np.random.default_rng(0), GGML_QUANT_SIZES[Kind[kind]][1]
+    raw = rng.integers(0, 256, (6, 3, block_bytes), dtype=np.uint8)
+    # The float16 numbers of a block are of moderate size.
+    places = {"Q6_K": (208,)}.get(kind, (0, 2) if kind.endswith(("_1", "_K")) else (0,))
+    for place in places:
+        raw[..., place : place + 2] = rng.normal(size=(6, 3, 1)).astype(np.float16).view(np.uint8)
+    want = torch.from_numpy(np.array(dequantize(raw.reshape(6, -1), Kind[kind])))
+    found = gguf_blocks.numbers_of(kind, torch.from_numpy(raw.reshape(6, -1)))
+    assert found.form == gguf_blocks.form_of(kind, want.shape[1])
+    torch.testing.assert_close(found.dequantized(), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(CPU.no_grouped_products is not None, reason=str(CPU.no_grouped_products))
+@pytest.mark.parametrize(("name", "kind"), [("llama", Kind.Q4_0), ("qwen2", Kind.Q8_0)])
+def test_bits_are_kept(name: str, kind: Kind, tmp_path: Path) -> None:
+    file = tiny_gguf.write(tiny.checkpoint(name), tmp_path / "a.gguf", kind)
+    args = EngineArgs(model=str(file), device="cpu", dtype="bfloat16")
+    decided = resolve_and_decide(args)
+    surgery = load_model(decided.hf_config, decided.info, decided.config)
+    model = surgery.target.model
+    kept = {path: module for path, module in model.named_modules() if isinstance(module, GroupedLinear)}
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert not tied
+    assert len(kept) == 7 * len(model.model.layers) + 1
+    meant = quant.open_weights(resolve(args), torch.float32)
+    for path, layer in kept.items():
+        source = meant.get(f"{path}.weight") or meant["model.embed_tokens.weight"]
+        assert torch.equal(layer.numbers.dequantized(), source[...]), path
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size += sum(getattr(module, "packed_bytes", 0) for module in model.modules())
+    assert describe(args)[2]["weights_bytes"] == pytest.approx(size, rel=0.02)
+    surgery.take_back()
+    assert not any(isinstance(module, GroupedLinear) for module in model.modules())
 
 
 @pytest.mark.skipif(not choose("cpu").int8_products, reason="this CPU does not multiply int8")

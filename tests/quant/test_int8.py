@@ -20,7 +20,7 @@ from beheld.models.load import load_model
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
-from beheld.platform import host
+from beheld.platform import host, jit
 from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.int8 import Int8Experts, Int8Linear
@@ -29,6 +29,14 @@ from beheld.tools.verify.watched_engine import WatchedEngine
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(not CPU.int8_products, reason="this CPU has no int8 products")
+
+
+@pytest.fixture(autouse=True)
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's products, also where weights could be grouped (test_grouped.py)."""
+    monkeypatch.setattr(jit, "available", lambda: False)
+
+
 # A bias on q, k and v; a tied head; experts; experts beside a shared one, and a router.
 FAMILIES = ("qwen2", "gemma2", "qwen3_vl_moe", "glm4v_moe")
 PROMPTS = [[5 + (7 * n + 3 * m) % 80 for n in range(m)] for m in (40, 3, 17, 1)]

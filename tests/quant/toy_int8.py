@@ -22,6 +22,7 @@ from beheld.quant import row_bytes
 from beheld.quant.dequantize import without_quantization
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.row_bytes import LoadedRows
 
 NAME = "toy-int8"
 
@@ -106,16 +107,16 @@ class ToyInt8:
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         return (path / "model.safetensors").stat().st_size
 
-    def layout(self, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
+    def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
         return (torch.int8, inputs), (torch.float32, 1)
 
-    def takes(self, parameter: Tensor) -> bool:
+    def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
         return parameter.dim() == 2
 
-    def linear(self, fields: Sequence[Tensor], bias_N: Tensor | None) -> StoredLinear:
-        return ToyLinear(fields[0], fields[1], bias_N, self._dtype)
+    def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
+        return ToyLinear(rows.fields[0], rows.fields[1], bias_N, self._dtype)
 
-    def experts(self, shell: nn.Module, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> Any:
+    def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> Any:
         raise AssertionError("it takes no experts")
 
 

@@ -1,0 +1,176 @@
+"""Weights that are rounded as they are loaded: the text model's linear layers and experts, and the head.
+
+Towers, embeddings, norms and routers keep their type. What a weight becomes is up to a Rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.quant.listed_experts import EXPERTS
+from beheld.quant.method import Replace, TextOf
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# Smaller layers decide more than they compute: routers, gates of shared experts.
+_FEWEST_OUTPUTS = 16
+
+
+class Rounding(Protocol):
+    """What weights become.
+
+    Attributes:
+        name: the value of the option `quantization`.
+        words: what layers are afterwards, for the log.
+        takes_head, takes_experts: whether the layer that gives logits, and experts, are rounded.
+    """
+
+    name: str
+    words: str
+    takes_head: bool
+    takes_experts: bool
+
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Return whether layers of this size can be rounded."""
+
+    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
+        """Round a linear layer; `head` tells the one that gives logits.
+
+        Raises:
+            ModelError: its weights are NaN or infinity.
+        """
+
+    def experts(self, experts: Any) -> StoredExperts:
+        """Round transformers' experts, which lose their weights."""
+
+    def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
+        """Return the bytes of a rounded weight (outputs, inputs)."""
+
+
+class RoundedAtLoad:
+    """See QuantMethod."""
+
+    converted = ""
+
+    def __init__(self, rounding: Rounding, dtype: torch.dtype) -> None:
+        self.name = rounding.name
+        self._rounding, self._dtype = rounding, dtype
+
+    def config(self, hf_config: Any) -> Any:
+        """Return the configuration unchanged."""
+        return hf_config
+
+    def weights(self, path: Path) -> dict[str, Any] | None:
+        """Return None: the loader reads the files itself, and on a CPU maps them into memory."""
+        return None
+
+    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
+        """Return the class unchanged."""
+        return model_class
+
+    def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
+        """Replace layers one by one, so that only one layer's weights are ever held twice."""
+        linears = experts = size = 0
+        for parent, name, child in self._covered(model, text_of(model)):
+            head = child is model.get_output_embeddings()
+            made: Any = (
+                self._rounding.linear(child, head) if isinstance(child, nn.Linear) else self._rounding.experts(child)
+            )
+            linears, experts = linears + isinstance(made, StoredLinear), experts + isinstance(made, StoredExperts)
+            size += sum(getattr(module, "packed_bytes", 0) for module in made.modules())
+            if is_tied(model, child):
+                replace(parent, name, made, lambda module: tied_again(model, module))
+            else:
+                replace(parent, name, made, lambda module: module.restored())  # type: ignore[operator]
+            # The loop's own reference would keep the old weights during the next layer.
+            del child, made
+        logger.info(
+            "quantization=%r: %d linear layers and %d blocks of experts take %.2f GiB. "
+            "They are %s. Embeddings and towers keep their type.",
+            self.name,
+            linears,
+            experts,
+            size / 2**30,
+            self._rounding.words,
+        )
+        left = [name for name, parameter in text_of(model).named_parameters() if parameter.dim() > 2]
+        if left:
+            logger.warning(
+                "%d weights of the text model's experts or convolutions are not rounded because of their form, for "
+                "example %r: they keep their type.",
+                len(left),
+                left[0],
+            )
+
+    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+        """Return the bytes of a model on the meta device whose layers are rounded."""
+        total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        for _, _, child in self._covered(model, text_of(model)):
+            head = child is model.get_output_embeddings()
+            for weight in child.parameters():
+                if weight.dim() > 1:
+                    outputs, inputs = math.prod(weight.shape[:-1]), weight.shape[-1]
+                    if getattr(child, "is_transposed", False):
+                        outputs, inputs = math.prod(weight.shape) // weight.shape[-2], weight.shape[-2]
+                    total += self._rounding.kept_bytes(outputs, inputs, head)
+                    total -= 0 if is_tied(model, child) else weight.numel() * weight.element_size()
+        return total
+
+    def _covered(self, model: Any, text: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+        """List what is rounded, lazily, so that replaced layers are let go: parent, name and module."""
+        for module in text.modules():
+            routes = any("experts" in name for name, _ in module.named_children())
+            for name in [name for name, _ in module.named_children()]:
+                if not (routes and name in ("gate", "router")) and self._takes(module.get_submodule(name)):
+                    yield module, name, module.get_submodule(name)
+        head = model.get_output_embeddings()
+        inside = any(module is head for module in text.modules())
+        if not inside and self._rounding.takes_head and self._takes(head):
+            yield (*parent_of(model, head), head)
+
+    def _takes(self, module: Any) -> bool:
+        if type(module) is nn.Linear:
+            whole = module.weight.dtype == self._dtype and module.weight.numel()
+            fits = whole and self._rounding.fits(module.out_features, module.in_features)
+            return bool(fits and module.out_features >= _FEWEST_OUTPUTS)
+        return self._rounding.takes_experts and self._are_experts(module)
+
+    def _are_experts(self, module: Any) -> bool:
+        """Return whether a module declares gated experts without biases and norms."""
+        if not getattr(module, "has_gate", False) or getattr(module, "has_bias", True):
+            return False
+        if getattr(module, "has_post_expert_norm", False) or not hasattr(module, "is_transposed"):
+            return False
+        weights = [getattr(module, name, None) for name in EXPERTS]
+        whole = [isinstance(w, Tensor) and w.dim() == 3 and w.dtype == self._dtype and bool(w.numel()) for w in weights]
+        if not all(whole) or not hasattr(module, "_apply_gate"):
+            return False
+        shapes = [weight.shape[1:] for weight in weights if weight is not None]
+        sizes = [tuple(reversed(shape)) if module.is_transposed else tuple(shape) for shape in shapes]
+        return all(self._rounding.fits(outputs, inputs) for outputs, inputs in sizes)
+
+
+def parent_of(model: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that holds another one, and its name there."""
+    path = next(name for name, each in model.named_modules() if each is module)
+    return model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
+
+
+def is_tied(model: Any, module: nn.Module) -> bool:
+    """Return whether this is a head that shares the embeddings' weights."""
+    return module is model.get_output_embeddings() and module.weight is model.get_input_embeddings().weight
+
+
+def tied_again(model: Any, module: Any) -> nn.Module:
+    """Return the head that a rounded head replaced, which shares the embeddings' weights."""
+    linear: nn.Module = module.restored()
+    linear.weight = model.get_input_embeddings().weight
+    return linear

@@ -1,0 +1,101 @@
+"""Linear layers with grouped weights of few bits on a CPU, multiplied as they are.
+
+Shapes: N outputs, K inputs, T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
+from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.vnni import VnniWeights
+
+_MULTIPLIED = (torch.float32, torch.bfloat16)
+
+
+class GroupedLinear(StoredLinear):
+    """A linear layer that keeps its weights in groups of few bits and rounds its input to 8 bits by row and group.
+
+    Attributes:
+        weight: empty; gives type and device to models that ask for them.
+        packed_bytes: the bytes of the weights.
+    """
+
+    cuts_in_place: ClassVar[bool] = False
+
+    def __init__(self, numbers: GroupedNumbers, bias_N: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.out_features, self.in_features = numbers.numbers_NK.shape
+        self.form = numbers.form
+        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+        self.weight = torch.empty(0, dtype=dtype)
+        self._order_K = numbers.order_K
+        self._weights = VnniWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
+        self._bias_of: Tensor | None = None
+        self.packed_bytes = self._weights.num_bytes
+
+    @classmethod
+    def of(cls, linear: nn.Linear, bits: int, group: int) -> GroupedLinear:
+        """Round the weights of a plain linear layer, in groups of this size."""
+        bias = None if linear.bias is None else linear.bias.data
+        return cls(rounded(linear.weight.data, bits, group), bias, linear.weight.dtype)
+
+    @property
+    def numbers(self) -> GroupedNumbers:
+        """Return the weights' numbers, copied."""
+        return GroupedNumbers(*self._weights.unpacked(), self.form.bits, self._order_K)
+
+    @property
+    def units(self) -> ShardUnits:
+        """Return the size of a group: inputs are cut between groups."""
+        return ShardUnits(1, self.in_features // self.form.groups)
+
+    def joins(self, other: StoredLinear) -> bool:
+        """Return whether the other layer has the same form and order of inputs."""
+        if not isinstance(other, GroupedLinear) or other.form != self.form:
+            return False
+        mine, theirs = self._order_K, other._order_K
+        return mine is theirs or (mine is not None and theirs is not None and torch.equal(mine, theirs))
+
+    @classmethod
+    def joined(cls, layers: Sequence[GroupedLinear]) -> GroupedLinear:
+        """Join several layers with the same input into one; exact, because each output keeps its scales."""
+        numbers = concatenated([layer.numbers for layer in layers])
+        return cls(numbers, joined_bias(layers), layers[0].weight.dtype)
+
+    def part(self, outputs: slice) -> GroupedLinear:
+        """Return a layer of these outputs alone."""
+        numbers = self.numbers.outputs_alone(outputs)
+        return GroupedLinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
+
+    def input_part(self, inputs: slice) -> GroupedLinear:
+        """Return a layer of these inputs alone, whole groups; inputs in another order cannot be cut."""
+        return GroupedLinear(self.numbers.inputs_alone(inputs), None, self.weight.dtype)
+
+    def restored(self) -> nn.Module:
+        """Return a plain linear layer with the dequantized weights."""
+        weight_NK = self.numbers.dequantized().to(self.weight.dtype)
+        return plain(weight_NK, None if self.bias is None else self.bias.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x (..., K) -> (..., N)."""
+        if self._bias_of is not self.bias:
+            # Joined layers come apart by losing a bias that only the joined one needed.
+            self._weights.set_bias(None if self.bias is None else self.bias.data)
+            self._bias_of = self.bias
+        x_TK = x.reshape(-1, self.in_features)
+        if self._order_K is not None:
+            x_TK = x_TK.index_select(1, self._order_K)
+        taken = x_TK if x_TK.dtype in _MULTIPLIED else x_TK.float()
+        y_TN = self._weights.product(taken.contiguous())
+        return y_TN.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def fitting_group(inputs: int, wanted: int) -> int | None:
+    """Return the largest size of groups up to `wanted` that divides the inputs; None if there is none."""
+    return next((size for size in range(wanted, 0, -GROUP_UNIT) if inputs % size == 0), None)

@@ -1,0 +1,146 @@
+"""Keeps a checkpoint's weights of few bits in memory as they are, for any method whose weights are grouped numbers.
+
+Weights go through transformers' loader as rows of bytes (row_bytes.py), and layers multiply them (grouped_linear.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.platform.registry import platform_of
+from beheld.quant import int4_gpu, row_bytes
+from beheld.quant.dequantize import LazyWeight
+from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers
+from beheld.quant.grouped_linear import GroupedLinear
+from beheld.quant.int4_gpu import Int4GPULinear
+from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.quant.listed_experts import ListedExperts
+from beheld.quant.method import Replace
+from beheld.quant.row_bytes import LoadedRows
+from beheld.utils import env
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+class LazyGrouped(LazyWeight):
+    """A weight of few bits, read on use: as grouped numbers, or dequantized.
+
+    Args:
+        parts, compute, device: see LazyWeight.
+        numbers: makes grouped numbers of the parts.
+        outputs: N.
+        form: of the numbers.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        compute: Callable[..., Tensor],
+        device: str,
+        numbers: Callable[..., GroupedNumbers],
+        outputs: int,
+        form: GroupedForm,
+    ) -> None:
+        super().__init__(parts, compute, device)
+        self._numbers = numbers
+        self.outputs, self.form = outputs, form
+        self.order_K: Tensor | None = None
+
+    def fields(self) -> Sequence[Tensor]:
+        """Return the fields of each output; see row_bytes.StoredWeight."""
+        made = self._numbers(**{name: part[...] for name, part in self._parts.items()})
+        assert made.form == self.form, "the form is that of the entries"
+        self.order_K = made.order_K
+        return made.fields()
+
+
+class KeptGroups:
+    """See row_bytes.RowForm; also the parts of QuantMethod that differ if weights are kept.
+
+    Attributes:
+        objection: why weights are not kept as stored, in words; None if they are kept.
+    """
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._on_gpu = not platform_of(device).shares_host_memory
+        self.objection = _objection(device, dtype)
+
+    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
+        """Return a class with room for the rows of weights that are grouped numbers."""
+        return row_bytes.keeping(model_class, weights, self)
+
+    def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
+        """Separate rows into their fields and insert layers that multiply them."""
+        kept = row_bytes.settle(model, model_class, self, replace)
+        logger.info(
+            "%d linear layers and %d blocks of experts keep the checkpoint's bits%s (BEHELD_KEEP_BITS=0 or "
+            "dtype='float32' dequantizes weights instead).",
+            len(kept.linears),
+            len(kept.experts),
+            "" if self._on_gpu else "; products round activations to 8 bits by row and group",
+        )
+        if kept.left:
+            logger.info(
+                "%d quantized weights are dequantized because of their form or use, for example %r.",
+                len(kept.left),
+                kept.left[0],
+            )
+
+    def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:
+        """Return the fields of a row."""
+        form: GroupedForm = weight.form
+        return form.layout()
+
+    def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
+        """Return whether all weights have one form, of runs of inputs that products accept."""
+        forms = {getattr(weight, "form", None) for weight in weights}
+        form = forms.pop()
+        if form is None or forms or not is_kept(form) or form.inputs != parameter.shape[-1]:
+            return False
+        return not self._on_gpu or (parameter.dim() == 2 and int4_gpu.fits(form, parameter.shape[0]))
+
+    def linear(self, rows: LoadedRows, bias_N: Tensor | None) -> StoredLinear:
+        """Make a linear layer."""
+        source = rows.source
+        numbers = GroupedNumbers.of_fields(rows.fields, source.form, source.order_K)
+        return (Int4GPULinear if self._on_gpu else GroupedLinear)(numbers, bias_N, self._dtype)
+
+    def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
+        """Make experts, each of two layers."""
+        both = []
+        for rows in (gate_up, down):
+            each = (GroupedNumbers.of_fields(own, rows.source.form, None) for own in zip(*rows.fields, strict=True))
+            both.append([GroupedLinear(numbers, None, self._dtype) for numbers in each])
+        return ListedExperts(shell, both[0], both[1])
+
+    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device whose grouped weights are kept."""
+        total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        for weight in weights:
+            form = getattr(weight, "form", None)
+            if form is not None and is_kept(form) and (not self._on_gpu or int4_gpu.fits(form, weight.outputs)):
+                total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
+                total += weight.form.kept_bytes(weight.outputs)
+        return int(total)
+
+
+def is_kept(form: GroupedForm) -> bool:
+    """Return whether products accept weights of this form."""
+    size, rest = divmod(form.inputs, form.groups)
+    return rest == 0 and size % GROUP_UNIT == 0
+
+
+def _objection(device: str, dtype: torch.dtype) -> str | None:
+    missing = platform_of(device).no_grouped_products
+    if missing is not None:
+        return missing
+    if not env.KEEP_BITS():
+        return "BEHELD_KEEP_BITS=0"
+    # float32 asks for the numbers that the checkpoint means, with exact activations.
+    return "the dtype is float32" if dtype != torch.bfloat16 else None

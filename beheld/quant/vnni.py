@@ -1,0 +1,154 @@
+"""Products of grouped weights on a CPU with VNNI, compiled by LLVM when they are first wanted; see vnni_ir.py.
+
+See platform/jit.py: nobody needs a compiler.
+
+Shapes: T rows of x, N outputs, K inputs, G groups, B blocks of L outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from beheld.platform import host, jit
+from beheld.quant.grouped import GROUP_UNIT
+from beheld.quant.vnni_ir import JOB, module
+
+_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
+_FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
+
+
+@functools.cache
+def compiled(num_lanes: int, kind: str) -> jit.CompiledModule:
+    """Return the functions for vectors of this many outputs and a type of activations."""
+    names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
+    texts = [functools.partial(module, num_lanes, kind, older) for older in (False, True)]
+    return jit.CompiledModule(texts, names, JOB)
+
+
+def rounds(inputs: int, dtype: torch.dtype) -> bool:
+    """Return whether `rounded_rows` takes rows of this length and type here."""
+    return inputs % GROUP_UNIT == 0 and dtype in _KINDS and _lanes() is not None
+
+
+@functools.cache
+def _lanes() -> int | None:
+    return host.vnni_lanes() if jit.available() else None
+
+
+def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whole numbers plus 128 in uint8 (T, K), and steps in float32 (T, 1); each row's largest becomes 127."""
+    rows, inputs = x_TK.shape
+    whole_TK = torch.empty((rows, inputs), dtype=torch.uint8)
+    step_T2 = torch.empty((2, rows, 1))
+    lanes, kind = _lanes(), _KINDS[x_TK.dtype]
+    assert lanes is not None, "see `rounds`"
+    if rows:
+        start = step_T2.data_ptr()
+        job = (ctypes.c_int64 * len(JOB))(
+            x_TK.data_ptr(), whole_TK.data_ptr(), start, start + 4 * rows, 0, 0, 0, 0, 0,
+            rows, inputs, 1, inputs, 0, 128, 0, 0, 0,
+        )  # fmt: skip
+        threads = torch.get_num_threads() if rows * inputs > _FEW_NUMBERS else 1
+        compiled(lanes, kind).run(f"rounded_{kind}", job, rows, threads)
+    return whole_TK, step_T2[0]
+
+
+class VnniWeights:
+    """Grouped weights in the order of these products.
+
+    Args:
+        numbers_NK: whole numbers in uint8, below 2 ** bits.
+        scale_NG, low_NG: float32.
+        num_lanes: L; None for what this CPU has.
+    """
+
+    def __init__(
+        self, numbers_NK: Tensor, scale_NG: Tensor, low_NG: Tensor, bits: int, num_lanes: int | None = None
+    ) -> None:
+        found = num_lanes or host.vnni_lanes()
+        assert found is not None, "refused before weights are read"
+        self.bits, self.lanes = bits, found
+        self.outputs, self.inputs = numbers_NK.shape
+        self.groups = scale_NG.shape[1]
+        padded = self.outputs + -self.outputs % self.lanes
+        self.packed = _packed(_grown(numbers_NK, padded), bits, self.lanes)
+        # Powers of two, so that float16 holds the scales with all of its bits whatever their size.
+        largest_N = torch.maximum(scale_NG.abs(), low_NG.abs() / 256).amax(1).clamp_(min=2.0**-100)
+        self.factor_N = _grown(torch.exp2(largest_N.log2().ceil()), padded)
+        both_NG2 = torch.stack([_grown(each, padded) for each in (scale_NG, low_NG)], -1)
+        both_NG2 /= torch.where(self.factor_N > 0, self.factor_N, 1.0).view(-1, 1, 1)
+        both_BLG2 = both_NG2.view(-1, self.lanes, self.groups, 2)
+        self.scales_BG2L = both_BLG2.permute(0, 2, 3, 1).to(torch.float16).contiguous()
+        self._bias_N = torch.zeros(padded)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of numbers, scales and lows."""
+        return self.packed.numel() + 2 * self.scales_BG2L.numel() + 8 * len(self.factor_N)
+
+    def set_bias(self, bias_N: Tensor | None) -> None:
+        """Let products add a bias."""
+        self._bias_N.zero_()
+        if bias_N is not None:
+            self._bias_N[: self.outputs] = bias_N
+
+    def unpacked(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return whole numbers, scales and lows."""
+        numbers_NK = _unpacked(self.packed, self.bits, self.lanes, self.inputs)[: self.outputs]
+        both_NG2 = self.scales_BG2L.float().permute(0, 3, 1, 2).reshape(-1, self.groups, 2)
+        both_NG2 *= self.factor_N.view(-1, 1, 1)
+        scale_NG, low_NG = (each[: self.outputs].contiguous() for each in both_NG2.unbind(-1))
+        return numbers_NK, scale_NG, low_NG
+
+    def product(self, x_TK: Tensor) -> Tensor:
+        """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""
+        kind = _KINDS[x_TK.dtype]
+        functions = compiled(self.lanes, kind)
+        rows = x_TK.shape[0]
+        y_TN = x_TK.new_empty((rows, self.outputs))
+        if not rows:
+            return y_TN
+        numbers, groups = rows * self.inputs, rows * self.groups
+        work = torch.empty(numbers + 8 * groups, dtype=torch.uint8)
+        start = work.data_ptr()
+        # Steps and sums first: float32 must be aligned.
+        job = (ctypes.c_int64 * len(JOB))(
+            x_TK.data_ptr(), start + 8 * groups, start, start + 4 * groups, self.packed.data_ptr(),
+            self.scales_BG2L.data_ptr(), self.factor_N.data_ptr(), self._bias_N.data_ptr(), y_TN.data_ptr(),
+            rows, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0, 0,
+        )  # fmt: skip
+        threads = torch.get_num_threads()
+        functions.run(f"rounded_{kind}", job, rows, threads if numbers > _FEW_NUMBERS else 1)
+        weights = self.inputs * self.outputs
+        blocks = len(self.factor_N) // self.lanes
+        functions.run(f"product_{self.bits}_{kind}", job, blocks, threads if weights > _FEW_WEIGHTS else 1)
+        return y_TN
+
+
+def _grown(tensor: Tensor, outputs: int) -> Tensor:
+    """Return the tensor with zeros up to this many outputs."""
+    missing = outputs - tensor.shape[0]
+    return tensor if not missing else torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
+
+
+def _packed(numbers_NK: Tensor, bits: int, num_lanes: int) -> Tensor:
+    """Return bytes in the order that vnni_ir.py states."""
+    outputs, inputs = numbers_NK.shape
+    if bits == 8:
+        return numbers_NK.view(outputs // num_lanes, num_lanes, inputs // 4, 4).transpose(1, 2).contiguous().flatten()
+    eights = numbers_NK.view(outputs // num_lanes, num_lanes, inputs // 8, 2, 4)
+    return (eights[:, :, :, 0] | (eights[:, :, :, 1] << 4)).transpose(1, 2).contiguous().flatten()
+
+
+def _unpacked(packed: Tensor, bits: int, num_lanes: int, inputs: int) -> Tensor:
+    """Return whole numbers (N, K) of `_packed`'s."""
+    if bits == 8:
+        fours = packed.view(-1, inputs // 4, num_lanes, 4)
+        return fours.transpose(1, 2).reshape(-1, inputs)
+    eights = packed.view(-1, inputs // 8, num_lanes, 4).transpose(1, 2)
+    return torch.stack([eights & 15, eights >> 4], -2).reshape(-1, inputs)

@@ -1,0 +1,236 @@
+"""Weights of few bits that stay so in memory: products, checkpoints that are kept, int4 made at load, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from beheld import LLM
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, ModelError
+from beheld.engine.setup import describe
+from beheld.models.surgery.joined import FirstOfFused, fuse_linears
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
+from beheld.platform import jit
+from beheld.platform.registry import CPU
+from beheld.quant.grouped import GroupedNumbers, affine, rounded
+from beheld.quant.grouped_linear import GroupedLinear, fitting_group
+from beheld.quant.linear import join, same_form
+from beheld.quant.listed_experts import ListedExperts
+from beheld.quant.vnni import VnniWeights
+from tests import tiny
+from tests.quant import stored_forms, test_awq, test_compressed_integers, test_gptq
+from tests.quant.test_compressed_tensors import load
+from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy
+from tests.quant.test_int8 import load as surgery
+
+pytestmark = pytest.mark.skipif(CPU.no_grouped_products is not None, reason=str(CPU.no_grouped_products))
+# float16 holds a group's scale and low: a weight moves by less than this share of the largest of its group.
+BOUND = 2.0**-10
+
+
+def numbers(outputs: int, inputs: int, group: int, bits: int) -> GroupedNumbers:
+    torch.manual_seed(0)
+    whole = torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8)
+    scale = torch.rand(outputs, inputs // group).add_(0.1)
+    # Outputs of very different sizes, beyond what float16 holds.
+    scale *= torch.logspace(-9, 5, outputs).unsqueeze(1)
+    return GroupedNumbers(whole, scale, -scale * torch.randint(0, 1 << bits, scale.shape), bits)
+
+
+def rounded_rows(x: Tensor, groups: int) -> Tensor:
+    """What a product sees of x: each group of a row's inputs in steps of its largest number / 127."""
+    by_group = x.float().unflatten(-1, (groups, -1))
+    step = by_group.abs().amax(-1, keepdim=True) / 127
+    return torch.where(step > 0, torch.round(by_group / step) * step, by_group).flatten(-2)
+
+
+class Meant(nn.Module):
+    """A linear layer with the numbers that kept weights mean, and rounded activations, in float32."""
+
+    def __init__(self, layer: GroupedLinear) -> None:
+        super().__init__()
+        self.groups, self.bias = layer.form.groups, layer.bias
+        self.weight = layer.numbers.dequantized()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(rounded_rows(x, self.groups), self.weight, self.bias)
+
+
+@pytest.mark.parametrize("lanes", [16, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs", "group", "bits"), [(37, 96, 32, 4), (64, 256, 128, 8), (3, 48, 16, 4)])
+@torch.inference_mode()
+def test_products(lanes: int, dtype: torch.dtype, outputs: int, inputs: int, group: int, bits: int) -> None:
+    made = numbers(outputs, inputs, group, bits)
+    weights = VnniWeights(made.numbers_NK, made.scale_NG, made.low_NG, bits, lanes)
+    whole, scale, low = weights.unpacked()
+    assert torch.equal(whole, made.numbers_NK)
+    kept = GroupedNumbers(whole, scale, low, bits)
+    largest = made.dequantized().unflatten(1, (-1, group)).abs().amax(-1)
+    moved = (kept.dequantized() - made.dequantized()).unflatten(1, (-1, group)).abs().amax(-1)
+    assert (moved <= BOUND * torch.maximum(largest, (1 << bits) * made.scale_NG)).all()
+    bias = torch.randn(outputs)
+    weights.set_bias(bias)
+    x = torch.randn(83, inputs).to(dtype)
+    x[1] *= 1000
+    x[2] = 0
+    found = weights.product(x)
+    want = rounded_rows(x, inputs // group) @ kept.dequantized().t() + bias
+    bound = {torch.float32: 1e-5, torch.bfloat16: 5e-3}[dtype]
+    size = rounded_rows(x, inputs // group).norm(dim=1, keepdim=True) * kept.dequantized().norm(dim=1) + bias.abs()
+    # A number between two steps may be rounded to either.
+    assert ((found.float() - want).abs() <= bound * size + 1e-2 * size / inputs).all()
+    assert torch.equal(found[2].float(), bias.to(dtype).float())
+    for rows in (0, 1, 2, 3, 5, 8, 15, 64, 65):
+        assert torch.equal(weights.product(x[:rows]), found[:rows]), rows
+    x[4, 5] = float("nan")
+    broken = weights.product(x)
+    assert broken[4].isnan().all()
+    assert torch.equal(broken[5:], found[5:])
+
+
+def test_threads_share_the_work() -> None:
+    made = numbers(600, 512, 64, 4)
+    weights = VnniWeights(made.numbers_NK, made.scale_NG, made.low_NG, 4)
+    x = torch.randn(130, 512)
+    alone = weights.product(x)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(weights.product(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_layers_are_joined_and_cut() -> None:
+    torch.manual_seed(1)
+    layers = [GroupedLinear(rounded(torch.randn(n, 128), 4, 32), torch.randn(n), torch.float32) for n in (24, 40)]
+    x = torch.randn(5, 128)
+    whole = join(layers)
+    apart = torch.cat([layer(x) for layer in layers], -1)
+    assert torch.equal(whole(x), apart)
+    assert torch.equal(whole.part(slice(10, 50))(x), apart[:, 10:50])  # type: ignore[operator]
+    halves = [layers[0].input_part(slice(64 * i, 64 * i + 64))(x[:, 64 * i : 64 * i + 64]) for i in range(2)]
+    assert layers[0].bias is not None
+    torch.testing.assert_close(halves[0] + halves[1] + layers[0].bias, layers[0](x), rtol=1e-4, atol=1e-4)
+    assert torch.equal(layers[0].restored().weight, layers[0].numbers.dequantized())
+    order = torch.randperm(128)
+    other = affine(layers[1].numbers.numbers_NK, 8, torch.ones(40, 4), 4, order)
+    turned = GroupedLinear(other, None, torch.float32)
+    assert not same_form([layers[0], turned])
+    assert not same_form([layers[0], GroupedLinear(rounded(torch.randn(8, 128), 8, 32), None, torch.float32)])
+    wanted = rounded_rows(x[:, order], 4) @ other.dequantized()[:, order].t()
+    torch.testing.assert_close(turned(x), wanted, rtol=1e-3, atol=1e-2)
+
+
+def awq(path: Path) -> None:
+    stored_forms.write(tiny.checkpoint("glm4v_moe"), path, test_awq.ENTRY, stored_forms.awq(16))
+
+
+def gptq(path: Path, bits: int, act_order: bool) -> None:
+    entry = test_gptq.ENTRY | {"bits": bits, "group_size": 16, "desc_act": act_order}
+    form = stored_forms.gptq(bits, 16, 1, act_order)
+    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form)
+
+
+def compressed(path: Path, name: str) -> None:
+    entry, form = test_compressed_integers.FORMS[name]
+    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form, "lm_head")
+
+
+KEPT: dict[str, Callable[[Path], None]] = {
+    "AWQ with experts": awq,
+    "GPTQ, 4 bits, act-order": lambda path: gptq(path, 4, act_order=True),
+    "GPTQ, 3 bits": lambda path: gptq(path, 3, act_order=False),
+    "GPTQ, 8 bits": lambda path: gptq(path, 8, act_order=False),
+    **{
+        name: lambda path, name=name: compressed(path, name)  # type: ignore[misc]
+        for name in ("W8A8", "W4A16 act-order with zeros", "W4A16 by channel", "W8A16 with zeros")
+    },
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_checkpoint_keeps_its_bits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    KEPT[name](tmp_path)
+    told = describe(EngineArgs(model=str(tmp_path), dtype="bfloat16"))[2]["weights_bytes"]
+    model = load(tmp_path, "bfloat16")
+    kept = sum(p.numel() * p.element_size() for p in model.parameters())
+    kept += sum(getattr(module, "packed_bytes", 0) for module in model.modules())
+    assert told == pytest.approx(kept, rel=0.02)
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, GroupedLinear)}
+    assert len(layers) >= 7 * len(text_model(model).layers)
+    monkeypatch.setenv("BEHELD_KEEP_BITS", "0")
+    plain = load(tmp_path, "bfloat16")
+    meant = dict(load(tmp_path, "float32").named_parameters())
+    assert not any(isinstance(module, GroupedLinear) for module in plain.modules())
+    for path, layer in layers.items():
+        if ".gate_up." in path or ".down." in path:
+            owner, part, expert = path.rsplit(".", 2)
+            wanted = meant[f"{owner}.{part}_proj"][int(expert)]
+        else:
+            wanted = meant[f"{path}.weight"]
+        found = layer.numbers.dequantized()
+        assert (found - wanted).abs().max() <= BOUND * wanted.abs().max() * 2, path
+    assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("experts" in name)
+
+
+def test_a_kept_checkpoint_answers_alike_in_every_batch(tmp_path: Path) -> None:
+    gptq(tmp_path, 4, act_order=True)
+    with LLM(str(tmp_path), dtype="bfloat16", max_model_len=256) as llm:
+        prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+        together = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        alone = [llm.generate([each], GREEDY, use_tqdm=False)[0].outputs[0].token_ids for each in prompts]
+    assert together == alone
+
+
+@pytest.mark.parametrize(("family", "bits"), [("qwen2", 4), ("qwen3_vl_moe", 4), ("qwen2", 8)])
+def test_answers_at_load_are_those_of_the_numbers_that_are_meant(family: str, bits: int) -> None:
+    quantization = f"int{bits}"
+    model = surgery(family, quantization=quantization).target.model
+    names = [path for path, module in model.named_modules() if isinstance(module, GroupedLinear)]
+    assert isinstance(model.get_output_embeddings(), GroupedLinear)
+    assert {model.get_submodule(path).form.bits for path in names} == {bits, 8}
+    assert model.get_output_embeddings().form.bits == 8
+    for path in names:
+        owner, _, own = path.rpartition(".")
+        setattr(model.get_submodule(owner), own, Meant(model.get_submodule(path)))
+    for ids, (tokens, _) in zip(PROMPTS, answers(family, PROMPTS, quantization=quantization), strict=True):
+        assert list(tokens) == greedy(model.eval(), ids, GREEDY.max_tokens or 0)
+
+
+def test_int4_is_joined_taken_back_and_weighed() -> None:
+    made = surgery("qwen2", quantization="int4")
+    model, was = made.target.model, dict(surgery("qwen2").target.model.named_parameters())
+    args = EngineArgs(model=str(tiny.checkpoint("qwen2")), device="cpu", dtype="float32", quantization="int4")
+    kept = sum(p.numel() * p.element_size() for p in model.parameters())
+    kept += sum(getattr(module, "packed_bytes", 0) for module in model.modules())
+    assert describe(args)[2]["weights_bytes"] == pytest.approx(kept, rel=0.02)
+    text, changes, x = text_model(model), Changes(), torch.randn(3, 64)
+    attention = text.layers[0].self_attn
+    before = attention.k_proj(x)
+    assert fuse_linears(text, changes) == 2 * len(text.layers)
+    assert isinstance(attention.q_proj, FirstOfFused)
+    attention.q_proj(x)
+    assert torch.equal(attention.k_proj(x), before)
+    changes.take_back()
+    made.take_back()
+    for name, value in model.named_parameters():
+        assert (value - was[name]).norm() <= 0.15 * was[name].norm(), name
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [fitting_group(size, 64) for size in (128, 96, 80, 40)] == [64, 48, 16, None]
+    with pytest.raises(ModelError, match="NaN"):
+        rounded(torch.full((4, 32), float("nan")), 4, 32)
+    monkeypatch.setattr(jit, "available", lambda: False)
+    with pytest.raises(ConfigError, match="llvmlite is not installed") as caught:
+        LLM(str(tiny.checkpoint("qwen2")), quantization="int4", device="cpu")
+    assert "beheld[cpu]" in str(caught.value)

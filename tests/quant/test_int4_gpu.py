@@ -1,0 +1,53 @@
+"""Weights of 4 bits on a GPU: the kernels in Triton's interpreter, and what is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from beheld.platform.triton import HAS_TRITON
+from beheld.quant.grouped import GroupedForm, affine, rounded
+from beheld.quant.int4_gpu import Int4GPULinear, fits, packed, unpacked
+from beheld.quant.linear import join, same_form
+from tests import interpreted
+
+CASES = Path(__file__).with_name("int4_interpreted.py")
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+def test_kernels() -> None:
+    interpreted.run(CASES)
+
+
+def test_numbers_are_kept_exactly_joined_and_cut() -> None:
+    torch.manual_seed(0)
+    whole = torch.randint(0, 16, (48, 256), dtype=torch.uint8)
+    assert torch.equal(unpacked(packed(whole, 4), 4), whole)
+    # A scale of float16 and a zero point, as AWQ and GPTQ have them.
+    numbers = affine(whole, torch.randint(0, 16, (48, 2)), torch.rand(48, 2).half(), 4)
+    layer = Int4GPULinear(numbers, torch.randn(48), torch.bfloat16)
+    found = layer.numbers
+    assert torch.equal(found.numbers_NK, whole)
+    assert torch.equal(found.scale_NG, numbers.scale_NG)
+    torch.testing.assert_close(found.low_NG, numbers.low_NG, rtol=2.0**-11, atol=0.0)
+    other = Int4GPULinear(rounded(torch.randn(32, 256), 4, 128), None, torch.bfloat16)
+    assert same_form([layer, other])
+    both = join([layer, other])
+    assert isinstance(both, Int4GPULinear)
+    assert torch.equal(both.part(slice(0, 48)).numbers.numbers_NK, whole)
+    assert torch.equal(both.input_part(slice(128, 256)).numbers.numbers_NK[:48], whole[:, 128:])
+    restored = layer.restored()
+    assert isinstance(restored, nn.Linear)
+    assert torch.equal(restored.weight, found.dequantized().bfloat16())
+    turned = affine(whole, 8, torch.ones(48, 2), 4, torch.randperm(256))
+    assert not same_form([layer, Int4GPULinear(turned, None, torch.bfloat16)])
+
+
+def test_what_the_kernel_takes() -> None:
+    assert fits(GroupedForm(4, 256, 2), 48)
+    assert not fits(GroupedForm(8, 256, 2), 48)
+    assert not fits(GroupedForm(4, 256, 16), 48)
+    assert not fits(GroupedForm(4, 256, 2), 40)
