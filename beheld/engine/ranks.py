@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
@@ -27,6 +28,22 @@ def ranks_of(args: EngineArgs, device: str) -> int:
     if not platform.splits:
         return asked if args.distributed_executor_backend == "mp" else 1
     return asked if platform.num_devices >= asked else 1
+
+
+def with_fitting_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig) -> EngineConfig:
+    """Return the configuration, with one rank if several cannot share this model and were not asked for by "mp".
+
+    Scripts that ask for several GPUs then run on one, as on a machine that has no more.
+    """
+    if config.tensor_parallel_size == 1 or args.distributed_executor_backend == "mp":
+        return config
+    from beheld.executor.multi import MultiExecutor
+
+    reason = MultiExecutor.unshared(info, config)
+    if reason is None:
+        return config
+    logger.warning("GPUs cannot share %s: %s.", info.architecture, reason)
+    return replace(config, tensor_parallel_size=1)
 
 
 def check_ranks(
@@ -61,14 +78,13 @@ def check_ranks(
     )
     if needed > available:
         raise ConfigError(
-            f"tensor_parallel_size={asked} needs {asked} GPUs, here are {platform.num_devices}, and one of them does "
-            f"not hold the model: {sizes}.",
+            f"tensor_parallel_size={asked} is not possible (GPUs here: {platform.num_devices}), and one GPU does not "
+            f"hold the model: {sizes}.",
             "Make more GPUs visible, take one with more memory, or use a smaller or a quantized checkpoint.",
             param="tensor_parallel_size",
         )
     logger.warning(
-        "tensor_parallel_size=%d is more than the GPUs that are here (or the backend is 'uni'). "
-        "The model runs on one GPU, which holds it: %s.",
+        "tensor_parallel_size=%d: the model runs on one GPU, which holds it: %s.",
         asked,
         sizes,
     )

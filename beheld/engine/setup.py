@@ -28,7 +28,7 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
-from beheld.engine.ranks import check_ranks, ranks_of
+from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
@@ -124,9 +124,10 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
     # Only after all options were checked: the weights may be many gigabytes.
     fetch_weights(args, Path(info.path))
     begin = time.perf_counter()
-    kind = executor_of(decided.config)
-    check_ranks(args, info, decided.config, decided.hf_config, kind)
-    executor = kind.start(decided.hf_config, info, decided.config, shrink=args.max_model_len is None)
+    config = with_fitting_ranks(args, info, decided.config)
+    kind = executor_of(config)
+    check_ranks(args, info, config, decided.hf_config, kind)
+    executor = kind.start(decided.hf_config, info, config, shrink=args.max_model_len is None)
     core = EngineCore(info, executor)
     logger.info("init engine (load weights, create kv cache, self-test) took %.2f seconds", time.perf_counter() - begin)
     return Setup(args, info, executor.config, core)
@@ -482,8 +483,7 @@ def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, Eng
     check(args)
     hf_config, info = _read(args)
     config = decide(args, info)
-    if ranks is not None:
-        config = replace(config, tensor_parallel_size=ranks)
+    config = with_fitting_ranks(args, info, config) if ranks is None else replace(config, tensor_parallel_size=ranks)
     kind = executor_of(config)
     if ranks is None:
         check_ranks(args, info, config, hf_config, kind)

@@ -79,6 +79,13 @@ class MultiExecutor:
         self._syncs = 0
 
     @classmethod
+    def unshared(cls, info: ModelInfo, config: EngineConfig) -> str | None:
+        """Return why ranks cannot share this model, in words; None if they can."""
+        from beheld.runner.rank_checks import unshared
+
+        return unshared(info, config.quantization)
+
+    @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor; of one rank's part."""
         from beheld.runner.build import count_weights

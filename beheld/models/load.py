@@ -247,7 +247,7 @@ def _from_files(
                 raise ModelError(
                     f"The weights of {info.name!r} stay quantized ({method.name}), and ranks cannot share such weights "
                     "yet.",
-                    "Give tensor_parallel_size=1, or take the unquantized checkpoint.",
+                    "Set BEHELD_FP8=0, which dequantizes them, or give tensor_parallel_size=1.",
                 )
             loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
         with errors_only(), shard_bar(path, shown=config.show_progress):

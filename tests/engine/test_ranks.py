@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from beheld import LLM
 from beheld.checkpoint.info import read_config
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
-from beheld.engine.ranks import check_ranks
+from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.local import LocalExecutor
 from tests import tiny
 from tests.inputs import pipes
@@ -65,6 +67,35 @@ def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         ask(2, 0, monkeypatch, "cpu")
     assert ["has no effect on a CPU" in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "num_devices", "wanted"),
+    [
+        ("cpu", None, 1, 1),
+        ("cpu", "mp", 1, 2),
+        ("cuda", None, 2, 2),
+        ("cuda", "ray", 8, 2),
+        ("cuda", None, 1, 1),
+        ("cuda", "uni", 2, 1),
+    ],
+)
+def test_ranks_are_as_many_as_gpus_or_asked_for(
+    device: str, backend: str | None, num_devices: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
+    args = EngineArgs(tensor_parallel_size=2, distributed_executor_backend=backend)
+    assert ranks_of(args, device) == wanted
+
+
+@pytest.mark.parametrize(("family", "wanted"), [("llama", 2), ("qwen3_next", 1)])
+def test_a_model_that_gpus_cannot_share_runs_on_one(family: str, wanted: int, caplog: pytest.LogCaptureFixture) -> None:
+    info = pipes.info(family)
+    config = replace(pipes.config(info, device="cuda"), tensor_parallel_size=2)
+    with caplog.at_level(logging.WARNING):
+        found = with_fitting_ranks(EngineArgs(tensor_parallel_size=2), info, config)
+    assert found.tensor_parallel_size == wanted
+    assert ["recurrent" in line for line in caplog.messages] == [True] * (2 - wanted)
 
 
 @pytest.mark.parametrize("through", ["engine", "plan"])
