@@ -119,7 +119,7 @@ def test_error_at_the_start_leaves_no_process() -> None:
 def pids(llm: AsyncLLM) -> list[int]:
     engines = llm._engine
     assert isinstance(engines, DataParallelEngines)
-    return [slot.engine.pid for slot in engines._slots if slot.engine is not None]  # type: ignore[attr-defined]
+    return [member.engine.pid for member in engines._members if member.engine is not None]  # type: ignore[attr-defined]
 
 
 async def answer(llm: AsyncLLM, talk: list[dict[str, Any]], delta: bool) -> list[int] | BeheldError:
@@ -144,15 +144,19 @@ async def all_serve(llm: AsyncLLM, within_s: float = 60.0) -> EngineStats:
 
 
 @pytest.mark.skipif(not LONG, reason="tests/server/test_data_parallel.py kills one; BEHELD_LONG=1 kills 100")
-def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(alone: dict[str, Any]) -> None:
+def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(
+    alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process is killed while 25 requests run, at a random moment; a new one takes its place. Again and again."""
+    # Replaced without a growing wait.
+    monkeypatch.setattr("beheld.engine.data_parallel._LONG_LIFE_S", 0.0)
     draw = random.Random(int(os.environ.get("BEHELD_SEED", "1")))
     kills = sized(1, 100)
 
     async def ask() -> tuple[int, int]:
         failed = 0
         async with AsyncLLM(str(tiny.checkpoint("qwen2_vl")), data_parallel_size=2, **OPTIONS) as llm:
-            for _ in range(kills):
+            for number in range(kills):
                 assert len(set(pids(llm))) == 2
                 tasks = [asyncio.create_task(answer(llm, talk, draw.random() < 0.5)) for talk in TALKS]
                 await asyncio.sleep(draw.random() * 0.6)
@@ -164,6 +168,7 @@ def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(alone: dict[
                 stats = await all_serve(llm)
                 again = await asyncio.gather(*(answer(llm, talk, True) for talk in TALKS))
                 assert list(again) == [expected for (expected,) in alone["talks"]]
+                print(f"kill {number + 1}: {failed} failed so far", flush=True)
             assert sum(report.restarts for report in stats.engines) == kills
             assert stats.routing is not None
             assert (stats.routing.num_lost, llm.num_live) == (failed, 0)
