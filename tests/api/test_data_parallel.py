@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.stats import EngineState, EngineStats
 from tests import tiny
 from tests.long import LONG, sized
+from tests.lora import adapters
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -204,3 +206,22 @@ def test_death_of_all_is_told_soon() -> None:
                 os.kill(pid, 0)
 
     asyncio.run(ask())
+
+
+@pytest.mark.skipif(not LONG, reason="starts four processes; BEHELD_LONG=1 runs it")
+def test_adapters_are_on_all_engines(tmp_path: Path) -> None:
+    lora = LoRARequest("blue", 1, adapters.write(adapters.Adapter("llama", 1, 2, "q_proj|v_proj"), tmp_path))
+    options = {**OPTIONS, "enable_lora": True, "max_lora_rank": 4}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=lora))
+        assert expected != ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    with LLM(str(tiny.checkpoint("llama")), data_parallel_size=2, **options) as llm:
+        assert llm.add_lora(lora)
+        assert llm.list_loras() == {1}
+        assert llm.pin_lora(1)
+        assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=lora)) == expected
+        with pytest.raises(LoRAError):
+            llm.add_lora(LoRARequest("red", 2, "/nonexistent"))
+        assert llm.remove_lora(1)
+        assert not llm.remove_lora(1)
+        assert llm.list_loras() == set()
