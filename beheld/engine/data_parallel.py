@@ -15,7 +15,7 @@ What each message does:
 When an engine dies, its requests of which no event came are submitted once more, to another engine: nobody has seen a
 part of their answer. The others fail, because the beginning of an answer that a client has seen cannot be computed
 again with certainty. A request that was moved once and loses its engine again fails too: it may be what ends engines.
-A new process takes the dead one's slot, at growing intervals if it ends again. If no engine is left, all have died.
+A new process takes the dead one's place, at growing intervals if it ends again. If no engine is left, all have died.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Owned:
 
 
 @dataclass(eq=False)
-class _Slot:
+class _Member:
     """The state of one engine; `engine` is None while a successor starts."""
 
     engine: Engine | None
@@ -119,14 +119,14 @@ class DataParallelEngines:
     """
 
     def __init__(self, engines: Sequence[Engine], restarter: Restarter, router: Router) -> None:
-        self._slots = [_Slot(engine) for engine in engines]
+        self._members = [_Member(engine) for engine in engines]
         self._restarter = restarter
         self._router = router
         self._receive: Callable[[Reply], None] = lambda reply: None
         self._calls: dict[int, _Call] = {}
         # The adapters that an engine must read when it starts, by number.
         self._loras: dict[int, AddLoRA] = {}
-        self._slot_by_id: dict[str, _Slot] = {}
+        self._member_by_id: dict[str, _Member] = {}
         # Reentrant: a message to an engine that cannot be sent is answered in the same thread.
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -138,9 +138,9 @@ class DataParallelEngines:
     def start(self, receive: Callable[[Reply], None]) -> None:
         """Start all engines."""
         self._receive = receive
-        for index, slot in enumerate(self._slots):
-            assert slot.engine is not None
-            self._start(index, slot.engine)
+        for index, member in enumerate(self._members):
+            assert member.engine is not None
+            self._start(index, member.engine)
 
     def send(self, message: Message) -> None:
         """Send a message to the engines that it concerns."""
@@ -166,7 +166,7 @@ class DataParallelEngines:
         self._closing.set()
         self._restarter.cancel()
         with self._lock:
-            engines = [slot.engine for slot in self._slots if slot.engine is not None]
+            engines = [member.engine for member in self._members if member.engine is not None]
             timers = [call.timer for call in self._calls.values() if call.timer is not None]
         for timer in timers:
             timer.cancel()
@@ -180,39 +180,39 @@ class DataParallelEngines:
     # ------------------------------------------------------------------ messages
 
     def _submit(self, requests: Sequence[Request], *, moved: bool = False) -> None:
-        by_slot: dict[int, list[Request]] = {}
+        by_member: dict[int, list[Request]] = {}
         serving = self._serving()
         begin = time.perf_counter()
         for request in requests:
-            former = self._slot_by_id.get(request.id)
+            former = self._member_by_id.get(request.id)
             allowed = serving
             if former is not None:
                 # An aborted request's id is used again. Its last event must not end this one.
                 self._end(former, request.id)
-                allowed = [index for index in serving if self._slots[index] is not former] or serving
+                allowed = [index for index in serving if self._members[index] is not former] or serving
             route = self._router.choose(request, allowed)
-            slot = self._slots[route.engine]
-            slot.owned[request.id] = _Owned(route, request, moved)
-            self._slot_by_id[request.id] = slot
-            by_slot.setdefault(route.engine, []).append(request)
+            member = self._members[route.engine]
+            member.owned[request.id] = _Owned(route, request, moved)
+            self._member_by_id[request.id] = member
+            by_member.setdefault(route.engine, []).append(request)
         self._router.stats.seconds += time.perf_counter() - begin
-        for index, chosen in by_slot.items():
+        for index, chosen in by_member.items():
             self._send_to(index, Submit(tuple(chosen)))
 
     def _abort(self, request_ids: Sequence[str]) -> None:
-        for slot in self._slots:
-            ids = tuple(name for name in request_ids if name in slot.owned)
-            if ids and slot.engine is not None:
-                slot.engine.send(Abort(ids))
+        for member in self._members:
+            ids = tuple(name for name in request_ids if name in member.owned)
+            if ids and member.engine is not None:
+                member.engine.send(Abort(ids))
 
     def _stop(self, message: Stop) -> None:
-        slot = self._slot_by_id.get(message.request_id)
-        if slot is None:
+        member = self._member_by_id.get(message.request_id)
+        if member is None:
             return
         # No event follows.
-        self._end(slot, message.request_id)
-        if slot.engine is not None:
-            slot.engine.send(message)
+        self._end(member, message.request_id)
+        if member.engine is not None:
+            member.engine.send(message)
 
     def _broadcast(self, message: Message) -> None:
         serving = self._serving()
@@ -228,12 +228,12 @@ class DataParallelEngines:
             self._send_to(index, message)
 
     def _send_to(self, index: int, message: Message) -> None:
-        engine = self._slots[index].engine
+        engine = self._members[index].engine
         assert engine is not None
         engine.send(message)
 
     def _serving(self) -> list[int]:
-        return [index for index, slot in enumerate(self._slots) if slot.engine is not None]
+        return [index for index, member in enumerate(self._members) if member.engine is not None]
 
     # ------------------------------------------------------------------ replies
 
@@ -241,15 +241,15 @@ class DataParallelEngines:
         """Called in a thread of the engine's side."""
         replies: list[Reply]
         with self._lock:
-            slot = self._slots[index]
-            if slot.engine is not engine or self._dead:
+            member = self._members[index]
+            if member.engine is not engine or self._dead:
                 return
             if isinstance(reply, Events):
-                replies = self._events(slot, reply)
+                replies = self._events(member, reply)
             elif isinstance(reply, Died):
                 replies = self._died(index, reply.reason)
             elif isinstance(reply, Unread):
-                replies = self._unread(index, slot, reply)
+                replies = self._unread(index, member, reply)
             elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged):
                 replies = self._answered(index, reply.number, reply)
             else:
@@ -257,41 +257,41 @@ class DataParallelEngines:
         for each in replies:
             self._receive(each)
 
-    def _events(self, slot: _Slot, reply: Events) -> list[Reply]:
+    def _events(self, member: _Member, reply: Events) -> list[Reply]:
         """The events of requests that the engine has; what it says of others came too late."""
         kept = []
         for event in reply.events:
-            owned = slot.owned.get(event.request_id)
+            owned = member.owned.get(event.request_id)
             if owned is None:
                 continue
             if owned.request is not None:
                 owned.request = None
                 self._router.computed(owned.route)
             if event.finish is not None:
-                self._end(slot, event.request_id)
+                self._end(member, event.request_id)
             kept.append(event)
         return [Events(tuple(kept))] if kept else []
 
-    def _end(self, slot: _Slot, request_id: str) -> None:
-        owned = slot.owned.pop(request_id, None)
+    def _end(self, member: _Member, request_id: str) -> None:
+        owned = member.owned.pop(request_id, None)
         if owned is not None:
-            if self._slot_by_id.get(request_id) is slot:
-                del self._slot_by_id[request_id]
+            if self._member_by_id.get(request_id) is member:
+                del self._member_by_id[request_id]
             self._router.ended(owned.route, computed=owned.request is None)
 
-    def _unread(self, index: int, slot: _Slot, reply: Unread) -> list[Reply]:
+    def _unread(self, index: int, member: _Member, reply: Unread) -> list[Reply]:
         """A message to or from an engine could not be read: its requests fail, and so does its call."""
-        ids = tuple(name for name in reply.request_ids if name in slot.owned)
+        ids = tuple(name for name in reply.request_ids if name in member.owned)
         for name in ids:
-            self._end(slot, name)
+            self._end(member, name)
         answered = [] if reply.number is None else self._answered(index, reply.number, reply)
         return [*([Unread(ids)] if ids else []), *answered]
 
     def _answered(self, index: int, number: int, reply: Reply | None) -> list[Reply]:
         """Add an engine's answer to a call; None if it died. Returns the answer of all, if it was the last."""
-        slot = self._slots[index]
+        member = self._members[index]
         if isinstance(reply, Pong):
-            slot.stats, slot.silent = reply.stats, False
+            member.stats, member.silent = reply.stats, False
         call = self._calls.get(number)
         if call is None or index not in call.waiting:
             return []
@@ -313,7 +313,7 @@ class DataParallelEngines:
             if call is None or self._dead:
                 return
             for index in call.waiting:
-                self._slots[index].silent = True
+                self._members[index].silent = True
             replies = self._finish(number)
         for each in replies:
             self._receive(each)
@@ -339,16 +339,16 @@ class DataParallelEngines:
         return [LoRAAdded(number, errors[0] if errors else None)]
 
     def _stats(self) -> EngineStats:
-        reports = tuple(self._report(index, slot) for index, slot in enumerate(self._slots))
+        reports = tuple(self._report(index, member) for index, member in enumerate(self._members))
         known = [report.stats for report in reports if report.stats is not None]
         return replace(total(known), engines=reports, routing=replace(self._router.stats))
 
-    def _report(self, index: int, slot: _Slot) -> EngineReport:
-        state = EngineState.SILENT if slot.silent else EngineState.SERVING
-        if slot.engine is None:
+    def _report(self, index: int, member: _Member) -> EngineReport:
+        state = EngineState.SILENT if member.silent else EngineState.SERVING
+        if member.engine is None:
             state = EngineState.STARTING
         load = self._router.load(index)
-        return EngineReport(index, state, slot.restarts, len(slot.owned), load, slot.stats)
+        return EngineReport(index, state, member.restarts, len(member.owned), load, member.stats)
 
     # ------------------------------------------------------------------ death and restart
 
@@ -356,19 +356,19 @@ class DataParallelEngines:
         """Take an engine out, move or fail its requests, and start another; the replies for the front."""
         if self._closing.is_set():
             return []
-        slot = self._slots[index]
-        dead, slot.engine, slot.silent = slot.engine, None, False
-        owned, slot.owned = slot.owned, {}
+        member = self._members[index]
+        dead, member.engine, member.silent = member.engine, None, False
+        owned, member.owned = member.owned, {}
         for name, each in owned.items():
-            if self._slot_by_id.get(name) is slot:
-                del self._slot_by_id[name]
+            if self._member_by_id.get(name) is member:
+                del self._member_by_id[name]
             self._router.ended(each.route, computed=each.request is None)
         self._router.forget(index)
         if not self._serving():
             self._dead = True
             self._restarter.cancel()
             # `close` ends it.
-            slot.engine = dead
+            member.engine = dead
             return [Died(f"{reason}; no other engine is left")]
         movable = [each.request for each in owned.values() if each.request is not None and not each.moved]
         lost = [name for name, each in owned.items() if each.request is None or each.moved]
@@ -388,8 +388,8 @@ class DataParallelEngines:
             replies.append(Events(tuple(TokenEvent(name, (), FinishReason.ERROR, error=error) for name in lost)))
         for number in list(self._calls):
             replies += self._answered(index, number, None)
-        lived_s = time.monotonic() - slot.started
-        slot.short_lives = 0 if lived_s > _LONG_LIFE_S else slot.short_lives + 1
+        lived_s = time.monotonic() - member.started
+        member.short_lives = 0 if lived_s > _LONG_LIFE_S else member.short_lives + 1
         thread = threading.Thread(target=self._replace, args=(index, dead), name="beheld-restart", daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
@@ -397,10 +397,10 @@ class DataParallelEngines:
 
     def _replace(self, index: int, dead: Engine | None) -> None:
         """Start an engine in place of a dead one, at growing intervals until one starts."""
-        slot = self._slots[index]
+        member = self._members[index]
         if dead is not None:
             dead.close()
-        wait_s = 0.0 if slot.short_lives <= 1 else min(_RESTART_S * 2 ** (slot.short_lives - 2), _MAX_RESTART_S)
+        wait_s = 0.0 if member.short_lives <= 1 else min(_RESTART_S * 2 ** (member.short_lives - 2), _MAX_RESTART_S)
         while not self._closing.wait(wait_s) and not self._dead:
             try:
                 engine = self._restarter.restart(index)
@@ -416,12 +416,12 @@ class DataParallelEngines:
     def _join(self, index: int, engine: Engine) -> None:
         """Let a new engine serve."""
         with self._lock:
-            slot = self._slots[index]
+            member = self._members[index]
             joins = not self._closing.is_set() and not self._dead
             if joins:
-                slot.engine, slot.stats = engine, None
-                slot.restarts += 1
-                slot.started = time.monotonic()
+                member.engine, member.stats = engine, None
+                member.restarts += 1
+                member.started = time.monotonic()
                 self._start(index, engine)
                 for message in self._loras.values():
                     engine.send(message)

@@ -28,9 +28,9 @@ _ITEM_TOKENS = 256
 _EMBED_TOKENS = 2
 # An engine with more than this many times another's requests or load, and so many requests or steps above that, gets
 # no further requests. Loads fall by whole steps, so that differences of a step mean nothing.
-_MAX_RATIO = 1.5
+_MAX_RATIO = 2
 _MAX_REQUESTS_AHEAD = 16
-_MAX_STEPS_AHEAD = 4
+_MAX_STEPS_AHEAD = 8
 # What a sequence that decodes costs others, in tokens of a prompt.
 _SEQUENCE_TOKENS = 64
 

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.stats import EngineState, EngineStats
 from tests import tiny
 from tests.long import LONG, sized
+from tests.lora import adapters
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -119,7 +121,7 @@ def test_error_at_the_start_leaves_no_process() -> None:
 def pids(llm: AsyncLLM) -> list[int]:
     engines = llm._engine
     assert isinstance(engines, DataParallelEngines)
-    return [slot.engine.pid for slot in engines._slots if slot.engine is not None]  # type: ignore[attr-defined]
+    return [member.engine.pid for member in engines._members if member.engine is not None]  # type: ignore[attr-defined]
 
 
 async def answer(llm: AsyncLLM, talk: list[dict[str, Any]], delta: bool) -> list[int] | BeheldError:
@@ -144,15 +146,19 @@ async def all_serve(llm: AsyncLLM, within_s: float = 60.0) -> EngineStats:
 
 
 @pytest.mark.skipif(not LONG, reason="tests/server/test_data_parallel.py kills one; BEHELD_LONG=1 kills 100")
-def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(alone: dict[str, Any]) -> None:
+def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(
+    alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process is killed while 25 requests run, at a random moment; a new one takes its place. Again and again."""
+    # Replaced without a growing wait.
+    monkeypatch.setattr("beheld.engine.data_parallel._LONG_LIFE_S", 0.0)
     draw = random.Random(int(os.environ.get("BEHELD_SEED", "1")))
     kills = sized(1, 100)
 
     async def ask() -> tuple[int, int]:
         failed = 0
         async with AsyncLLM(str(tiny.checkpoint("qwen2_vl")), data_parallel_size=2, **OPTIONS) as llm:
-            for _ in range(kills):
+            for number in range(kills):
                 assert len(set(pids(llm))) == 2
                 tasks = [asyncio.create_task(answer(llm, talk, draw.random() < 0.5)) for talk in TALKS]
                 await asyncio.sleep(draw.random() * 0.6)
@@ -164,6 +170,7 @@ def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(alone: dict[
                 stats = await all_serve(llm)
                 again = await asyncio.gather(*(answer(llm, talk, True) for talk in TALKS))
                 assert list(again) == [expected for (expected,) in alone["talks"]]
+                print(f"kill {number + 1}: {failed} failed so far", flush=True)
             assert sum(report.restarts for report in stats.engines) == kills
             assert stats.routing is not None
             assert (stats.routing.num_lost, llm.num_live) == (failed, 0)
@@ -199,3 +206,22 @@ def test_death_of_all_is_told_soon() -> None:
                 os.kill(pid, 0)
 
     asyncio.run(ask())
+
+
+@pytest.mark.skipif(not LONG, reason="starts four processes; BEHELD_LONG=1 runs it")
+def test_adapters_are_on_all_engines(tmp_path: Path) -> None:
+    lora = LoRARequest("blue", 1, adapters.write(adapters.Adapter("llama", 1, 2, "q_proj|v_proj"), tmp_path))
+    options = {**OPTIONS, "enable_lora": True, "max_lora_rank": 4}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        expected = ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=lora))
+        assert expected != ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    with LLM(str(tiny.checkpoint("llama")), data_parallel_size=2, **options) as llm:
+        assert llm.add_lora(lora)
+        assert llm.list_loras() == {1}
+        assert llm.pin_lora(1)
+        assert ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=lora)) == expected
+        with pytest.raises(LoRAError):
+            llm.add_lora(LoRARequest("red", 2, "/nonexistent"))
+        assert llm.remove_lora(1)
+        assert not llm.remove_lora(1)
+        assert llm.list_loras() == set()

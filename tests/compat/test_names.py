@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,12 @@ def test_importing_the_aliases_is_cheap() -> None:
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_open_port_is_free() -> None:
+    from beheld.compat.network import get_open_port
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", get_open_port()))
+    for module in ("vllm.utils", "vllm.utils.network_utils"):
+        assert MODULES[module]["get_open_port"] == "beheld.compat.network:get_open_port"

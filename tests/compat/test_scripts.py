@@ -12,8 +12,10 @@ from PIL import ImageFont
 from beheld import SamplingParams
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import read_json
+from tests import tiny
 from tests.compat import laid
 from tests.compat.stage import Stage, check
+from tests.long import LONG
 
 SCRIPTS = Path(__file__).parent / "scripts"
 URLS = ["https://host.test/a%20picture%20%28one%29.jpg", "http://host.test/deeper/two.jpg"]
@@ -225,3 +227,14 @@ def test_import_without_the_command(place: Stage) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "3\n"
     assert SamplingParams(max_tokens=3).max_tokens == 3
+
+
+@pytest.mark.skipif(not LONG, reason="starts three processes; BEHELD_LONG=1 runs it")
+def test_ranks_that_a_script_starts() -> None:
+    command = [sys.executable, "-m", "beheld.cli.main", "run-vllm", str(SCRIPTS / "ranks.py")]
+    done = subprocess.run(
+        [*command, "--model", str(tiny.checkpoint("llama"))], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
+    assert sorted(lines) == sorted(f"rank {n % 2} of 2: Prompt {n}: 4 tokens" for n in range(6))
