@@ -66,7 +66,21 @@ SIZES: dict[str, Any] = {
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Of classes whose sizes depend on each other in another way.
 PECULIAR: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (_LAYERS // 2)},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "zamba2": {
+        "adapter_rank": 8,
+        "layers_block_type": ["mamba", "hybrid"] * (_LAYERS // 2),
+        "mamba_ngroups": 2,
+        "num_key_value_heads": 4,
+        "num_mem_blocks": 1,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+    },
     "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
 }
 
