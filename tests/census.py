@@ -25,7 +25,7 @@ import torch
 import transformers
 
 from beheld.core.errors import BeheldError
-from tests import tiny
+from tests import census_media, tiny
 from tests import tiny_text as text
 
 _MOST_S = 120.0
@@ -190,15 +190,24 @@ def compare(folder: Path, model: Any) -> str:
 
 def examine(kind: str) -> Finding:
     """Return what becomes of this type."""
+    recipe = census_media.RECIPES.get(kind)
     with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
         folder = Path(name)
         try:
-            model = make(kind, folder)
-            expected(model, prompts()[1])
+            if recipe is None:
+                model = make(kind, folder)
+                expected(model, prompts()[1])
+            else:
+                model, processor = census_media.make(kind, recipe, folder)
+                census_media.expected(model, processor, recipe, [tiny.picture(84, 56, 1)])
         except Exception as error:
             return Finding("untried", _first(error))
         try:
-            said = compare(folder, model)
+            said = (
+                compare(folder, model)
+                if recipe is None
+                else census_media.compare(folder, model, processor, recipe)
+            )
         except BeheldError as error:
             # What fails only when the engine first computes was let in.
             return Finding("broken" if "cannot compute a text" in str(error) else "refused", _first(error))

@@ -102,6 +102,8 @@ class HFAdapter:
         Raises:
             ModelError: the configuration and the model disagree.
         """
+        if not self.info.modalities:
+            return None
         found = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
         name, axes = self.info.architecture, self.info.position_axes
         sections = (getattr(module, "mrope_section", None) for module in model.modules())
