@@ -43,6 +43,7 @@ class Recipe:
         image: an image's text in a prompt.
         named: attributes of the tokenizer that name tokens.
         most: images in one prompt.
+        bare: whether the processor takes a prompt without images.
         flat: whether the processor takes a prompt's images as a flat list.
     """
 
@@ -52,6 +53,7 @@ class Recipe:
     image: str
     named: Mapping[str, str] = field(default_factory=dict)
     most: int = 2
+    bare: bool = True
     flat: bool = False
 
 
@@ -134,7 +136,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
     from beheld import LLM, SamplingParams
 
-    asked = [[tiny.picture(*each) for each in images] for images in QUESTIONS if len(images) <= recipe.most]
+    asked = [[tiny.picture(*each) for each in images] for images in QUESTIONS if (not recipe.bare) <= len(images) <= recipe.most]
     wanted = [expected(model, processor, recipe, pictures) for pictures in asked]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     requests: list[Any] = []
@@ -173,6 +175,23 @@ def _clip(tokenizer: Any) -> Any:
     )  # fmt: skip
 
 
+def _grid(name: str) -> Callable[[Any], Any]:
+    """A processor of images at their own size, as Qwen2-VL has it."""
+
+    def made(tokenizer: Any) -> Any:
+        sizes = {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14}
+        video = transformers.Qwen2VLVideoProcessor(**sizes)
+        return getattr(transformers, name)(transformers.Qwen2VLImageProcessor(**sizes), tokenizer, video)
+
+    return made
+
+
+GRID_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+OVIS_MARKS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+
+
 RECIPES: dict[str, Recipe] = {
     "vipllava": Recipe(
         ("<image>",),
@@ -184,5 +203,184 @@ RECIPES: dict[str, Recipe] = {
         },
         _clip,
         "<image>",
+    ),
+    "ovis2": Recipe(
+        ("<image>", "<IMG_ATOM>", *OVIS_MARKS),
+        lambda ids: {
+            "hidden_size": 64,
+            "image_token_id": ids["<IMG_ATOM>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "vision_config": {"vocab_size": 40, "hidden_stride": 2},
+            "visual_indicator_token_ids": [ids[mark] for mark in OVIS_MARKS],
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.Ovis2Processor(
+            transformers.Ovis2ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<image>",
+    ),
+    "exaone4_5": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "exaone4", **LANGUAGE},
+            "vision_config": {"fullatt_block_indexes": [1], "out_hidden_size": 64, "window_size": 56},
+            "video_token_id": ids["<|video_pad|>"],
+        },
+        _grid("Exaone4_5_Processor"),
+        GRID_IMAGE,
+    ),
+    "perception_lm": Recipe(
+        ("<|image|>", "<|video|>"),
+        lambda ids: {
+            "image_token_id": ids["<|image|>"],
+            "projector_pooling_ratio": 2,
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "vit_pe_core_large_patch14_336",
+                "do_pooling": False,
+                "model_args": {
+                    "depth": 2, "embed_dim": 32, "global_pool": "", "img_size": [56, 56], "init_values": 0.1,
+                    "num_heads": 2, "ref_feat_shape": [4, 4], "use_post_transformer_norm": False,
+                },
+                "num_classes": 0,
+            },
+        },
+        lambda tokenizer: transformers.PerceptionLMProcessor(
+            transformers.PerceptionLMVideoProcessor(size={"height": 56, "width": 56}),
+            transformers.PerceptionLMImageProcessor(tile_size=56, max_num_tiles=4),
+            tokenizer, patch_size=14, pooling_ratio=2,
+        ),
+        "<|image|>",
+        {"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "idefics2": Recipe(
+        ("<fake_token_around_image>", "<image>", "<end_of_utterance>"),
+        lambda ids: {
+            "image_token_id": ids["<image>"],
+            "perceiver_config": {
+                "hidden_size": 64, "num_key_value_heads": 2, "resampler_depth": 2, "resampler_head_dim": 16,
+                "resampler_n_heads": 4, "resampler_n_latents": 6,
+            },
+            "text_config": {"model_type": "mistral", **LANGUAGE},
+            "vision_config": {"image_size": 70},
+        },
+        lambda tokenizer: transformers.Idefics2Processor(
+            transformers.Idefics2ImageProcessor(
+                do_image_splitting=False, size={"longest_edge": 70, "shortest_edge": 28}
+            ),
+            tokenizer, image_seq_len=6,
+        ),
+        "<image>",
+    ),
+    "qianfan_ocr": Recipe(
+        ("<image>", "<img>", "</img>", "<IMG_CONTEXT>"),
+        lambda ids: {
+            "downsample_ratio": 0.5,
+            "image_seq_length": 4,
+            "image_token_id": ids["<IMG_CONTEXT>"],
+            "text_config": {"model_type": "qwen3", **LANGUAGE},
+            "vision_config": {"image_size": [56, 56], "patch_size": [14, 14]},
+        },
+        lambda tokenizer: transformers.QianfanOCRProcessor(
+            transformers.GotOcr2ImageProcessor(
+                crop_to_patches=True, max_patches=4, min_patches=1, size={"height": 56, "width": 56}
+            ),
+            tokenizer, image_seq_length=4,
+        ),
+        "<image>",
+        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"},
+    ),
+    "video_llama_3": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {},
+        },
+        lambda tokenizer: transformers.VideoLlama3Processor(
+            transformers.VideoLlama3ImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer, transformers.VideoLlama3VideoProcessor(patch_size=14),
+        ),
+        "<|image_pad|>",
+    ),
+    "hyperclovax_vision_v2": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "hyperclovax", **LANGUAGE},
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {
+                "model_type": "qwen2_5_vl_vision", "fullatt_block_indexes": [1], "out_hidden_size": 64,
+                "window_size": 56,
+            },
+        },
+        _grid("HyperCLOVAXVisionV2Processor"),
+        GRID_IMAGE,
+    ),
+    "granite_docling": Recipe(
+        ("<fake_token_around_image>", "<image>", "<global-img>", *(f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3))),
+        lambda ids: {
+            "image_token_id": ids["<image>"],
+            "text_config": {**LANGUAGE},
+            "vision_config": {"out_hidden_size": 64, "scale_factor": 2, "deepstack_visual_indexes": [0], "use_fine_route": False},
+        },
+        lambda tokenizer: transformers.GraniteDoclingProcessor(
+            transformers.GraniteDoclingImageProcessor(tile_size=56),
+            tokenizer, image_seq_len=4,
+        ),
+        "<image>",
+    ),
+    "deepseek_vl": Recipe(
+        ("<image_placeholder>",),
+        lambda ids: {
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"model_type": "siglip_vision_model"},
+        },
+        lambda tokenizer: transformers.DeepseekVLProcessor(
+            transformers.DeepseekVLImageProcessor(size={"height": 56, "width": 56}, min_size=14),
+            tokenizer, num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>"},
+    ),
+    "kimi_k25": Recipe(
+        ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>", "<|kimi_k25_video_placeholder|>"),
+        lambda ids: {
+            "image_token_id": ids["<|media_pad|>"],
+            "projection_hidden_size": 32,
+            "text_config": {
+                "model_type": "deepseek_v3", "first_k_dense_replace": 1, "num_key_value_heads": 4, "q_lora_rank": 24,
+                **LANGUAGE, "head_dim": 8,
+            },
+            "video_token_id": ids["<|kimi_k25_video_placeholder|>"],
+            "vision_config": {"pos_emb_height": 8, "pos_emb_width": 8},
+            "vision_end_token_id": ids["<|media_end|>"],
+            "vision_start_token_id": ids["<|media_begin|>"],
+        },
+        lambda tokenizer: transformers.Kimi_K25Processor(
+            transformers.Kimi_K25ImageProcessor(), tokenizer, transformers.Kimi_K25VideoProcessor()
+        ),
+        "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"},
+    ),
+    "pp_chart2table": Recipe(
+        ("<img>", "</img>", "<imgpad>"),
+        lambda ids: {
+            "image_seq_length": 4,
+            "image_token_index": ids["<imgpad>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "vision_config": {"global_attn_indexes": [1], "output_channels": 16, "image_size": 112, "window_size": 2},
+        },
+        lambda tokenizer: transformers.PPChart2TableProcessor(
+            transformers.PPChart2TableImageProcessor(size={"height": 112, "width": 112}), tokenizer
+        ),
+        "<img>" + "<imgpad>" * 4 + "</img>",
+        most=1,
+        bare=False,
     ),
 }

@@ -192,7 +192,7 @@ class HFAdapter:
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
             # Families whose video frames take image placeholders.
-            method = getattr(self.model, "get_image_features", None)
+            method = getattr(self.model, "get_image_features", None) or getattr(self._core, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         places = ((self._core, "visual"), (self._core, "vision_tower"), (self.model, "vision_tower"))
