@@ -44,6 +44,7 @@ class Recipe:
         named: attributes of the tokenizer that name tokens.
         most: images in one prompt.
         bare: whether the processor takes a prompt without images.
+        typed: whether the processor returns the kinds of tokens only if asked.
         flat: whether the processor takes a prompt's images as a flat list.
     """
 
@@ -55,6 +56,7 @@ class Recipe:
     most: int = 2
     bare: bool = True
     flat: bool = False
+    typed: bool = False
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +124,8 @@ def expected(model: Any, processor: Any, recipe: Recipe, pictures: list[Any]) ->
 
     words = prompt(recipe, len(pictures))
     media = {"images": pictures if recipe.flat else [pictures]} if pictures else {}
-    inputs = dict(processor(text=[words], return_tensors="pt", **media))
+    more = {"return_mm_token_type_ids": True} if recipe.typed else {}
+    inputs = dict(processor(text=[words], return_tensors="pt", **media, **more))
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         made = model.generate(
@@ -190,6 +193,11 @@ GRID_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 OVIS_MARKS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+
+
+MINICPM_MARKS = (
+    *("<|image_pad|>", "<|video_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -329,7 +337,7 @@ RECIPES: dict[str, Recipe] = {
             "vision_config": {"out_hidden_size": 64, "scale_factor": 2, "deepstack_visual_indexes": [0], "use_fine_route": False},
         },
         lambda tokenizer: transformers.GraniteDoclingProcessor(
-            transformers.GraniteDoclingImageProcessor(tile_size=56),
+            transformers.GraniteDoclingImageProcessor(max_patches=6, size={"height": 56, "width": 56}),
             tokenizer, image_seq_len=4,
         ),
         "<image>",
@@ -382,5 +390,163 @@ RECIPES: dict[str, Recipe] = {
         "<img>" + "<imgpad>" * 4 + "</img>",
         most=1,
         bare=False,
+    ),
+    "deepseek_vl_hybrid": Recipe(
+        ("<image_placeholder>",),
+        lambda ids: {
+            "high_res_vision_config": {
+                "model_type": "sam_vision_model", "global_attn_indexes": [1], "hidden_size": 32, "image_size": 128,
+                "mlp_dim": 48, "num_attention_heads": 2, "num_hidden_layers": 2, "output_channels": 16,
+                "patch_size": 16, "window_size": 2,
+            },
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"model_type": "siglip_vision_model", "image_size": 64, "patch_size": 16},
+        },
+        lambda tokenizer: transformers.DeepseekVLHybridProcessor(
+            transformers.DeepseekVLHybridImageProcessor(
+                high_res_size={"height": 128, "width": 128}, min_size=14, size={"height": 64, "width": 64}
+            ),
+            tokenizer, num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>"},
+    ),
+    "janus": Recipe(
+        ("<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+        lambda ids: {
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"num_image_tokens": 16, "projection_dim": 64, "mlp_ratio": 2.0},
+            "vq_config": {
+                "base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "image_token_embed_dim": 64,
+                "latent_channels": 32, "num_embeddings": 32, "num_patches": 4, "num_res_blocks": 1,
+                "projection_dim": 64,
+            },
+        },
+        lambda tokenizer: transformers.JanusProcessor(
+            transformers.JanusImageProcessor(size={"height": 56, "width": 56}, min_size=14),
+            tokenizer, num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
+    ),
+    "video_llava": Recipe(
+        ("<image>", "<video>"),
+        lambda ids: {
+            "image_token_index": ids["<image>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "video_token_index": ids["<video>"],
+            "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+        },
+        lambda tokenizer: transformers.VideoLlavaProcessor(
+            transformers.VideoLlavaImageProcessor(
+                size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+            ),
+            transformers.VideoLlavaVideoProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+            tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+        ),
+        "<image>",
+    ),
+    "granite4_vision": Recipe(
+        ("<image>",),
+        lambda ids: {
+            "deepstack_layer_map": [[-1, 0], [0, 2]],
+            "downsample_rate": "1/2",
+            "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
+            "image_token_index": ids["<image>"],
+            "spatial_target_layers": [1, 2, 3, 3],
+            "text_config": {**LANGUAGE},
+            "vision_config": {"model_type": "siglip_vision_model"},
+            "vision_feature_select_strategy": "full",
+        },
+        lambda tokenizer: transformers.Granite4VisionProcessor(
+            transformers.LlavaNextImageProcessor(
+                size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56},
+                image_grid_pinpoints=[[56, 112], [112, 56], [112, 112]],
+            ),
+            tokenizer, patch_size=14, vision_feature_select_strategy="full", downsample_rate="1/2",
+        ),
+        "<image>",
+    ),
+    "cosmos3_edge": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 96,
+            "text_config": {
+                **LANGUAGE,
+                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [4, 2, 2]},
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"num_patches": 16},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Cosmos3EdgeProcessor(
+            transformers.Cosmos3EdgeImageProcessor(
+                patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}
+            ),
+            tokenizer, transformers.Cosmos3EdgeVideoProcessor(patch_size=14),
+        ),
+        GRID_IMAGE,
+        typed=True,
+    ),
+    "lfm3_vl": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 96,
+            "text_config": {"model_type": "lfm3", "hidden_size": 64, "head_dim": 16},
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"layer_types": ["full_attention", "full_attention"]},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        _grid("Lfm3VlProcessor"),
+        GRID_IMAGE,
+    ),
+    "cohere_compass": Recipe(
+        ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
+        lambda ids: {
+            "image_token_id": ids["<|IMAGE_PAD|>"],
+            "text_config": {"hidden_size": 64, "head_dim": 16},
+            "video_token_id": ids["<|VIDEO_PAD|>"],
+            "vision_config": {"deepstack_visual_indexes": [], "num_position_embeddings": 64, "out_hidden_size": 64},
+            "vision_end_token_id": ids["<|END_OF_IMG|>"],
+            "vision_start_token_id": ids["<|START_OF_IMG|>"],
+        },
+        lambda tokenizer: transformers.CohereCompassProcessor(
+            transformers.CohereCompassImageProcessor(patch_size=14), tokenizer,
+            transformers.CohereCompassVideoProcessor(patch_size=14),
+        ),
+        "<|START_OF_IMG|><|IMAGE_PAD|><|END_OF_IMG|>",
+    ),
+    "minicpmv4_6": Recipe(
+        MINICPM_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "insert_layer_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_text", "full_attention_interval": 2, "hidden_size": 64, "head_dim": 32,
+                "rope_parameters": {
+                    "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
+                    "rope_type": "default",
+                },
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"image_size": 112, "insert_layer_id": 0},
+        },
+        lambda tokenizer: transformers.MiniCPMV4_6Processor(
+            transformers.MiniCPMV4_6ImageProcessor(scale_resolution=56, patch_size=14),
+            transformers.MiniCPMV4_6VideoProcessor(scale_resolution=56, patch_size=14),
+            tokenizer,
+        ),
+        "<|image_pad|>",
+        {
+            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
+            "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+        },
     ),
 }

@@ -113,7 +113,8 @@ class HFAdapter:
                 f"The configuration of {name} gives positions {axes} axes, but its model has {max(own)}.",
                 "Write mrope_section into the rope_scaling of config.json's text part, as the model's class reads it.",
             )
-        if (found is None) == (axes > 1 or self._family.repeats_positions):
+        wanted = (axes > 1 and not self._family.plain_axes) or self._family.repeats_positions
+        if (found is None) == wanted:
             has = "no get_rope_index" if found is None else "a get_rope_index, for several"
             raise ModelError(f"{name} has {axes}-axis positions but {has}.")
         return found
@@ -200,10 +201,11 @@ class HFAdapter:
         made = packed.keywords(self._family.packed, visual, options, self._upload) or {}
         stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
-        if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
+        known = inspect.signature(method).parameters
+        if "pixel_values_videos" in moved and not known.keys() & {"pixel_values_videos", "args"}:
             # Older versions of some families name the frames like images.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
-        if "vision_feature_select_strategy" in inspect.signature(method).parameters:
+        if "vision_feature_select_strategy" in known:
             # Older versions of Llama 4 require these values from the configuration; others read them.
             strategy = getattr(self.model.config.vision_config, "vision_feature_select_strategy", None)
             moved |= {"vision_feature_select_strategy": strategy} if strategy is not None else {}
