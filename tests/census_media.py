@@ -41,6 +41,7 @@ class Recipe:
             which small sizes are added.
         processor: makes transformers' processor of a tokenizer.
         image: an image's text in a prompt.
+        video: a video's; empty if it takes none.
         named: attributes of the tokenizer that name tokens.
         most: images in one prompt.
         bare: whether the processor takes a prompt without images.
@@ -53,6 +54,7 @@ class Recipe:
     processor: Callable[[Any], Any]
     image: str
     named: Mapping[str, str] = field(default_factory=dict)
+    video: str = ""
     most: int = 2
     bare: bool = True
     flat: bool = False
@@ -113,17 +115,25 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
 
 
-def prompt(recipe: Recipe, count: int) -> str:
-    """Return a prompt of so many images."""
-    return f"<|im_start|>user\n{recipe.image * count}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
+FRAMES = 8
+TIMES = {"total_num_frames": FRAMES, "fps": 2.0, "duration": FRAMES / 2, "frames_indices": list(range(FRAMES))}
+CLIP = "a video"
 
 
-def expected(model: Any, processor: Any, recipe: Recipe, pictures: list[Any]) -> tuple[list[int], list[int], Any]:
+def prompt(recipe: Recipe, media: Any) -> str:
+    """Return a prompt of these images, or of the video."""
+    marks = recipe.video if media == CLIP else recipe.image * len(media)
+    return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[list[int], list[int], Any]:
     """Return the prompt's ids, transformers' greedy answer and the logits of each step (N, V)."""
     from transformers import GenerationConfig
 
-    words = prompt(recipe, len(pictures))
-    media = {"images": pictures if recipe.flat else [pictures]} if pictures else {}
+    words = prompt(recipe, asked)
+    media: dict[str, Any] = {"images": asked if recipe.flat else [asked]} if asked else {}
+    if asked == CLIP:
+        media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
     more = {"return_mm_token_type_ids": True} if recipe.typed else {}
     inputs = dict(processor(text=[words], return_tensors="pt", **media, **more))
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
@@ -139,20 +149,23 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
     from beheld import LLM, SamplingParams
 
-    asked = [[tiny.picture(*each) for each in images] for images in QUESTIONS if (not recipe.bare) <= len(images) <= recipe.most]
-    wanted = [expected(model, processor, recipe, pictures) for pictures in asked]
+    fitting = [images for images in QUESTIONS if int(not recipe.bare) <= len(images) <= recipe.most]
+    asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
+    asked += [CLIP] if recipe.video else []
+    wanted = [expected(model, processor, recipe, media) for media in asked]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     requests: list[Any] = []
-    for pictures in asked:
-        media = {"multi_modal_data": {"image": pictures if len(pictures) > 1 else pictures[0]}} if pictures else {}
-        requests.append({"prompt": prompt(recipe, len(pictures)), **media})
+    for media in asked:
+        given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
+        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
     with LLM(
         model=str(folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=512, disable_log_stats=True,
-        max_num_seqs=4, max_num_batched_tokens=64, block_size=8, limit_mm_per_prompt={"image": recipe.most},
+        max_num_seqs=4, max_num_batched_tokens=64, block_size=8, 
+        limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)
-    for pictures, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
-        name = f"a prompt of {len(pictures)} images"
+    for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
+        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} images"
         if list(output.prompt_token_ids) != ids:
             return f"the ids of {name} differ"
         logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
@@ -189,6 +202,7 @@ def _grid(name: str) -> Callable[[Any], Any]:
     return made
 
 
+GRID_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 GRID_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -237,6 +251,7 @@ RECIPES: dict[str, Recipe] = {
         },
         _grid("Exaone4_5_Processor"),
         GRID_IMAGE,
+        video=GRID_VIDEO,
     ),
     "perception_lm": Recipe(
         ("<|image|>", "<|video|>"),
@@ -250,8 +265,14 @@ RECIPES: dict[str, Recipe] = {
                 "architecture": "vit_pe_core_large_patch14_336",
                 "do_pooling": False,
                 "model_args": {
-                    "depth": 2, "embed_dim": 32, "global_pool": "", "img_size": [56, 56], "init_values": 0.1,
-                    "num_heads": 2, "ref_feat_shape": [4, 4], "use_post_transformer_norm": False,
+                    "depth": 2,
+                    "embed_dim": 32,
+                    "global_pool": "",
+                    "img_size": [56, 56],
+                    "init_values": 0.1,
+                    "num_heads": 2,
+                    "ref_feat_shape": [4, 4],
+                    "use_post_transformer_norm": False,
                 },
                 "num_classes": 0,
             },
@@ -259,18 +280,25 @@ RECIPES: dict[str, Recipe] = {
         lambda tokenizer: transformers.PerceptionLMProcessor(
             transformers.PerceptionLMVideoProcessor(size={"height": 56, "width": 56}),
             transformers.PerceptionLMImageProcessor(tile_size=56, max_num_tiles=4),
-            tokenizer, patch_size=14, pooling_ratio=2,
+            tokenizer,
+            patch_size=14,
+            pooling_ratio=2,
         ),
         "<|image|>",
         {"image_token": "<|image|>", "video_token": "<|video|>"},
+        video="<|video|>",
     ),
     "idefics2": Recipe(
         ("<fake_token_around_image>", "<image>", "<end_of_utterance>"),
         lambda ids: {
             "image_token_id": ids["<image>"],
             "perceiver_config": {
-                "hidden_size": 64, "num_key_value_heads": 2, "resampler_depth": 2, "resampler_head_dim": 16,
-                "resampler_n_heads": 4, "resampler_n_latents": 6,
+                "hidden_size": 64,
+                "num_key_value_heads": 2,
+                "resampler_depth": 2,
+                "resampler_head_dim": 16,
+                "resampler_n_heads": 4,
+                "resampler_n_latents": 6,
             },
             "text_config": {"model_type": "mistral", **LANGUAGE},
             "vision_config": {"image_size": 70},
@@ -279,7 +307,8 @@ RECIPES: dict[str, Recipe] = {
             transformers.Idefics2ImageProcessor(
                 do_image_splitting=False, size={"longest_edge": 70, "shortest_edge": 28}
             ),
-            tokenizer, image_seq_len=6,
+            tokenizer,
+            image_seq_len=6,
         ),
         "<image>",
     ),
@@ -296,7 +325,8 @@ RECIPES: dict[str, Recipe] = {
             transformers.GotOcr2ImageProcessor(
                 crop_to_patches=True, max_patches=4, min_patches=1, size={"height": 56, "width": 56}
             ),
-            tokenizer, image_seq_length=4,
+            tokenizer,
+            image_seq_length=4,
         ),
         "<image>",
         {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"},
@@ -311,7 +341,8 @@ RECIPES: dict[str, Recipe] = {
         },
         lambda tokenizer: transformers.VideoLlama3Processor(
             transformers.VideoLlama3ImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
-            tokenizer, transformers.VideoLlama3VideoProcessor(patch_size=14),
+            tokenizer,
+            transformers.VideoLlama3VideoProcessor(patch_size=14),
         ),
         "<|image_pad|>",
     ),
@@ -322,23 +353,37 @@ RECIPES: dict[str, Recipe] = {
             "text_config": {"model_type": "hyperclovax", **LANGUAGE},
             "video_token_id": ids["<|video_pad|>"],
             "vision_config": {
-                "model_type": "qwen2_5_vl_vision", "fullatt_block_indexes": [1], "out_hidden_size": 64,
+                "model_type": "qwen2_5_vl_vision",
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 64,
                 "window_size": 56,
             },
         },
         _grid("HyperCLOVAXVisionV2Processor"),
         GRID_IMAGE,
+        video=GRID_VIDEO,
     ),
     "granite_docling": Recipe(
-        ("<fake_token_around_image>", "<image>", "<global-img>", *(f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3))),
+        (
+            "<fake_token_around_image>",
+            "<image>",
+            "<global-img>",
+            *(f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)),
+        ),
         lambda ids: {
             "image_token_id": ids["<image>"],
             "text_config": {**LANGUAGE},
-            "vision_config": {"out_hidden_size": 64, "scale_factor": 2, "deepstack_visual_indexes": [0], "use_fine_route": False},
+            "vision_config": {
+                "out_hidden_size": 64,
+                "scale_factor": 2,
+                "deepstack_visual_indexes": [0],
+                "use_fine_route": False,
+            },
         },
         lambda tokenizer: transformers.GraniteDoclingProcessor(
             transformers.GraniteDoclingImageProcessor(max_patches=6, size={"height": 56, "width": 56}),
-            tokenizer, image_seq_len=4,
+            tokenizer,
+            image_seq_len=4,
         ),
         "<image>",
     ),
@@ -351,7 +396,8 @@ RECIPES: dict[str, Recipe] = {
         },
         lambda tokenizer: transformers.DeepseekVLProcessor(
             transformers.DeepseekVLImageProcessor(size={"height": 56, "width": 56}, min_size=14),
-            tokenizer, num_image_tokens=16,
+            tokenizer,
+            num_image_tokens=16,
         ),
         "<image_placeholder>",
         {"image_token": "<image_placeholder>"},
@@ -362,8 +408,12 @@ RECIPES: dict[str, Recipe] = {
             "image_token_id": ids["<|media_pad|>"],
             "projection_hidden_size": 32,
             "text_config": {
-                "model_type": "deepseek_v3", "first_k_dense_replace": 1, "num_key_value_heads": 4, "q_lora_rank": 24,
-                **LANGUAGE, "head_dim": 8,
+                "model_type": "deepseek_v3",
+                "first_k_dense_replace": 1,
+                "num_key_value_heads": 4,
+                "q_lora_rank": 24,
+                **LANGUAGE,
+                "head_dim": 8,
             },
             "video_token_id": ids["<|kimi_k25_video_placeholder|>"],
             "vision_config": {"pos_emb_height": 8, "pos_emb_width": 8},
@@ -395,9 +445,16 @@ RECIPES: dict[str, Recipe] = {
         ("<image_placeholder>",),
         lambda ids: {
             "high_res_vision_config": {
-                "model_type": "sam_vision_model", "global_attn_indexes": [1], "hidden_size": 32, "image_size": 128,
-                "mlp_dim": 48, "num_attention_heads": 2, "num_hidden_layers": 2, "output_channels": 16,
-                "patch_size": 16, "window_size": 2,
+                "model_type": "sam_vision_model",
+                "global_attn_indexes": [1],
+                "hidden_size": 32,
+                "image_size": 128,
+                "mlp_dim": 48,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "output_channels": 16,
+                "patch_size": 16,
+                "window_size": 2,
             },
             "image_token_id": ids["<image_placeholder>"],
             "text_config": {"model_type": "llama", **LANGUAGE},
@@ -407,7 +464,8 @@ RECIPES: dict[str, Recipe] = {
             transformers.DeepseekVLHybridImageProcessor(
                 high_res_size={"height": 128, "width": 128}, min_size=14, size={"height": 64, "width": 64}
             ),
-            tokenizer, num_image_tokens=16,
+            tokenizer,
+            num_image_tokens=16,
         ),
         "<image_placeholder>",
         {"image_token": "<image_placeholder>"},
@@ -419,14 +477,21 @@ RECIPES: dict[str, Recipe] = {
             "text_config": {"model_type": "llama", **LANGUAGE},
             "vision_config": {"num_image_tokens": 16, "projection_dim": 64, "mlp_ratio": 2.0},
             "vq_config": {
-                "base_channels": 32, "channel_multiplier": [1, 1], "embed_dim": 8, "image_token_embed_dim": 64,
-                "latent_channels": 32, "num_embeddings": 32, "num_patches": 4, "num_res_blocks": 1,
+                "base_channels": 32,
+                "channel_multiplier": [1, 1],
+                "embed_dim": 8,
+                "image_token_embed_dim": 64,
+                "latent_channels": 32,
+                "num_embeddings": 32,
+                "num_patches": 4,
+                "num_res_blocks": 1,
                 "projection_dim": 64,
             },
         },
         lambda tokenizer: transformers.JanusProcessor(
             transformers.JanusImageProcessor(size={"height": 56, "width": 56}, min_size=14),
-            tokenizer, num_image_tokens=16,
+            tokenizer,
+            num_image_tokens=16,
         ),
         "<image_placeholder>",
         {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
@@ -440,13 +505,15 @@ RECIPES: dict[str, Recipe] = {
             "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
         },
         lambda tokenizer: transformers.VideoLlavaProcessor(
-            transformers.VideoLlavaImageProcessor(
-                size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
-            ),
+            transformers.VideoLlavaImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
             transformers.VideoLlavaVideoProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
-            tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+            tokenizer,
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
         ),
         "<image>",
+        video="<video>",
     ),
     "granite4_vision": Recipe(
         ("<image>",),
@@ -462,10 +529,14 @@ RECIPES: dict[str, Recipe] = {
         },
         lambda tokenizer: transformers.Granite4VisionProcessor(
             transformers.LlavaNextImageProcessor(
-                size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56},
+                size={"shortest_edge": 56},
+                crop_size={"height": 56, "width": 56},
                 image_grid_pinpoints=[[56, 112], [112, 56], [112, 112]],
             ),
-            tokenizer, patch_size=14, vision_feature_select_strategy="full", downsample_rate="1/2",
+            tokenizer,
+            patch_size=14,
+            vision_feature_select_strategy="full",
+            downsample_rate="1/2",
         ),
         "<image>",
     ),
@@ -484,10 +555,9 @@ RECIPES: dict[str, Recipe] = {
             "vision_start_token_id": ids["<|vision_start|>"],
         },
         lambda tokenizer: transformers.Cosmos3EdgeProcessor(
-            transformers.Cosmos3EdgeImageProcessor(
-                patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}
-            ),
-            tokenizer, transformers.Cosmos3EdgeVideoProcessor(patch_size=14),
+            transformers.Cosmos3EdgeImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.Cosmos3EdgeVideoProcessor(patch_size=14),
         ),
         GRID_IMAGE,
         typed=True,
@@ -517,7 +587,8 @@ RECIPES: dict[str, Recipe] = {
             "vision_start_token_id": ids["<|START_OF_IMG|>"],
         },
         lambda tokenizer: transformers.CohereCompassProcessor(
-            transformers.CohereCompassImageProcessor(patch_size=14), tokenizer,
+            transformers.CohereCompassImageProcessor(patch_size=14),
+            tokenizer,
             transformers.CohereCompassVideoProcessor(patch_size=14),
         ),
         "<|START_OF_IMG|><|IMAGE_PAD|><|END_OF_IMG|>",
@@ -528,9 +599,14 @@ RECIPES: dict[str, Recipe] = {
             "image_token_id": ids["<|image_pad|>"],
             "insert_layer_id": 0,
             "text_config": {
-                "model_type": "qwen3_5_text", "full_attention_interval": 2, "hidden_size": 64, "head_dim": 32,
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "hidden_size": 64,
+                "head_dim": 32,
                 "rope_parameters": {
-                    "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25, "rope_theta": 10000.0,
+                    "mrope_section": [2, 1, 1],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000.0,
                     "rope_type": "default",
                 },
             },
@@ -544,9 +620,15 @@ RECIPES: dict[str, Recipe] = {
         ),
         "<|image_pad|>",
         {
-            "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
-            "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
-            "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
         },
+        video="<|video_pad|>",
     ),
 }

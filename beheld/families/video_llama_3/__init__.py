@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("video_llama_3", ),
@@ -11,9 +11,10 @@ FAMILY = Family(
             "video_llama_3",
             "VideoLlama3ForConditionalGeneration",
             "lkhl/VideoLLaMA3-2B-Image-HF",
-            IMAGE_AND_VIDEO,
-            "images at their native size",
+            IMAGE,
+            "images at their native size; no videos, whose alike patches its processor drops",
             by_census=True,
         ),
     ),
+    placeholders=lambda config: {"image": config.image_token_id},
 )
