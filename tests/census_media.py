@@ -44,9 +44,6 @@ class Recipe:
         video: a video's; empty if it takes none.
         named: attributes of the tokenizer that name tokens.
         most: images in one prompt.
-        bare: whether the processor takes a prompt without images.
-        typed: whether the processor returns the kinds of tokens only if asked.
-        flat: whether the processor takes a prompt's images as a flat list.
     """
 
     tokens: tuple[str, ...]
@@ -56,9 +53,6 @@ class Recipe:
     named: Mapping[str, str] = field(default_factory=dict)
     video: str = ""
     most: int = 2
-    bare: bool = True
-    flat: bool = False
-    typed: bool = False
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,11 +125,10 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     from transformers import GenerationConfig
 
     words = prompt(recipe, asked)
-    media: dict[str, Any] = {"images": asked if recipe.flat else [asked]} if asked else {}
+    media: dict[str, Any] = {"images": [asked]} if asked else {}
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
-    more = {"return_mm_token_type_ids": True} if recipe.typed else {}
-    inputs = dict(processor(text=[words], return_tensors="pt", **media, **more))
+    inputs = dict(processor(text=[words], return_tensors="pt", **media))
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         made = model.generate(
@@ -149,7 +142,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
     from beheld import LLM, SamplingParams
 
-    fitting = [images for images in QUESTIONS if int(not recipe.bare) <= len(images) <= recipe.most]
+    fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
     asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
     asked += [CLIP] if recipe.video else []
     wanted = [expected(model, processor, recipe, media) for media in asked]
@@ -426,21 +419,6 @@ RECIPES: dict[str, Recipe] = {
         "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
         {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"},
     ),
-    "pp_chart2table": Recipe(
-        ("<img>", "</img>", "<imgpad>"),
-        lambda ids: {
-            "image_seq_length": 4,
-            "image_token_index": ids["<imgpad>"],
-            "text_config": {"model_type": "qwen2", **LANGUAGE},
-            "vision_config": {"global_attn_indexes": [1], "output_channels": 16, "image_size": 112, "window_size": 2},
-        },
-        lambda tokenizer: transformers.PPChart2TableProcessor(
-            transformers.PPChart2TableImageProcessor(size={"height": 112, "width": 112}), tokenizer
-        ),
-        "<img>" + "<imgpad>" * 4 + "</img>",
-        most=1,
-        bare=False,
-    ),
     "deepseek_vl_hybrid": Recipe(
         ("<image_placeholder>",),
         lambda ids: {
@@ -514,84 +492,6 @@ RECIPES: dict[str, Recipe] = {
         ),
         "<image>",
         video="<video>",
-    ),
-    "granite4_vision": Recipe(
-        ("<image>",),
-        lambda ids: {
-            "deepstack_layer_map": [[-1, 0], [0, 2]],
-            "downsample_rate": "1/2",
-            "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
-            "image_token_index": ids["<image>"],
-            "spatial_target_layers": [1, 2, 3, 3],
-            "text_config": {**LANGUAGE},
-            "vision_config": {"model_type": "siglip_vision_model"},
-            "vision_feature_select_strategy": "full",
-        },
-        lambda tokenizer: transformers.Granite4VisionProcessor(
-            transformers.LlavaNextImageProcessor(
-                size={"shortest_edge": 56},
-                crop_size={"height": 56, "width": 56},
-                image_grid_pinpoints=[[56, 112], [112, 56], [112, 112]],
-            ),
-            tokenizer,
-            patch_size=14,
-            vision_feature_select_strategy="full",
-            downsample_rate="1/2",
-        ),
-        "<image>",
-    ),
-    "cosmos3_edge": Recipe(
-        GRID,
-        lambda ids: {
-            "image_token_id": ids["<|image_pad|>"],
-            "projector_hidden_size": 96,
-            "text_config": {
-                **LANGUAGE,
-                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "mrope_section": [4, 2, 2]},
-            },
-            "video_token_id": ids["<|video_pad|>"],
-            "vision_config": {"num_patches": 16},
-            "vision_end_token_id": ids["<|vision_end|>"],
-            "vision_start_token_id": ids["<|vision_start|>"],
-        },
-        lambda tokenizer: transformers.Cosmos3EdgeProcessor(
-            transformers.Cosmos3EdgeImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
-            tokenizer,
-            transformers.Cosmos3EdgeVideoProcessor(patch_size=14),
-        ),
-        GRID_IMAGE,
-        typed=True,
-    ),
-    "lfm3_vl": Recipe(
-        GRID,
-        lambda ids: {
-            "image_token_id": ids["<|image_pad|>"],
-            "projector_hidden_size": 96,
-            "text_config": {"model_type": "lfm3", "hidden_size": 64, "head_dim": 16},
-            "video_token_id": ids["<|video_pad|>"],
-            "vision_config": {"layer_types": ["full_attention", "full_attention"]},
-            "vision_end_token_id": ids["<|vision_end|>"],
-            "vision_start_token_id": ids["<|vision_start|>"],
-        },
-        _grid("Lfm3VlProcessor"),
-        GRID_IMAGE,
-    ),
-    "cohere_compass": Recipe(
-        ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>"),
-        lambda ids: {
-            "image_token_id": ids["<|IMAGE_PAD|>"],
-            "text_config": {"hidden_size": 64, "head_dim": 16},
-            "video_token_id": ids["<|VIDEO_PAD|>"],
-            "vision_config": {"deepstack_visual_indexes": [], "num_position_embeddings": 64, "out_hidden_size": 64},
-            "vision_end_token_id": ids["<|END_OF_IMG|>"],
-            "vision_start_token_id": ids["<|START_OF_IMG|>"],
-        },
-        lambda tokenizer: transformers.CohereCompassProcessor(
-            transformers.CohereCompassImageProcessor(patch_size=14),
-            tokenizer,
-            transformers.CohereCompassVideoProcessor(patch_size=14),
-        ),
-        "<|START_OF_IMG|><|IMAGE_PAD|><|END_OF_IMG|>",
     ),
     "minicpmv4_6": Recipe(
         MINICPM_MARKS,

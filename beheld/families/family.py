@@ -46,7 +46,7 @@ class KnownCheckpoint:
             receives the embeddings that its towers compute for each item.
         on_gpu: whether its tokens are also compared on a GPU, with graphs and compiled layers.
         tolerance: the largest difference of log-probabilities.
-        by_census: whether only the census compares it, as its own docstring says (tests/census_media.py).
+        by_census: whether only the census compares it, with less than the others (tests/census_media.py).
     """
 
     name: str

@@ -5,7 +5,10 @@ from __future__ import annotations
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("deepseek_vl", "deepseek_vl_hybrid", ),
+    model_types=(
+        "deepseek_vl",
+        "deepseek_vl_hybrid",
+    ),
     tested=(
         KnownCheckpoint(
             "deepseek_vl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("exaone4_5", ),
+    model_types=("exaone4_5",),
     tested=(
         KnownCheckpoint(
             "exaone4_5",

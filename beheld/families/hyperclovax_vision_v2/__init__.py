@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("hyperclovax_vision_v2", ),
+    model_types=("hyperclovax_vision_v2",),
     tested=(
         KnownCheckpoint(
             "hyperclovax_vision_v2",

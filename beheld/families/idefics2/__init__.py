@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("idefics2", ),
+    model_types=("idefics2",),
     tested=(
         KnownCheckpoint(
             "idefics2",

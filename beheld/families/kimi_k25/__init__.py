@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("kimi_k25", ),
+    model_types=("kimi_k25",),
     tested=(
         KnownCheckpoint(
             "kimi_k25",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("perception_lm", ),
+    model_types=("perception_lm",),
     tested=(
         KnownCheckpoint(
             "perception_lm",

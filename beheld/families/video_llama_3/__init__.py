@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("video_llama_3", ),
+    model_types=("video_llama_3",),
     tested=(
         KnownCheckpoint(
             "video_llama_3",

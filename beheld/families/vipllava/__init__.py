@@ -5,7 +5,7 @@ from __future__ import annotations
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("vipllava", ),
+    model_types=("vipllava",),
     tested=(
         KnownCheckpoint(
             "vipllava",
