@@ -4,9 +4,9 @@ python -m tests.census [TYPE ...]
 
 A text type gets a tiny random checkpoint, made of its configuration class with small sizes; a type that reads images is
 made of its recipe (census_media.py). It *runs* if the engine's greedy answers, with prompts cut into steps, equal those
-of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the exit
-status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and what
-transformers itself cannot make or run in a small size, is *untried*.
+of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the
+exit status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and
+what transformers itself cannot make or run in a small size, is *untried*.
 """
 
 from __future__ import annotations

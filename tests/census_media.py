@@ -153,7 +153,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
     with LLM(
         model=str(folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=512, disable_log_stats=True,
-        max_num_seqs=4, max_num_batched_tokens=64, block_size=8, 
+        max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
         limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)

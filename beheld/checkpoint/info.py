@@ -396,7 +396,8 @@ def _reach(text: Any) -> int:
     A model without attention has no bound.
     """
     unbounded = not hasattr(text, "num_attention_heads")
-    known = int(getattr(text, "max_position_embeddings", None) or (_UNBOUNDED if unbounded else 2048))
+    named = int(getattr(text, "max_position_embeddings", None) or 0)
+    known = named if named > 0 else _UNBOUNDED if unbounded else 2048
     rope = _rope(text) or {}
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
     if kind not in ("linear", "yarn") or not isinstance(factor, int | float):
