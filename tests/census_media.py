@@ -298,7 +298,7 @@ RECIPES: dict[str, Recipe] = {
         },
         lambda tokenizer: transformers.Idefics2Processor(
             transformers.Idefics2ImageProcessor(
-                do_image_splitting=False, size={"longest_edge": 70, "shortest_edge": 28}
+                do_image_splitting=True, size={"longest_edge": 70, "shortest_edge": 28}
             ),
             tokenizer,
             image_seq_len=6,

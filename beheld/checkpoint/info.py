@@ -324,8 +324,9 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
         kind = "full" if name == _BOTH else _LAYER_KINDS.get(name)
         recurs = kind == "recurrent" or name == _BOTH
         if kind is None or (recurs and state is None):
+            missing = "a recurrence that has no mixer here yet" if recurs else "which cannot be run yet"
             raise ModelError(
-                f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
+                f"Layer {layer} of {text.model_type} is of kind {name!r}, {missing}.",
                 "Models with full, sliding and chunked attention, short convolutions, the gated delta rule and the "
                 "state spaces of Mamba can.",
             )

@@ -1,4 +1,4 @@
-"""Qwen3-VL, Qwen3-Omni and Granite Docling: outputs of some tower layers are added to hidden states after the first text layers."""
+"""Outputs of some tower layers are added to hidden states after the first text layers, as in Qwen3-VL."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ FAMILY = Family(
         KnownCheckpoint(
             "granite_docling",
             "GraniteDoclingForConditionalGeneration",
-            "ibm-granite/granite-docling-2b",
+            "ibm-granite/granite-for-docling-500m",
             IMAGE,
             "tiles; the tower also enters the first layers",
             by_census=True,

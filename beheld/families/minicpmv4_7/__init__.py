@@ -6,5 +6,5 @@ from beheld.families.family import Family
 
 FAMILY = Family(
     model_types=("minicpmv4_7",),
-    refused="its language model is Qwen3.5's, which runs, but positions on a canvas of slices are not computed here yet",
+    refused="positions on a canvas of slices are not computed here yet; its language model is Qwen3.5's, which runs",
 )

@@ -10,7 +10,7 @@ FAMILY = Family(
         KnownCheckpoint(
             "ovis2",
             "Ovis2ForConditionalGeneration",
-            "thisisiron/Ovis2-2B-hf",
+            "thisisiron/Ovis2-1B-hf",
             IMAGE,
             "tiles; visual words",
             by_census=True,
