@@ -79,6 +79,7 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "zamba2": {
         "adapter_rank": 8,
+        "head_dim": 32,
         "layers_block_type": ["mamba", "hybrid"] * (_LAYERS // 2),
         "mamba_ngroups": 2,
         "num_key_value_heads": 4,
