@@ -1,11 +1,12 @@
-"""Says of every text type that the installed transformers defines whether it runs here, is refused, or is broken.
+"""Says of every type that the installed transformers defines whether it runs here, is refused, or is broken.
 
 python -m tests.census [TYPE ...]
 
-Each gets a tiny random checkpoint, made of its configuration class with small sizes. It *runs* if the engine's greedy
-answers, with prompts cut into steps, equal those of transformers' generate(); it is *refused* if the engine says why it
-cannot run; all else is *broken*, and then the exit status is 1. What transformers itself cannot make or run in a small
-size is *untried*.
+A text type gets a tiny random checkpoint, made of its configuration class with small sizes; a type that reads images is
+made of its recipe (census_media.py). It *runs* if the engine's greedy answers, with prompts cut into steps, equal those
+of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the
+exit status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and
+what transformers itself cannot make or run in a small size, is *untried*.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from typing import Any
 import torch
 import transformers
 
+from beheld.checkpoint.info import read_info
+from beheld.core.config import EngineArgs
 from beheld.core.errors import BeheldError
-from tests import tiny
+from beheld.families import registry
+from tests import census_media, tiny
 from tests import tiny_text as text
 
 _MOST_S = 120.0
@@ -34,6 +38,7 @@ _ANSWER_TOKENS = 8
 _LENGTHS = (1, 5, 23, 40, 61)
 _TOLERANCE = 1e-3
 _LAYERS = 4
+_MOST_NUMBERS = 1 << 26
 
 # The names of sizes in configurations, and small values that fit each other.
 SIZES: dict[str, Any] = {
@@ -66,7 +71,23 @@ SIZES: dict[str, Any] = {
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Of classes whose sizes depend on each other in another way.
 PECULIAR: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (_LAYERS // 2)},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "zamba2": {
+        "adapter_rank": 8,
+        "head_dim": 32,
+        "layers_block_type": ["mamba", "hybrid"] * (_LAYERS // 2),
+        "mamba_ngroups": 2,
+        "num_key_value_heads": 4,
+        "num_mem_blocks": 1,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+    },
+    "phimoe": {"sliding_window": 1024},
     "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
 }
 
@@ -97,6 +118,24 @@ def text_types() -> list[str]:
     return found
 
 
+def media_types() -> list[str]:
+    """Return the model types that read media, by transformers' own lists."""
+    from transformers.models.auto import modeling_auto as known
+
+    tables = (known.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
+    texts = set(text_types())
+    return list(dict.fromkeys(kind for table in tables for kind in table if kind not in texts))
+
+
+def rows_of(kind: str) -> list[str]:
+    """Return the checkpoint layouts of this type that the oracle compares."""
+    package = registry.find(kind)
+    if not package:
+        found = (each for each, family in registry.families().items() if kind in family.model_types)
+        package = next(found, "")
+    return [row.name for row in registry.facts(package).tested if not row.by_census]
+
+
 def tiny_config(kind: str) -> Any:
     """Return a small configuration of this type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -121,6 +160,10 @@ def make(kind: str, folder: Path) -> Any:
     speaker = speaker or AutoModelForCausalLM._model_mapping[type(config)]
     text.write_qwen_tokenizer(folder, text.QWEN_TEXT_SPECIALS, "<|im_end|>", {})
     torch.manual_seed(0)
+    with torch.device("meta"):
+        count = sum(each.numel() for each in speaker._from_config(config).parameters())
+    if count > _MOST_NUMBERS:
+        raise ValueError(f"its class has {count} numbers with small sizes")
     model = speaker._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     tiny._fill(model)
     model.config.architectures = [type(model).__name__]
@@ -174,17 +217,51 @@ def compare(folder: Path, model: Any) -> str:
     return ""
 
 
+def read(kind: str, folder: Path) -> Finding:
+    """Return what the engine says of a type's own configuration, which is written into the folder; nothing runs."""
+    from transformers.models.auto import modeling_auto as known
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    names = known.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    try:
+        config = CONFIG_MAPPING[kind]() if kind in names else tiny_config(kind)
+        config.architectures = [names[kind]] if kind in names else None
+        config.save_pretrained(folder)
+    except Exception as error:
+        return Finding("untried", _first(error))
+    try:
+        read_info(folder, EngineArgs())
+    except BeheldError as error:
+        return Finding("refused", _first(error))
+    except Exception as error:
+        return Finding("broken", _first(error))
+    return Finding("untried", "it has no recipe")
+
+
 def examine(kind: str) -> Finding:
     """Return what becomes of this type."""
+    if kind in media_types() and kind not in census_media.RECIPES:
+        rows = rows_of(kind)
+        if rows:
+            return Finding("run", f"compared by the oracle: {', '.join(rows)}")
+        with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
+            return read(kind, Path(name))
+    recipe = census_media.RECIPES.get(kind)
     with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
         folder = Path(name)
         try:
-            model = make(kind, folder)
-            expected(model, prompts()[1])
+            if recipe is None:
+                model = make(kind, folder)
+                expected(model, prompts()[1])
+            else:
+                model, processor = census_media.make(kind, recipe, folder)
+                census_media.expected(model, processor, recipe, [tiny.picture(84, 56, 1)])
         except Exception as error:
-            return Finding("untried", _first(error))
+            with tempfile.TemporaryDirectory(prefix="beheld-census-") as other:
+                found = read(kind, Path(other))
+            return found if found.verdict == "refused" else Finding("untried", _first(error))
         try:
-            said = compare(folder, model)
+            said = compare(folder, model) if recipe is None else census_media.compare(folder, model, processor, recipe)
         except BeheldError as error:
             # What fails only when the engine first computes was let in.
             return Finding("broken" if "cannot compute a text" in str(error) else "refused", _first(error))
@@ -229,7 +306,7 @@ def main(kinds: list[str]) -> int:
     """Print a line for each type, and their numbers."""
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
-    for kind in kinds or text_types():
+    for kind in kinds or [*text_types(), *media_types()]:
         found = apart(kind)
         counts[found.verdict] += 1
         print(f"{found.verdict:8} {kind}{': ' if found.said else ''}{found.said}", flush=True)

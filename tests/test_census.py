@@ -12,9 +12,13 @@ import torch
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from tests import census
+from beheld.families import registry
+from beheld.families.text_types import TEXT_TYPES
+from tests import census, census_media
+from tests.long import LONG
 
-RUN = ("gpt2", "gpt_bigcode", "granite_swa", "lfm2_moe", "longcat_flash", "mimo_v2_flash", "mistral4", "youtu")
+# Of the text types that run, those whose layers or caches no row of the oracle has.
+RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba")
 
 
 def known(kind: str) -> bool:
@@ -23,9 +27,51 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RUN if known(kind)])
+FULL = [*TEXT_TYPES, *census_media.RECIPES] if LONG else [*RUN, "minicpmv4_6"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FULL if known(kind)])
 def test_these_run(kind: str) -> None:
     assert census.examine(kind) == census.Finding("run")
+
+
+def test_every_text_type_that_runs_is_listed() -> None:
+    assert set(RUN) <= set(TEXT_TYPES)
+    assert list(TEXT_TYPES) == sorted(TEXT_TYPES)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TEXT_TYPES if known(kind)])
+def test_what_runs_is_read(kind: str, tmp_path: Path) -> None:
+    """The quick form of the census: the configuration is one that the engine takes."""
+    assert census.read(kind, tmp_path) == census.Finding("untried", "it has no recipe")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in census_media.RECIPES if known(kind)])
+def test_a_recipe_belongs_to_a_row(kind: str) -> None:
+    (row,) = (row for row in registry.facts(registry.find(kind)).tested if row.name == kind)
+    assert row.by_census
+    assert kind in census.media_types()
+
+
+REFUSED = {
+    "deepseek_v32": "of kind 'indexed_attention'",
+    "minimax": "of kind 'linear_attention'",
+    "minicpmv4_7": "positions on a canvas",
+    "udop": "is an encoder-decoder model",
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in REFUSED if known(kind)])
+def test_a_refusal_names_what_is_missing(kind: str) -> None:
+    found = census.examine(kind)
+    assert found.verdict == "refused"
+    assert REFUSED[kind] in found.said
+
+
+@pytest.mark.parametrize("kind", [kind for kind in census.media_types() if kind not in census_media.RECIPES])
+def test_no_type_that_reads_media_is_broken(kind: str) -> None:
+    """It is refused in words, or read."""
+    assert census.examine(kind).verdict in ("run", "refused", "untried")
 
 
 @pytest.mark.parametrize(

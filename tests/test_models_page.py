@@ -15,6 +15,7 @@ from beheld.core.errors import ModelError
 from beheld.families import page
 from beheld.families.family import TOLERANCE, KnownCheckpoint
 from tests import tiny, tiny_new
+from tests.census_media import RECIPES
 from tests.oracle.cases import cases
 from tests.oracle.test_oracle import LOGPROB_TOLERANCE
 
@@ -28,7 +29,11 @@ def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_list_is_that_of_the_tests() -> None:
     variants = {"gemma4_dense"}
-    assert {row.name for row in page.tested()} == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES)
+    full = {row.name for row in page.tested() if not row.by_census}
+    assert full == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES)
+    rows = [row for row in page.tested() if row.by_census]
+    assert {row.name for row in rows} == set(RECIPES)
+    assert {row.name for row in rows if "video" in row.modalities} == {n for n, each in RECIPES.items() if each.video}
 
 
 def test_what_is_said_to_be_checked_is_what_the_tests_do() -> None:

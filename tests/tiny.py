@@ -665,6 +665,7 @@ from tests import (  # noqa: E402  # noqa: E402
     tiny_cross,
     tiny_decoders,
     tiny_grid,
+    tiny_mamba,
     tiny_masks,
     tiny_more,
     tiny_new,
@@ -697,6 +698,7 @@ _FURTHER = (
     tiny_adapted,
     tiny_decoders,
     tiny_recurrent,
+    tiny_mamba,
 )
 for _further in (*_FURTHER, tiny_quantized):
     TINY |= _further.TINY
@@ -707,7 +709,7 @@ for _own in _OWN:
     TINY |= _own.TINY
     IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())
     VIDEO_FAMILIES += getattr(_own, "VIDEO_FAMILIES", ())
-TEXT_FAMILIES += tiny_recurrent.TEXT_FAMILIES
+TEXT_FAMILIES += tiny_recurrent.TEXT_FAMILIES + tiny_mamba.TEXT_FAMILIES
 SOUND_FAMILIES = (
     *tiny_sound.SOUND_FAMILIES,
     *tiny_masks.SOUND_FAMILIES,

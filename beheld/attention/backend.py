@@ -79,6 +79,16 @@ class AttnMetadata:
     stored: bool = False
 
 
+class StateOf(NamedTuple):
+    """The key of a layer's recurrent state, which a layer may have in addition to keys and values."""
+
+    layer: int
+
+
+# A layer's number is the key of all else that it keeps.
+LayerKey = int | StateOf
+
+
 class LayerCache(Protocol):
     """One layer's tensors on the device, in blocks; each kind of layer has different tensors.
 

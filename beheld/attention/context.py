@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache, LayerKey
 from beheld.attention.cross import CrossBackend, CrossMetadata
 
 
@@ -54,16 +54,17 @@ class ForwardContext:
 
     Attributes:
         lora: the tokens' LoRA adapters (lora/step.py); None if no token has one.
-        called: hook calls per layer.
+        kv: what each layer keeps, by its number; recurrent states by StateOf(number).
+        called: hook calls per key of `kv`.
         cross: None if no sequence of the step has states to attend to.
         tail: None if all tokens go through all layers.
     """
 
     backend: AttentionBackend
     metadata: AttnMetadata
-    kv: Mapping[int, LayerCache]
+    kv: Mapping[LayerKey, LayerCache]
     lora: Any = None
-    called: dict[int, int] = field(default_factory=dict)
+    called: dict[LayerKey, int] = field(default_factory=dict)
     cross: CrossContext | None = None
     tail: Tail | None = None
 

@@ -27,7 +27,7 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """See Recurrence. The input is q (J * K), k (J * K), v (H * V) side by side; then g and beta (H) of each token."""
+    """See Recurrence. Inputs are q (J * K), k (J * K) and v (H * V) of each token side by side, then g and beta (H)."""
 
     key_heads: int
     key_dim: int
@@ -44,9 +44,9 @@ class GatedDelta:
         k_THK = _unit(k_TJK).repeat_interleave(share, dim=1)
         return q_THK, k_THK, v_TC.unflatten(-1, (self.value_heads, self.value_dim))
 
-    def step(self, states_B: Tensor, x_BC: Tensor, *more: Tensor) -> Tensor:
+    def step(self, states_B: Tensor, *inputs: Tensor) -> Tensor:
         """Compute one token of each sequence; states are (B, H, K, V)."""
-        g_BH, beta_BH = (each.float() for each in more)
+        x_BC, g_BH, beta_BH = inputs[0], inputs[1].float(), inputs[2].float()
         q_BHK, k_BHK, v_BHV = self._parts(x_BC)
         states_B.mul_(g_BH.exp()[..., None, None])
         said_BHV = torch.matmul(k_BHK.unsqueeze(-2), states_B).squeeze(-2)
@@ -54,13 +54,13 @@ class GatedDelta:
         states_B.addcmul_(k_BHK.unsqueeze(-1), delta_BHV.unsqueeze(-2))
         return torch.matmul(q_BHK.unsqueeze(-2), states_B).squeeze(-2).to(x_BC.dtype)
 
-    def scan(self, state: Tensor, x_TC: Tensor, *more: Tensor) -> Tensor:
+    def scan(self, state: Tensor, *inputs: Tensor) -> Tensor:
         """Compute consecutive tokens of one sequence; its state is (H, K, V)."""
-        count = len(x_TC)
+        x_TC, count = inputs[0], len(inputs[0])
         length = min(_CHUNK, count)
         q_HNLK, k_HNLK, v_HNLV = (_chunks(each, length) for each in self._parts(x_TC))
         # Padding neither decays nor writes: g and beta are 0 there.
-        g_HNL, beta_HNL = (_chunks(each.float().unsqueeze(-1), length).squeeze(-1) for each in more)
+        g_HNL, beta_HNL = (_chunks(each.float().unsqueeze(-1), length).squeeze(-1) for each in inputs[1:])
         sums_HNL = g_HNL.cumsum(-1)
         later = torch.ones(length, length, dtype=torch.bool, device=x_TC.device).triu(1)
         decay_HNLL = (sums_HNL.unsqueeze(-1) - sums_HNL.unsqueeze(-2)).masked_fill_(later, -torch.inf).exp_()

@@ -12,14 +12,14 @@ positions that it sees, its own last; N blocks of a table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.attention.backend import AttnMetadata, GroupMetadata, StateOf
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
 
@@ -48,13 +48,18 @@ class LayerStates:
 
 
 class Recurrence(Protocol):
-    """How a state gives and takes; `more` are further inputs of the same tokens."""
+    """How a state gives and takes."""
 
-    def step(self, states_B: Tensor, x_BC: Tensor, *more: Tensor) -> Tensor:
-        """Compute one token of each sequence, and change the states in place; returns (B, ...)."""
+    def step(self, states_B: Tensor, *inputs: Tensor) -> Tensor:
+        """Compute one token of each sequence, inputs (B, ...), and change the states in place; returns (B, ...)."""
 
-    def scan(self, state: Tensor, x_TC: Tensor, *more: Tensor) -> Tensor:
-        """Compute consecutive tokens of one sequence, and change its state in place; returns (T, ...)."""
+    def scan(self, state: Tensor, *inputs: Tensor) -> Tensor:
+        """Compute consecutive tokens of one sequence, inputs (T, ...), and change its state in place; returns
+        (T, ...)."""
+
+
+# Convolved tokens (T, C) of all sequences of a step -> what the recurrence takes of them, (T, ...) each.
+Inputs = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -83,46 +88,45 @@ class _Steps:
 
 
 def recur(
-    module: Any,
-    x_TC: Tensor,
-    weight_CL: Tensor,
-    bias_C: Tensor | None,
-    activate: Any,
-    recurrence: Recurrence,
-    *more: Tensor,
+    module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None, inputs: Inputs, recurrence: Recurrence
 ) -> Tensor:
-    """Convolve x over each sequence, activate, and run the recurrence on the result; returns its outputs (T, ...).
+    """Convolve x over each sequence and run the recurrence on what `inputs` makes of it; returns (T, ...).
 
     Args:
         module: has its layer number, `layer_idx`.
-        more: further inputs of the recurrence, (T, ...) each.
 
     Raises:
         ModelError: the layer has no states, or of another shape.
     """
     layer = module.layer_idx
     context = current()
-    cache = context.kv.get(layer)
+    cache = context.kv.get(StateOf(layer))
     if not isinstance(cache, LayerStates):
         raise ModelError(f"A recurrence was called for layer {layer}, which has no states.")
     if cache.inputs.shape[1:] != (weight_CL.shape[1] - 1, weight_CL.shape[0]):
         raise ModelError(
             f"Layer {layer} convolves {tuple(weight_CL.shape)}, but its cache was made for {tuple(cache.inputs.shape)}."
         )
-    context.called[layer] = context.called.get(layer, 0) + 1
+    context.called[StateOf(layer)] = context.called.get(StateOf(layer), 0) + 1
     metadata, group = context.metadata, context.metadata.groups[cache.group]
-    num_decodes = metadata.num_decodes
+    num_decodes, pieces = metadata.num_decodes, _pieces(metadata, group, cache.group)
+    convolved = []
+    if num_decodes:
+        window_DLC = _windows(cache, x_TC[:num_decodes], _steps(metadata, group))
+        convolved.append(_convolved(window_DLC, weight_CL, bias_C))
+    for piece in pieces:
+        near_TC = _nearby(cache, x_TC[piece.first : piece.last], piece)
+        convolved.append(_sliding(near_TC, weight_CL, bias_C))
+        _keep_inputs(cache, near_TC, piece)
+    y_TC = convolved[0] if len(convolved) == 1 else torch.cat(convolved)
+    given = inputs(y_TC.to(x_TC.dtype))
     parts = []
     if num_decodes:
         steps = _steps(metadata, group)
-        window_DLC = _windows(cache, x_TC[:num_decodes], steps)
-        x_DC = activate(_convolved(window_DLC, weight_CL, bias_C).to(x_TC.dtype))
-        parts.append(_decode(cache, x_DC, [each[:num_decodes] for each in more], recurrence, steps))
-    for piece in _pieces(metadata, group, cache.group):
+        parts.append(_decode(cache, [each[:num_decodes] for each in given], recurrence, steps))
+    for piece in pieces:
         own = slice(piece.first, piece.last)
-        near_TC = _nearby(cache, x_TC[own], piece)
-        y_TC = activate(_sliding(near_TC, weight_CL, bias_C).to(x_TC.dtype))
-        parts.append(_prefill(cache, piece, near_TC, y_TC, [each[own] for each in more], recurrence))
+        parts.append(_prefill(cache, piece, [each[own] for each in given], recurrence))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -193,31 +197,28 @@ def _sliding(near_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tenso
     return out_TC if bias_C is None else out_TC + bias_C.float()
 
 
-def _decode(cache: LayerStates, x_DC: Tensor, more: Sequence[Tensor], recurrence: Recurrence, steps: _Steps) -> Tensor:
+def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: _Piece) -> None:
+    for stop, block in piece.kept:
+        # The inputs of the last L - 1 positions before `stop`; near_TC begins so many earlier.
+        cache.inputs[block].copy_(near_TC[stop : stop + cache.inputs.shape[1]])
+
+
+def _decode(cache: LayerStates, given: Sequence[Tensor], recurrence: Recurrence, steps: _Steps) -> Tensor:
     states_D = cache.states.index_select(0, steps.source_D)
     # Not multiplied by zero: what lies in a block that was never written need not be a number.
     states_D.masked_fill_(steps.fresh_D.view(-1, *(1,) * (states_D.dim() - 1)), 0)
-    out_D = recurrence.step(states_D, x_DC, *more)
+    out_D = recurrence.step(states_D, *given)
     cache.states.index_copy_(0, steps.target_D, states_D)
     return out_D
 
 
-def _prefill(
-    cache: LayerStates,
-    piece: _Piece,
-    near_TC: Tensor,
-    x_TC: Tensor,
-    more: Sequence[Tensor],
-    recurrence: Recurrence,
-) -> Tensor:
+def _prefill(cache: LayerStates, piece: _Piece, given: Sequence[Tensor], recurrence: Recurrence) -> Tensor:
     state = torch.zeros_like(cache.states[0]) if piece.source is None else cache.states[piece.source].clone()
     parts, start = [], 0
     for stop, block in piece.kept:
         for low in range(start, stop, _MOST_TOKENS):
             own = slice(low, min(low + _MOST_TOKENS, stop))
-            parts.append(recurrence.scan(state, x_TC[own], *(each[own] for each in more)))
+            parts.append(recurrence.scan(state, *(each[own] for each in given)))
         cache.states[block].copy_(state)
-        # The inputs of the last L - 1 positions before `stop`; near_TC begins so many earlier.
-        cache.inputs[block].copy_(near_TC[stop : stop + cache.inputs.shape[1]])
         start = stop
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -41,6 +41,11 @@ _LAYER_KINDS = {
     "linear_attention": "recurrent",
     "sliding_attention": "sliding",
 }
+# Layers that keep nothing of a prompt, and such with both attention and a recurrent state.
+_STATELESS = ("moe", "mlp")
+_BOTH = "hybrid"
+# Positions of a model that has no bound of its own: without attention, a state is as large however long the prompt.
+_UNBOUNDED = 1 << 17
 
 
 def read_config(path: Path, args: EngineArgs) -> Any:
@@ -214,7 +219,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
-        position_axes=2 if family.encodes else _axes(text),
+        # Of text alone, the axes of a position are equal, and the text model repeats it.
+        position_axes=2 if family.encodes else _axes(text) if placeholders else 1,
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config))
@@ -314,14 +320,20 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
     for layer, name in enumerate(types):
         if layer in cross_layers:
             continue
-        kind = _LAYER_KINDS.get(name)
-        if kind is None or (kind == "recurrent" and state is None):
+        if name in _STATELESS:
+            continue
+        kind = "full" if name == _BOTH else _LAYER_KINDS.get(name)
+        recurs = kind == "recurrent" or name == _BOTH
+        if kind is None or (recurs and state is None):
+            missing = "a recurrence that has no mixer here yet" if recurs else "which cannot be run yet"
             raise ModelError(
-                f"Layer {layer} of {text.model_type} is of kind {name!r}, which cannot be run yet.",
-                "Models with full, sliding and chunked attention, short convolutions and the gated delta rule can.",
+                f"Layer {layer} of {text.model_type} is of kind {name!r}, {missing}.",
+                "Models with full, sliding and chunked attention, short convolutions, the gated delta rule and the "
+                "state spaces of Mamba can.",
             )
-        if kind == "recurrent":
+        if recurs:
             recurrent.append(layer)
+        if kind == "recurrent":
             continue
         if layer >= own:
             source = max((i for i in range(own) if types[i] == name), default=None)
@@ -383,8 +395,11 @@ def _reach(text: Any) -> int:
     "linear" and "yarn" scalings multiply the length that the model was trained on. With "llama3" and "longrope" the
     configuration gives the scaled length already. "dynamic" follows the longest sequence of a batch, so answers would
     depend on their batch mates. If every kind of layer has its own scaling, the configuration gives the model's length.
+    A model without attention has no bound.
     """
-    known = int(getattr(text, "max_position_embeddings", None) or 2048)
+    unbounded = not hasattr(text, "num_attention_heads")
+    named = int(getattr(text, "max_position_embeddings", None) or 0)
+    known = named if named > 0 else _UNBOUNDED if unbounded else 2048
     rope = _rope(text) or {}
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")
     if kind not in ("linear", "yarn") or not isinstance(factor, int | float):

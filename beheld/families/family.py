@@ -46,6 +46,7 @@ class KnownCheckpoint:
             receives the embeddings that its towers compute for each item.
         on_gpu: whether its tokens are also compared on a GPU, with graphs and compiled layers.
         tolerance: the largest difference of log-probabilities.
+        by_census: whether only the census compares it, with less than the others (tests/census_media.py).
     """
 
     name: str
@@ -58,6 +59,7 @@ class KnownCheckpoint:
     joined: bool = False
     on_gpu: bool = False
     tolerance: float = TOLERANCE
+    by_census: bool = False
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ class FamilyModel:
             matrix.
         plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
+        plain_axes: whether the axes of a position are equal everywhere, and so the model has no get_rope_index.
         repeats_positions: whether tokens of an item share positions of a single axis; the model's get_rope_index says
             which.
         positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
@@ -121,6 +122,7 @@ class FamilyModel:
     scores: Callable[[Any, Tensor], Tensor] | None = None
     plain_head: bool = False
     position_unit: int = 1
+    plain_axes: bool = False
     repeats_positions: bool = False
     positions_by_kind: bool = False
     host_features: frozenset[str] = frozenset()

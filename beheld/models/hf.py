@@ -105,6 +105,8 @@ class HFAdapter:
         Raises:
             ModelError: the configuration and the model disagree.
         """
+        if not self.info.modalities:
+            return None
         found = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
         name, axes = self.info.architecture, self.info.position_axes
         sections = (getattr(module, "mrope_section", None) for module in model.modules())
@@ -114,7 +116,8 @@ class HFAdapter:
                 f"The configuration of {name} gives positions {axes} axes, but its model has {max(own)}.",
                 "Write mrope_section into the rope_scaling of config.json's text part, as the model's class reads it.",
             )
-        if (found is None) == (axes > 1 or self._family.repeats_positions):
+        wanted = (axes > 1 and not self._family.plain_axes) or self._family.repeats_positions
+        if (found is None) == wanted:
             has = "no get_rope_index" if found is None else "a get_rope_index, for several"
             raise ModelError(f"{name} has {axes}-axis positions but {has}.")
         return found
@@ -193,7 +196,7 @@ class HFAdapter:
         method = getattr(self.model, name, None) or getattr(self._core, name, None)
         if method is None and modality == "video":
             # Families whose video frames take image placeholders.
-            method = getattr(self.model, "get_image_features", None)
+            method = getattr(self.model, "get_image_features", None) or getattr(self._core, "get_image_features", None)
         if method is None:
             raise ModelError(f"{self.info.architecture} has no get_{modality}_features.")
         places = ((self._core, "visual"), (self._core, "vision_tower"), (self.model, "vision_tower"))
@@ -201,10 +204,11 @@ class HFAdapter:
         made = packed.keywords(self._family.packed, visual, options, self._upload) or {}
         stays = self._family.host_features | made.keys()
         moved = {k: v if k in stays else self._move(v) for k, v in options.items()} | made
-        if "pixel_values_videos" in moved and "pixel_values_videos" not in inspect.signature(method).parameters:
+        known = inspect.signature(method).parameters
+        if "pixel_values_videos" in moved and not known.keys() & {"pixel_values_videos", "args"}:
             # Older versions of some families name the frames like images.
             moved["pixel_values"] = moved.pop("pixel_values_videos")
-        if "vision_feature_select_strategy" in inspect.signature(method).parameters:
+        if "vision_feature_select_strategy" in known:
             # Older versions of Llama 4 require these values from the configuration; others read them.
             strategy = getattr(self.model.config.vision_config, "vision_feature_select_strategy", None)
             moved |= {"vision_feature_select_strategy": strategy} if strategy is not None else {}

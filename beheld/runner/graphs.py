@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache, LayerKey
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.core.config import EngineConfig
 from beheld.core.plan import SeqSlice
@@ -83,7 +83,7 @@ class DecodeGraphs:
         self,
         adapter: ModelAdapter,
         backend: AttentionBackend,
-        kv: dict[int, LayerCache],
+        kv: dict[LayerKey, LayerCache],
         caches: DeviceCaches,
         config: EngineConfig,
         rows: Rows,

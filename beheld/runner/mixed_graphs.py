@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache
+from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache, LayerKey
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig
 from beheld.models.adapter import ModelAdapter, of_wanted
@@ -113,7 +113,7 @@ class MixedGraphs:
         self,
         adapter: ModelAdapter,
         backend: AttentionBackend,
-        kv: dict[int, LayerCache],
+        kv: dict[LayerKey, LayerCache],
         caches: DeviceCaches,
         config: EngineConfig,
         rows: Rows,

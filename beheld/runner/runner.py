@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from beheld.attention.backend import AttentionBackend
+from beheld.attention.backend import AttentionBackend, StateOf
 from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
@@ -478,11 +478,12 @@ class ModelRunner:
         states = self.caches.states
         cross_layers = () if states is None else states.spec.layers
         cross_called = {} if context.cross is None else context.cross.called
-        wrong = [layer for layer in self.kv if context.called.get(layer, 0) != 1]
+        wrong = [key for key in self.kv if context.called.get(key, 0) != 1]
         wrong += [layer for layer in cross_layers if cross_called.get(layer, 0) != 1]
         if wrong:
+            layers = sorted({key.layer if isinstance(key, StateOf) else key for key in wrong})
             raise ModelError(
-                f"{self._info.architecture} cannot be run: layers {sorted(wrong)} do not call the attention hook once."
+                f"{self._info.architecture} cannot be run: layers {layers} do not call the attention hook once."
             )
         if logits_SV.shape[-1] != self._width:
             raise ModelError(

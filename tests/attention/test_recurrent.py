@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.attention.backend import AttnMetadata, GroupMetadata, StateOf
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.attention.gated_delta import GatedDelta
 from beheld.attention.recurrent import LayerStates, recur
@@ -100,8 +100,8 @@ def run(cache: LayerStates, slices: list[tuple[int, int, list[int]]], seeds: lis
     ]
     x_TC, g_TH, beta_TH = (torch.cat(parts) for parts in zip(*inputs, strict=True))
     backend: Any = None
-    with forward_context(ForwardContext(backend, metadata, {3: cache})):
-        out = recur(Module(), x_TC, WEIGHT, None, nn.functional.silu, RULE, g_TH, beta_TH)
+    with forward_context(ForwardContext(backend, metadata, {StateOf(3): cache})):
+        out = recur(Module(), x_TC, WEIGHT, None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
     return list(out.split(counts))
 
 
@@ -176,8 +176,8 @@ def test_decoding_reads_nothing_back_from_the_device() -> None:
     metadata = AttnMetadata(3, (0,) * 3, (1,) * 3, *counts, (group,), SIZE)
     backend: Any = None
     x_TC, g_TH, beta_TH = (each.to("meta") for each in given(3))
-    with forward_context(ForwardContext(backend, metadata, {3: cache})):
-        out = recur(Module(), x_TC, WEIGHT.to("meta"), None, nn.functional.silu, RULE, g_TH, beta_TH)
+    with forward_context(ForwardContext(backend, metadata, {StateOf(3): cache})):
+        out = recur(Module(), x_TC, WEIGHT.to("meta"), None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
     assert out.shape == (3, 4, 6)
 
 
@@ -185,4 +185,4 @@ def test_a_layer_without_states_is_named() -> None:
     nothing: Any = None
     context = ForwardContext(nothing, nothing, {})
     with forward_context(context), pytest.raises(ModelError, match="layer 3, which has no states"):
-        recur(Module(), torch.zeros(1, CHANNELS), WEIGHT, None, nn.functional.silu, RULE)
+        recur(Module(), torch.zeros(1, CHANNELS), WEIGHT, None, lambda y: (y,), RULE)

@@ -7,6 +7,7 @@ from typing import Any
 
 from beheld.checkpoint.checks.entries import Numbers, check_numbers, refused, settings
 from beheld.checkpoint.files import CONFIG
+from beheld.core.errors import ModelError
 
 _LAYERS = Numbers(1, 1024, whole=True)
 _PARTS = Numbers(0, 1024, whole=True)
@@ -100,10 +101,19 @@ def check_heads(text: Any) -> None:
     if getattr(text, "is_heterogeneous", False):
         # Layers differ, and each has a configuration of its own.
         return
-    for name in ("vocab_size", "hidden_size", "num_attention_heads"):
+    for name in ("vocab_size", "hidden_size"):
+        if not hasattr(text, name):
+            raise ModelError(
+                f"{type(text).__name__} has no {name}: a model that is not one stack of layers over one vocabulary "
+                "cannot be run yet."
+            )
+    attends = hasattr(text, "num_attention_heads")
+    for name in ("vocab_size", "hidden_size", *(("num_attention_heads",) if attends else ())):
         value = getattr(text, name, None)
         if isinstance(value, bool) or not isinstance(value, int | list) or value == 0:
             raise refused(CONFIG, name, value, "a whole number from 1")
+    if not attends:
+        return
     hidden, heads = text.hidden_size, text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None)
     if not isinstance(heads, int) or not isinstance(hidden, int):

@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3-Omni: outputs of some tower layers are added to hidden states after the first text layers."""
+"""Outputs of some tower layers are added to hidden states after the first text layers, as in Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Deepstack:
     """Carries the features of L tower layers as L * H extra columns of a row; zero for text."""
 
     def __init__(self, model: Any, changes: Changes) -> None:
-        self._text = getattr(model.model, "language_model", model.model)
+        parts = (getattr(model.model, name, None) for name in ("language_model", "text_model"))
+        self._text: Any = next((part for part in parts if part is not None), model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
         self._layers = len(model.config.vision_config.deepstack_visual_indexes)
         self.width = self._layers * self._hidden

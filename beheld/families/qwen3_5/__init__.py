@@ -6,7 +6,7 @@ from beheld.families._shared.gated_delta.config import delta_state
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
 FAMILY = Family(
-    model_types=("qwen3_5", "qwen3_5_moe"),
+    model_types=("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"),
     tested=(
         KnownCheckpoint(
             "qwen3_5",

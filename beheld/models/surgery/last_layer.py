@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from beheld.attention.context import tail
 from beheld.core.errors import ModelError
+from beheld.models.recurrent import recurs
 from beheld.models.surgery.operation import Changes
 
 # Families' names of the norm between a layer's input and its attention.
@@ -24,10 +25,11 @@ _NORMS = ("input_layernorm", "operator_norm", "self_attn_layer_norm")
 def can_shorten(layer: nn.Module) -> bool:
     """Return whether a layer has one attention and a norm before it, under known names, so that the two run alone.
 
-    A layer of another form, such as one of two attentions in turn, always runs for all tokens.
+    A layer of another form, such as one of two attentions in turn, or of attention and a recurrent state, always runs
+    for all tokens.
     """
     parts = _parts(layer)
-    return all(part is not None and not isinstance(part, nn.ModuleList) for part in parts)
+    return not recurs(layer) and all(part is not None and not isinstance(part, nn.ModuleList) for part in parts)
 
 
 def _parts(layer: nn.Module) -> tuple[Any, Any]:

@@ -70,6 +70,9 @@ def text_model(model: Any) -> Any:
     if not hasattr(decoder, "layers"):
         # Some name encoder and decoder together this way.
         decoder = getattr(decoder, "decoder", decoder)
+    if not hasattr(decoder, "layers"):
+        # Some call their head the decoder.
+        decoder = getattr(model, "base_model", decoder)
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
         raise ModelError(
             f"{type(model).__name__} cannot be run yet: its {type(decoder).__name__} has no list `layers` of decoder "

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import GroupMetadata, LayerCache
+from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey
 from beheld.attention.context import CrossContext
 from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, KVGroup
@@ -49,8 +49,8 @@ class DeviceCache(Protocol):
 class TableCache(DeviceCache, Protocol):
     """Of a group whose layers keep something in blocks, found by a table of each sequence."""
 
-    def allocate(self, num_blocks: int, config: EngineConfig, device: torch.device) -> dict[int, LayerCache]:
-        """Layer -> what it holds: zeros at first."""
+    def allocate(self, num_blocks: int, config: EngineConfig, device: torch.device) -> dict[LayerKey, LayerCache]:
+        """Layer, or StateOf(layer) -> what it holds: zeros at first."""
 
     def metadata(self, slots_T: Tensor, tables_BN: Tensor, both_ways: str, *, early: bool) -> GroupMetadata:
         """What the group's layers share in one step.
@@ -108,10 +108,10 @@ class DeviceCaches:
         """Whether a CUDA graph can hold a step that prefills, if the attention backend allows it."""
         return all(cache.captures_prefill for cache in self.all)
 
-    def allocate(self, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[int, LayerCache]:
+    def allocate(self, config: EngineConfig, capacity: Capacity, device: torch.device) -> dict[LayerKey, LayerCache]:
         """What each layer with blocks holds: layer -> tensors."""
         counts = capacity.num_blocks[: len(self.tables)]
-        made: dict[int, LayerCache] = {}
+        made: dict[LayerKey, LayerCache] = {}
         for cache, count in zip(self.tables, counts, strict=True):
             made |= cache.allocate(count, config, device)
         return made

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import GroupMetadata, LayerCache, LayerKV
+from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey, LayerKV
 from beheld.core.config import EngineConfig, KVGroup
 from beheld.platform.registry import platform_of
 
@@ -50,9 +50,11 @@ class PagedCache:
     def _blocks_of_one(self, config: EngineConfig) -> int:
         return -(-self.kept_positions(config) // config.block_size)
 
-    def allocate(self, num_blocks: int, config: EngineConfig, device: torch.device) -> dict[int, LayerCache]:
+    def allocate(self, num_blocks: int, config: EngineConfig, device: torch.device) -> dict[LayerKey, LayerCache]:
         """See TableCache."""
-        layers = {layer: self.layer(num_blocks, config, device) for layer in self.spec.layers}
+        layers: dict[LayerKey, LayerCache] = {
+            layer: self.layer(num_blocks, config, device) for layer in self.spec.layers
+        }
         # A reader is handed its source's keys and values and writes them again, to the same places.
         return layers | {reader: layers[source] for reader, source in self.spec.readers}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import GroupMetadata, LayerCache
+from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey, StateOf
 from beheld.attention.recurrent import LayerStates
 from beheld.core.config import EngineConfig, StateShape
 from beheld.runner.cache.paged import PagedCache, zeros
@@ -45,6 +45,10 @@ class RecurrentCache(PagedCache):
     def chosen_blocks(self, wanted: int, config: EngineConfig) -> int:
         """See DeviceCache."""
         return min(max(self.share_of(wanted, config), self.needed_blocks(config)), self.most_blocks(config))
+
+    def allocate(self, num_blocks: int, config: EngineConfig, device: torch.device) -> dict[LayerKey, LayerCache]:
+        """See TableCache."""
+        return {StateOf(layer): self.layer(num_blocks, config, device) for layer in self.spec.layers}
 
     def layer(self, num_blocks: int, config: EngineConfig, device: torch.device) -> LayerCache:
         """What one layer holds."""

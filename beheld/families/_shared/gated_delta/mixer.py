@@ -55,7 +55,10 @@ class DeltaMixer(RecurrentMixer):
         x_TC, z_TMV, b_TM, a_TM = self.project(hidden_states[0])
         g_TM = -self.A_log.float().exp() * nn.functional.softplus(a_TM.float() + self.dt_bias)
         weight_CL, bias_C = self.conv1d.weight.squeeze(1), self.conv1d.bias
-        out_TMV = recur(self, x_TC, weight_CL, bias_C, self.activate, self.recurrence, g_TM, b_TM.sigmoid())
+        beta_TM = b_TM.sigmoid()
+        out_TMV = recur(
+            self, x_TC, weight_CL, bias_C, lambda y_TC: (self.activate(y_TC), g_TM, beta_TM), self.recurrence
+        )
         normed_TMV = self.norm(out_TMV.reshape(-1, self.value_dim), z_TMV.reshape(-1, self.value_dim))
         mixed: Tensor = self.out_proj(normed_TMV.view(1, len(x_TC), -1))
         return mixed

@@ -1,0 +1,8 @@
+"""Bamba: mixers of Mamba-2 on the cache."""
+
+from __future__ import annotations
+
+from beheld.families._shared.mamba.mixer import adapt_heads
+from beheld.families.model import FamilyModel
+
+MODEL = FamilyModel(adapt=adapt_heads)

@@ -1,0 +1,534 @@
+"""The census of types that read images: a tiny checkpoint of each, its processor included, made of a recipe.
+
+A recipe says what a type's configuration and processor need beyond small sizes. Prompts with no, one and two images are
+compared with transformers' generate(), the prompts' ids included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests import tiny
+from tests import tiny_text as text
+
+_ANSWER_TOKENS = 8
+_TOLERANCE = 1e-3
+_TOWER: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "embed_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "mlp_dim"), 48),
+    **dict.fromkeys(("num_hidden_layers", "depth", "num_layers", "layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "num_key_value_heads"), 2),
+    "image_size": 56,
+    "num_channels": 3,
+    "patch_size": 14,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a tiny checkpoint of a type is made.
+
+    Attributes:
+        tokens: special tokens of its tokenizer beyond those of turns.
+        config: token -> id -> keyword arguments of the configuration class; sub-configurations are dictionaries, to
+            which small sizes are added.
+        processor: makes transformers' processor of a tokenizer.
+        image: an image's text in a prompt.
+        video: a video's; empty if it takes none.
+        named: attributes of the tokenizer that name tokens.
+        most: images in one prompt.
+    """
+
+    tokens: tuple[str, ...]
+    config: Callable[[Mapping[str, int]], dict[str, Any]]
+    processor: Callable[[Any], Any]
+    image: str
+    named: Mapping[str, str] = field(default_factory=dict)
+    video: str = ""
+    most: int = 2
+
+
+def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments of a configuration class: small sizes, and what `own` says."""
+    from tests.census import IDS
+
+    attributes = getattr(known, "attribute_map", {})
+    names = {each.name for each in dataclasses.fields(known)} | set(attributes)
+    made = {name: value for name, value in sizes.items() if name in names and name not in own}
+    if sizes is not _TOWER:
+        made |= {name: value for name, value in IDS.items() if name in names and name not in own}
+    made = {name: value for name, value in made.items() if attributes.get(name) not in made and
+            attributes.get(name) not in own}  # fmt: skip
+    return made | dict(own)
+
+
+def tiny_config(kind: str, own: Mapping[str, Any]) -> Any:
+    """Return a small configuration of this type."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from tests.census import SIZES
+
+    known = CONFIG_MAPPING[kind]
+    made = dict(own)
+    for name, part in known.sub_configs.items():
+        given = dict(own.get(name) or {})
+        part = CONFIG_MAPPING[given["model_type"]] if "model_type" in given else part
+        if isinstance(part, str) or not dataclasses.is_dataclass(part):
+            continue
+        made[name] = small(part, given, _TOWER if name.startswith("vision") else SIZES)
+    return known(**made)
+
+
+def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
+    """Write a tiny checkpoint of this type into the empty folder; returns transformers' model and processor of it."""
+    from transformers import AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
+
+    specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *recipe.tokens)
+    settings = {"extra_special_tokens": dict(recipe.named)} | dict(recipe.named) if recipe.named else {}
+    ids = text.write_qwen_tokenizer(folder, specials, "<|im_end|>", settings)
+    processor = recipe.processor(AutoTokenizer.from_pretrained(folder))
+    processor.save_pretrained(folder)
+    config = tiny_config(kind, recipe.config(ids))
+    kind_of_model = AutoModelForMultimodalLM._model_mapping[type(config)]
+    torch.manual_seed(0)
+    model = kind_of_model._from_config(config, dtype=torch.float32).eval()
+    tiny._fill(model)
+    model.config.architectures = [type(model).__name__]
+    model.save_pretrained(folder)
+    loaded = kind_of_model.from_pretrained(folder, dtype=torch.float32).eval()
+    return loaded, AutoProcessor.from_pretrained(folder)
+
+
+QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
+
+
+FRAMES = 8
+TIMES = {"total_num_frames": FRAMES, "fps": 2.0, "duration": FRAMES / 2, "frames_indices": list(range(FRAMES))}
+CLIP = "a video"
+
+
+def prompt(recipe: Recipe, media: Any) -> str:
+    """Return a prompt of these images, or of the video."""
+    marks = recipe.video if media == CLIP else recipe.image * len(media)
+    return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[list[int], list[int], Any]:
+    """Return the prompt's ids, transformers' greedy answer and the logits of each step (N, V)."""
+    from transformers import GenerationConfig
+
+    words = prompt(recipe, asked)
+    media: dict[str, Any] = {"images": [asked]} if asked else {}
+    if asked == CLIP:
+        media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
+    inputs = dict(processor(text=[words], return_tensors="pt", **media))
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    with torch.inference_mode():
+        made = model.generate(
+            **inputs, max_new_tokens=_ANSWER_TOKENS, output_logits=True, return_dict_in_generate=True
+        )  # fmt: skip
+    ids = inputs["input_ids"][0].tolist()
+    return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
+
+
+def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
+    """Return how the engine's answers differ from transformers'; empty if they do not."""
+    from beheld import LLM, SamplingParams
+
+    fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
+    asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
+    asked += [CLIP] if recipe.video else []
+    wanted = [expected(model, processor, recipe, media) for media in asked]
+    params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
+    requests: list[Any] = []
+    for media in asked:
+        given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
+        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
+    with LLM(
+        model=str(folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=512, disable_log_stats=True,
+        max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
+        limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
+    ) as llm:  # fmt: skip
+        outputs = llm.generate(requests, params, use_tqdm=False)
+    for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
+        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} images"
+        if list(output.prompt_token_ids) != ids:
+            return f"the ids of {name} differ"
+        logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
+        for step, token in enumerate(output.outputs[0].token_ids):
+            off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
+            if not off < _TOLERANCE:
+                return f"of {name}, at step {step} a log-probability is off by {off:.2g}"
+            if token != tokens[step]:
+                break
+    return ""
+
+
+LANGUAGE = {"hidden_size": 64, "head_dim": 16, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
+GRID = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def _clip(tokenizer: Any) -> Any:
+    sizes = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
+    image = transformers.CLIPImageProcessor(**sizes)
+    return transformers.LlavaProcessor(
+        image, tokenizer, patch_size=14, vision_feature_select_strategy="default", image_token="<image>",
+        num_additional_image_tokens=1,
+    )  # fmt: skip
+
+
+def _grid(name: str) -> Callable[[Any], Any]:
+    """A processor of images at their own size, as Qwen2-VL has it."""
+
+    def made(tokenizer: Any) -> Any:
+        sizes = {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14}
+        video = transformers.Qwen2VLVideoProcessor(**sizes)
+        return getattr(transformers, name)(transformers.Qwen2VLImageProcessor(**sizes), tokenizer, video)
+
+    return made
+
+
+GRID_VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
+GRID_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+OVIS_MARKS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+
+
+MINICPM_MARKS = (
+    *("<|image_pad|>", "<|video_pad|>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),
+)
+
+
+RECIPES: dict[str, Recipe] = {
+    "vipllava": Recipe(
+        ("<image>",),
+        lambda ids: {
+            "image_token_index": ids["<image>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+            "vision_feature_layers": [-2, -3, 1],
+        },
+        _clip,
+        "<image>",
+    ),
+    "ovis2": Recipe(
+        ("<image>", "<IMG_ATOM>", *OVIS_MARKS),
+        lambda ids: {
+            "hidden_size": 64,
+            "image_token_id": ids["<IMG_ATOM>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "vision_config": {"vocab_size": 40, "hidden_stride": 2},
+            "visual_indicator_token_ids": [ids[mark] for mark in OVIS_MARKS],
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.Ovis2Processor(
+            transformers.Ovis2ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<image>",
+    ),
+    "exaone4_5": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "exaone4", **LANGUAGE},
+            "vision_config": {"fullatt_block_indexes": [1], "out_hidden_size": 64, "window_size": 56},
+            "video_token_id": ids["<|video_pad|>"],
+        },
+        _grid("Exaone4_5_Processor"),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "perception_lm": Recipe(
+        ("<|image|>", "<|video|>"),
+        lambda ids: {
+            "image_token_id": ids["<|image|>"],
+            "projector_pooling_ratio": 2,
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "vit_pe_core_large_patch14_336",
+                "do_pooling": False,
+                "model_args": {
+                    "depth": 2,
+                    "embed_dim": 32,
+                    "global_pool": "",
+                    "img_size": [56, 56],
+                    "init_values": 0.1,
+                    "num_heads": 2,
+                    "ref_feat_shape": [4, 4],
+                    "use_post_transformer_norm": False,
+                },
+                "num_classes": 0,
+            },
+        },
+        lambda tokenizer: transformers.PerceptionLMProcessor(
+            transformers.PerceptionLMVideoProcessor(size={"height": 56, "width": 56}),
+            transformers.PerceptionLMImageProcessor(tile_size=56, max_num_tiles=4),
+            tokenizer,
+            patch_size=14,
+            pooling_ratio=2,
+        ),
+        "<|image|>",
+        {"image_token": "<|image|>", "video_token": "<|video|>"},
+        video="<|video|>",
+    ),
+    "idefics2": Recipe(
+        ("<fake_token_around_image>", "<image>", "<end_of_utterance>"),
+        lambda ids: {
+            "image_token_id": ids["<image>"],
+            "perceiver_config": {
+                "hidden_size": 64,
+                "num_key_value_heads": 2,
+                "resampler_depth": 2,
+                "resampler_head_dim": 16,
+                "resampler_n_heads": 4,
+                "resampler_n_latents": 6,
+            },
+            "text_config": {"model_type": "mistral", **LANGUAGE},
+            "vision_config": {"image_size": 70},
+        },
+        lambda tokenizer: transformers.Idefics2Processor(
+            transformers.Idefics2ImageProcessor(
+                do_image_splitting=True, size={"longest_edge": 70, "shortest_edge": 28}
+            ),
+            tokenizer,
+            image_seq_len=6,
+        ),
+        "<image>",
+    ),
+    "qianfan_ocr": Recipe(
+        ("<image>", "<img>", "</img>", "<IMG_CONTEXT>"),
+        lambda ids: {
+            "downsample_ratio": 0.5,
+            "image_seq_length": 4,
+            "image_token_id": ids["<IMG_CONTEXT>"],
+            "text_config": {"model_type": "qwen3", **LANGUAGE},
+            "vision_config": {"image_size": [56, 56], "patch_size": [14, 14]},
+        },
+        lambda tokenizer: transformers.QianfanOCRProcessor(
+            transformers.GotOcr2ImageProcessor(
+                crop_to_patches=True, max_patches=4, min_patches=1, size={"height": 56, "width": 56}
+            ),
+            tokenizer,
+            image_seq_length=4,
+        ),
+        "<image>",
+        {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"},
+    ),
+    "video_llama_3": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {},
+        },
+        lambda tokenizer: transformers.VideoLlama3Processor(
+            transformers.VideoLlama3ImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.VideoLlama3VideoProcessor(patch_size=14),
+        ),
+        "<|image_pad|>",
+    ),
+    "hyperclovax_vision_v2": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {"model_type": "hyperclovax", **LANGUAGE},
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {
+                "model_type": "qwen2_5_vl_vision",
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 64,
+                "window_size": 56,
+            },
+        },
+        _grid("HyperCLOVAXVisionV2Processor"),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "granite_docling": Recipe(
+        (
+            "<fake_token_around_image>",
+            "<image>",
+            "<global-img>",
+            *(f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)),
+        ),
+        lambda ids: {
+            "image_token_id": ids["<image>"],
+            "text_config": {**LANGUAGE},
+            "vision_config": {
+                "out_hidden_size": 64,
+                "scale_factor": 2,
+                "deepstack_visual_indexes": [0],
+                "use_fine_route": False,
+            },
+        },
+        lambda tokenizer: transformers.GraniteDoclingProcessor(
+            transformers.GraniteDoclingImageProcessor(max_patches=6, size={"height": 56, "width": 56}),
+            tokenizer,
+            image_seq_len=4,
+        ),
+        "<image>",
+    ),
+    "deepseek_vl": Recipe(
+        ("<image_placeholder>",),
+        lambda ids: {
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"model_type": "siglip_vision_model"},
+        },
+        lambda tokenizer: transformers.DeepseekVLProcessor(
+            transformers.DeepseekVLImageProcessor(size={"height": 56, "width": 56}, min_size=14),
+            tokenizer,
+            num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>"},
+    ),
+    "kimi_k25": Recipe(
+        ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>", "<|kimi_k25_video_placeholder|>"),
+        lambda ids: {
+            "image_token_id": ids["<|media_pad|>"],
+            "projection_hidden_size": 32,
+            "text_config": {
+                "model_type": "deepseek_v3",
+                "first_k_dense_replace": 1,
+                "num_key_value_heads": 4,
+                "q_lora_rank": 24,
+                **LANGUAGE,
+                "head_dim": 8,
+            },
+            "video_token_id": ids["<|kimi_k25_video_placeholder|>"],
+            "vision_config": {"pos_emb_height": 8, "pos_emb_width": 8},
+            "vision_end_token_id": ids["<|media_end|>"],
+            "vision_start_token_id": ids["<|media_begin|>"],
+        },
+        lambda tokenizer: transformers.Kimi_K25Processor(
+            transformers.Kimi_K25ImageProcessor(), tokenizer, transformers.Kimi_K25VideoProcessor()
+        ),
+        "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        {"image_token": "<|media_pad|>", "video_token": "<|kimi_k25_video_placeholder|>"},
+    ),
+    "deepseek_vl_hybrid": Recipe(
+        ("<image_placeholder>",),
+        lambda ids: {
+            "high_res_vision_config": {
+                "model_type": "sam_vision_model",
+                "global_attn_indexes": [1],
+                "hidden_size": 32,
+                "image_size": 128,
+                "mlp_dim": 48,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "output_channels": 16,
+                "patch_size": 16,
+                "window_size": 2,
+            },
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"model_type": "siglip_vision_model", "image_size": 64, "patch_size": 16},
+        },
+        lambda tokenizer: transformers.DeepseekVLHybridProcessor(
+            transformers.DeepseekVLHybridImageProcessor(
+                high_res_size={"height": 128, "width": 128}, min_size=14, size={"height": 64, "width": 64}
+            ),
+            tokenizer,
+            num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>"},
+    ),
+    "janus": Recipe(
+        ("<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+        lambda ids: {
+            "image_token_id": ids["<image_placeholder>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {"num_image_tokens": 16, "projection_dim": 64, "mlp_ratio": 2.0},
+            "vq_config": {
+                "base_channels": 32,
+                "channel_multiplier": [1, 1],
+                "embed_dim": 8,
+                "image_token_embed_dim": 64,
+                "latent_channels": 32,
+                "num_embeddings": 32,
+                "num_patches": 4,
+                "num_res_blocks": 1,
+                "projection_dim": 64,
+            },
+        },
+        lambda tokenizer: transformers.JanusProcessor(
+            transformers.JanusImageProcessor(size={"height": 56, "width": 56}, min_size=14),
+            tokenizer,
+            num_image_tokens=16,
+        ),
+        "<image_placeholder>",
+        {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"},
+    ),
+    "video_llava": Recipe(
+        ("<image>", "<video>"),
+        lambda ids: {
+            "image_token_index": ids["<image>"],
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "video_token_index": ids["<video>"],
+            "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 3, "projection_dim": 32},
+        },
+        lambda tokenizer: transformers.VideoLlavaProcessor(
+            transformers.VideoLlavaImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+            transformers.VideoLlavaVideoProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+            tokenizer,
+            patch_size=14,
+            vision_feature_select_strategy="default",
+            num_additional_image_tokens=1,
+        ),
+        "<image>",
+        video="<video>",
+    ),
+    "minicpmv4_6": Recipe(
+        MINICPM_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "insert_layer_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "hidden_size": 64,
+                "head_dim": 32,
+                "rope_parameters": {
+                    "mrope_section": [2, 1, 1],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000.0,
+                    "rope_type": "default",
+                },
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"image_size": 112, "insert_layer_id": 0},
+        },
+        lambda tokenizer: transformers.MiniCPMV4_6Processor(
+            transformers.MiniCPMV4_6ImageProcessor(scale_resolution=56, patch_size=14),
+            transformers.MiniCPMV4_6VideoProcessor(scale_resolution=56, patch_size=14),
+            tokenizer,
+        ),
+        "<|image_pad|>",
+        {
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        video="<|video_pad|>",
+    ),
+}
