@@ -43,6 +43,21 @@ class Grammar:
 
 
 @dataclass(frozen=True)
+class TimestampRule:
+    """How an answer is divided by timestamps, as Whisper's decoding does; see sample/timestamps.py.
+
+    Attributes:
+        first: the token id of 0.00 seconds; all greater ids are later timestamps.
+        end: the token id that ends the answer; smaller ones are text.
+        latest: the greatest timestamp with which an answer may begin, counted from `first`; None for any.
+    """
+
+    first: int
+    end: int
+    latest: int | None = None
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Resolved sampling parameters of one sequence: complete, checked, without further look-ups.
 
@@ -63,6 +78,8 @@ class Sampling:
         no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
         forced_ids: pairs (position, token id): the token is forced at this position, counted from the start of the
             prompt.
+        first_forbidden: token ids that do not begin the answer.
+        timestamps: the rule of timestamps, if the answer has them.
     """
 
     temperature: float = 0.0
@@ -86,6 +103,8 @@ class Sampling:
     processors: tuple[LogitsProcessor, ...] = ()
     no_repeat_ngram: int = 0
     forced_ids: tuple[tuple[int, int], ...] = ()
+    first_forbidden: tuple[int, ...] = ()
+    timestamps: TimestampRule | None = None
 
     @property
     def greedy(self) -> bool:

@@ -13,7 +13,7 @@ CODEC = Codec(
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
-        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling),
+        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(

@@ -21,7 +21,7 @@ from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
-from beheld.inputs.prompt import encoder_prompt, expand
+from beheld.inputs.prompt import decoder_prompt, encoder_prompt, expand
 from beheld.inputs.prompt.parse import PromptType
 from beheld.inputs.prompt.reader import PromptReader
 from beheld.inputs.prompt.rendering import render_type
@@ -196,13 +196,15 @@ class InputPipeline:
             # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.places)
-        if self._info.is_encoder_decoder:
+        if self._info.encoder_reads == "prompt":
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, prompt.parsed.salt)
+        elif self._info.encoder_reads:
+            token_ids, spans = decoder_prompt.join(token_ids, spans, self._info)
         self._checks.length(token_ids, spans, prompt.parsed.media)
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._resolved(order, prompt, len(token_ids)),
+            params=self._resolved(order, prompt, token_ids),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,
@@ -213,10 +215,10 @@ class InputPipeline:
             prompt=prompt.parsed.text,
         )
 
-    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, length: int) -> Sampling | Pooling:
-        """The engine's form of a request's parameters; its prompt has `length` tokens."""
+    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int]) -> Sampling | Pooling:
+        """The engine's form of a request's parameters; `token_ids` are its whole prompt."""
         if isinstance(order.params, SamplingParams):
-            return self._sampling.resolve(order.params, length, order.seed, prompt.reasoning, order.cancel)
+            return self._sampling.resolve(order.params, token_ids, order.seed, prompt.reasoning, order.cancel)
         assert self._info.pooler is not None, "the kind of parameters was not checked"
         return resolve_pooling.resolve(order.params, self._info.pooler, prompt.second)
 
@@ -244,7 +246,7 @@ class InputPipeline:
         items = sample_items(
             self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers
         )
-        if not items or not self._info.is_encoder_decoder:
+        if not items or self._info.encoder_reads != "prompt":
             return items
         # The encoder reads the prompt with its items.
         by_modality = {item.modality: [item] for item in items}
