@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.params import TimestampRule
+from beheld.core.speech import SpeechForm
 
 # Settings of an item that change its features, in families where features depend on other items.
 ALONE = "alone"
@@ -156,6 +157,7 @@ class FamilyInputs:
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
+        speech: how the model is asked for transcripts; None if nothing is known of it.
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
         described_by: keys of a media part of a message that the chat template reads, as text; other keys are options of
@@ -195,6 +197,7 @@ class FamilyInputs:
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
     rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
+    speech: SpeechForm | None = None
 
     @property
     def template_path(self) -> Path | None:

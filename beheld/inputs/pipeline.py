@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from beheld.core.errors import ModelError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Pooling, Sampling, SamplingParams
 from beheld.core.request import Request
+from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
@@ -236,6 +238,27 @@ class InputPipeline:
         """
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
+
+    def waveform(self, source: Any, cancel: CancelToken) -> Any:
+        """Return an audio's samples at the rate that the model hears: bytes of a file, a URL, a path, (samples, rate).
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        self._checks.modalities([MediaRef("audio", source)])
+        return self._maker.waveform(source, cancel)
+
+    @cached_property
+    def speech(self) -> tuple[SpeechForm, SpeechTokens | None] | None:
+        """Return how the model is asked for transcripts, and its tokens if it is asked by tokens; None if it is not.
+
+        Raises:
+            ModelError: its files lack one of these tokens.
+        """
+        form = self._family.speech
+        if form is None or "audio" not in self._info.modalities:
+            return None
+        return form, None if form.tokens is None else form.tokens(Path(self._info.path))
 
     def sample_items(self) -> list[MediaItem]:
         """Make one item of each modality, for the engine's self-test.

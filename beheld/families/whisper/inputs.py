@@ -9,9 +9,14 @@ itself; with one, and without <|notimestamps|>, it writes timestamps by the rule
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.files import read_json
+from beheld.checkpoint.info import added_tokens
+from beheld.core.errors import ModelError
 from beheld.core.params import TimestampRule
+from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.families.inputs import AnswerRules, FamilyInputs
 
 START = "<|startoftranscript|>"
@@ -48,8 +53,8 @@ def rules(prompt_ids: Sequence[int], generation: Mapping[str, Any]) -> AnswerRul
     if not isinstance(none, int) or not isinstance(end, int):
         return AnswerRules()
     tasks = frozenset((generation.get("task_to_id") or {}).values())
-    start = generation.get("decoder_start_token_id")
-    after = prompt_ids[len(prompt_ids) - 1 - list(prompt_ids)[::-1].index(start) :] if start in prompt_ids else ()
+    ids, start = list(prompt_ids), generation.get("decoder_start_token_id")
+    after = ids[len(ids) - 1 - ids[::-1].index(start) :] if isinstance(start, int) and start in ids else []
     # Models of English alone have no tokens of tasks; their transcripts start at once.
     named = not tasks.isdisjoint(after) if generation.get("is_multilingual", bool(tasks)) else True
     if not named:
@@ -60,6 +65,33 @@ def rules(prompt_ids: Sequence[int], generation: Mapping[str, Any]) -> AnswerRul
     return AnswerRules(timestamps=TimestampRule(none + 1, end, latest if isinstance(latest, int) else None))
 
 
+def speech_tokens(path: Path) -> SpeechTokens:
+    """Read the tokens of transcripts; see SpeechForm.
+
+    Raises:
+        ModelError: the checkpoint's files lack one.
+    """
+    generation, ids = read_json(path / "generation_config.json"), added_tokens(path)
+    # Older checkpoints have another name for it.
+    silence = ids.get("<|nospeech|>", ids.get("<|nocaptions|>"))
+    try:
+        return SpeechTokens(
+            start=ids[START],
+            before=ids["<|startofprev|>"],
+            tasks=generation.get("task_to_id") or {},
+            plain=ids["<|notimestamps|>"],
+            first=ids["<|notimestamps|>"] + 1,
+            end=ids["<|endoftext|>"],
+            languages={name[2:-2]: token for name, token in (generation.get("lang_to_id") or {}).items()},
+            window_s=float(read_json(path / "preprocessor_config.json").get("chunk_length") or 30),
+            silence=silence,
+        )
+    except KeyError as error:
+        raise ModelError(
+            f"The tokenizer has no token {error.args[0]!r}, which transcripts need.", "Fetch its files again."
+        ) from error
+
+
 INPUTS = FamilyInputs(
     placeholders={"audio": START},
     call=call,
@@ -67,5 +99,6 @@ INPUTS = FamilyInputs(
     rewritten_ends="written",
     most={"audio": 1},
     rules=rules,
+    speech=SpeechForm(tokens=speech_tokens),
     closes="its decoder starts a new transcript",
 )
