@@ -234,6 +234,7 @@ class AsyncLLM:
         client: str = "",
         cache_salt: str | None = None,
         ended: Callable[[RequestOutput, int], None] = lambda output, count: None,
+        decoded: Callable[[int], None] = lambda num_bytes: None,
     ) -> AsyncGenerator[SpeechPiece, None]:
         """Write down an audio of any length: bytes of a file, a URL, a path, or (samples, rate).
 
@@ -244,6 +245,7 @@ class AsyncLLM:
             sampling_params: None for greedy answers.
             fallback: when a window is sampled anew with a higher temperature; None for never.
             ended: called at the end of each of its requests with the last output and the number of tokens.
+            decoded: called with the bytes of the decoded samples, which are kept to the end.
 
         Raises:
             UserError, EngineError: the model makes no transcripts, the audio cannot be read, or a request failed.
@@ -263,6 +265,7 @@ class AsyncLLM:
             client=client,
             salt=cache_salt,
             ended=ended,
+            decoded=decoded,
         )
         async with contextlib.aclosing(made.pieces(audio)) as pieces:
             async for piece in pieces:

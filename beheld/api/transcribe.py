@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from beheld.api.speech_windows import Stretch, compression, cuts, divided
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import ConfigError, ParamsError, PromptError
+from beheld.core.errors import ParamsError, PromptError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams, nearest
 from beheld.core.request import LoRARequest
@@ -91,6 +91,7 @@ class Transcription:
         fallback: see Fallback; None for none.
         lora, client, salt: as for AsyncLLM.generate.
         ended: called at the end of each request with its last output and the number of its tokens.
+        decoded: called with the bytes of the samples, which are kept to the end.
 
     Raises:
         ParamsError, PromptError: the model cannot do what is asked.
@@ -110,13 +111,14 @@ class Transcription:
         client: str = "",
         salt: str | None = None,
         ended: Callable[[RequestOutput, int], None] = lambda output, count: None,
+        decoded: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         check(order, form, tokens, llm.info.name)
         self._llm, self._form, self._tokens, self._order = llm, form, tokens, order
         self._params, self._fallback = params, fallback
         self._names = (f"{request_id}-{number}" for number in itertools.count())
         self._options: dict[str, Any] = {"client": client, "lora_request": lora}
-        self._ended = ended
+        self._ended, self._decoded = ended, decoded
         self._salt: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
 
     async def pieces(self, audio: Any) -> AsyncGenerator[SpeechPiece, None]:
@@ -126,6 +128,7 @@ class Transcription:
             UserError, EngineError: the audio cannot be read, or a request failed.
         """
         wave = await self._llm.waveform(audio, client=self._options["client"])
+        self._decoded(wave.samples.nbytes)
         whole = {"seconds": wave.seconds, "given": dict(wave.given)}
         if self._tokens is None:
             made = self._independent(wave, self._form)
@@ -351,10 +354,10 @@ def form_of(llm: Any) -> tuple[SpeechForm, SpeechTokens | None]:
     """Return how the model of an engine is asked for transcripts.
 
     Raises:
-        ConfigError: it makes none.
+        ParamsError: it makes none.
     """
     if llm.speech is None or "audio" not in llm.info.modalities:
-        raise ConfigError(f"{llm.info.name!r} makes no transcripts.", "Serve a model that hears.", param="model")
+        raise ParamsError(f"{llm.info.name!r} makes no transcripts.", "Ask a model that hears.", param="model")
     form: SpeechForm = llm.speech[0]
     return form, llm.speech[1]
 

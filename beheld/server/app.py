@@ -233,7 +233,9 @@ class Service:
         salt = self._salt(request, None)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            return transcriptions.chunks(self.llm, body, head, salt, translate=task == "translate")
+            # The samples count as the body does.
+            grow = request.state.held.grow
+            return transcriptions.chunks(self.llm, body, head, salt, grow, translate=task == "translate")
 
         def response(found: dict[str, Any]) -> Response:
             return transcriptions.response(found, body, notes.warnings(), task)

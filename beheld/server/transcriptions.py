@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -27,9 +27,18 @@ _SAME = (
 
 
 def chunks(
-    llm: AsyncLLM, body: TranslationRequest, head: ChunkHead, salt: str | None, *, translate: bool
+    llm: AsyncLLM,
+    body: TranslationRequest,
+    head: ChunkHead,
+    salt: str | None,
+    decoded: Callable[[int], None],
+    *,
+    translate: bool,
 ) -> AsyncGenerator[Chunk, None]:
     """The transcript as OpenAI's events: texts as they come, and at the end the whole with its segments.
+
+    Args:
+        decoded: called with the bytes of the audio's samples, which are kept to the end.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or the model cannot do it.
@@ -59,18 +68,16 @@ def chunks(
         client=head.client,
         cache_salt=salt,
         ended=head.ended,
+        decoded=decoded,
     )
-    return _chunks(pieces, head)
+    return _chunks(pieces)
 
 
-async def _chunks(pieces: AsyncGenerator[SpeechPiece, None], head: ChunkHead) -> AsyncGenerator[Chunk, None]:
+async def _chunks(pieces: AsyncGenerator[SpeechPiece, None]) -> AsyncGenerator[Chunk, None]:
     text, last = "", SpeechPiece("")
     segments: list[SpeechSegment] = []
     async with contextlib.aclosing(pieces) as found:
         async for piece in found:
-            if last.seconds == 0.0:
-                # The file is decoded.
-                head.used()
             last = piece
             text += piece.text
             segments += piece.segments
