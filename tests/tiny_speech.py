@@ -14,9 +14,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from tests import tiny
 from tests import tiny_text as text
-from tests.tiny_sound import WINDOW_S, whisper_features
+from tests.tiny_media import FORMS, QWEN_TURN, SOUND_MARKERS
+from tests.tiny_more import qwen_tokens
+from tests.tiny_sound import EARS, WINDOW_S, whisper_features
 
-SEEDS: dict[str, int] = {"whisper": 1}
+SEEDS: dict[str, int] = {"whisper": 1, "qwen3_asr": 1}
 
 LANGUAGES = ("en", "zh", "de", "es", "ru", "ko", "fr", "ja", "pt", "tr")
 WHISPER_CONTROL = (
@@ -154,4 +156,59 @@ def _whisper_tokens(path: Path) -> dict[str, int]:
     return ids
 
 
-TINY: dict[str, Callable[[Path], None]] = {"whisper": make_whisper}
+QWEN3_ASR_TOKENS = {
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+    "audio_token": "<|audio_pad|>",
+}
+QWEN3_ASR_CHAT = """{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for content in message['content'] -%}
+{%- if content['type'] == 'audio' or 'audio' in content or 'audio_url' in content -%}
+{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
+{%- elif 'text' in content -%}
+{{- content['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+
+
+def make_qwen3_asr(path: Path) -> None:
+    """As Qwen/Qwen3-ASR-1.7B-hf: an encoder in windows before Qwen3, and a token between language and words."""
+    marks = (*QWEN3_ASR_TOKENS.values(), "<asr_text>")
+    ids = qwen_tokens(path, "Qwen3ASRProcessor", marks, QWEN3_ASR_TOKENS | {"chat_template": QWEN3_ASR_CHAT})
+    ears = {name: value for name, value in EARS.items() if name not in ("encoder_layerdrop", "max_source_positions")}
+    windows = {"downsample_hidden_size": 8, "n_window": 50, "n_window_infer": 200, "output_dim": 64}
+    config = {
+        "architectures": ["Qwen3ASRForConditionalGeneration"],
+        "audio_config": ears | windows | {"max_position_embeddings": 13, "model_type": "qwen3_asr_encoder"},
+        "audio_token_id": ids["<|audio_pad|>"],
+        "eos_token_id": [ids["<|endoftext|>"], ids["<|im_end|>"]],
+        "model_type": "qwen3_asr",
+        "pad_token_id": ids["<|im_end|>"],
+        "text_config": tiny.LLAMA_SHAPE
+        | {
+            "head_dim": 16,
+            "max_position_embeddings": 4096,
+            "model_type": "qwen3",
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": True,
+        },
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+    features = {"feature_extractor_type": "Qwen3ASRFeatureExtractor", "min_length": 8000, "n_window": 50}
+    text.write_json(path / "preprocessor_config.json", whisper_features("Qwen3ASRProcessor", **features))
+    tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["qwen3_asr"], keep=("<|im_end|>",))
+
+
+TINY: dict[str, Callable[[Path], None]] = {"whisper": make_whisper, "qwen3_asr": make_qwen3_asr}
+FORMS["qwen3_asr"] = QWEN_TURN
+SOUND_MARKERS["qwen3_asr"] = "<|audio_start|><|audio_pad|><|audio_end|>"

@@ -144,7 +144,8 @@ class Transcription:
 
     async def _independent(self, wave: Any, form: SpeechForm) -> AsyncGenerator[SpeechPiece, None]:
         windows = list(cuts(wave.samples, wave.rate, form.window_s))
-        if len(windows) == 1:
+        # A language that the model writes first is no part of the words.
+        if len(windows) == 1 and (self._order.language or not form.marker):
             text = ""
             async with contextlib.aclosing(self._asked((wave.samples, wave.rate), pieces="delta")) as outputs:
                 async for output in outputs:
@@ -167,11 +168,12 @@ class Transcription:
             for index, ((start, stop), task) in enumerate(zip(windows, tasks, strict=True)):
                 output = await task
                 (answer,) = output.outputs
-                text = answer.text.strip()
+                words, language = form.words(answer.text, self._order)
+                text = words.strip()
                 segment = SpeechSegment(index, start / wave.rate, stop / wave.rate, text)
-                shown = text if not index or not text or self._order.language in SPACELESS else " " + text
+                shown = text if not index or not text or language in SPACELESS else " " + text
                 count = len(answer.token_ids)
-                yield SpeechPiece(shown, (segment,), self._order.language, 0.0, output.usage.prompt_tokens, count)
+                yield SpeechPiece(shown, (segment,), language, 0.0, output.usage.prompt_tokens, count)
         finally:
             for task in tasks:
                 task.cancel()

@@ -10,7 +10,8 @@ from typing import Any
 _NAMES = (
     "af Afrikaans,am Amharic,ar Arabic,as Assamese,az Azerbaijani,ba Bashkir,be Belarusian,bg Bulgarian,bn Bengali,"
     "bo Tibetan,br Breton,bs Bosnian,ca Catalan,cs Czech,cy Welsh,da Danish,de German,el Greek,en English,es Spanish,"
-    "et Estonian,eu Basque,fa Persian,fi Finnish,fo Faroese,fr French,gl Galician,gu Gujarati,ha Hausa,haw Hawaiian,"
+    "et Estonian,eu Basque,fa Persian,fi Finnish,fil Filipino,fo Faroese,fr French,gl Galician,gu Gujarati,ha Hausa,"
+    "haw Hawaiian,"
     "he Hebrew,hi Hindi,hr Croatian,ht Haitian Creole,hu Hungarian,hy Armenian,id Indonesian,is Icelandic,it Italian,"
     "ja Japanese,jw Javanese,ka Georgian,kk Kazakh,km Khmer,kn Kannada,ko Korean,la Latin,lb Luxembourgish,ln Lingala,"
     "lo Lao,lt Lithuanian,lv Latvian,mg Malagasy,mi Maori,mk Macedonian,ml Malayalam,mn Mongolian,mr Marathi,ms Malay,"
@@ -77,10 +78,12 @@ class SpeechForm:
 
     Attributes:
         transcribe: the text beside an audio, which asks for its words. "{language}" stands for " in" and the
-            language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing.
+            language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{name:language }" for
+            "language ", its name and the marker, or nothing.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
         written: whether the texts are whole prompts with a placeholder. Else they follow the audio in a conversation.
+        marker: stands between the language that the model writes first and the words; empty if it writes none.
         tokens: reads the tokens of a model that is asked by tokens, from its folder; else None.
     """
 
@@ -88,15 +91,25 @@ class SpeechForm:
     translate: str = ""
     window_s: float = 30.0
     written: bool = False
+    marker: str = ""
     tokens: Callable[[Path], SpeechTokens] | None = None
 
     def text(self, order: SpeechOrder) -> str:
         """Return the text that asks for it."""
         name = LANGUAGES.get(order.language, "")
         text = self.translate if order.translate else self.transcribe
+        text = text.replace("{name:language }", f"language {name}{self.marker}" if name else "")
         return text.replace("{language}", f" in {name}" if name else "").replace(
             "{lang:code}", f"lang:{order.language}" if name else ""
         )
+
+    def words(self, answer: str, order: SpeechOrder) -> tuple[str, str]:
+        """Return the words of an answer, and the code of the language that it names, or the order's."""
+        before, marker, words = answer.partition(self.marker) if self.marker else ("", "", answer)
+        if not marker:
+            return answer, order.language
+        named = before.strip().removeprefix("language ").strip()
+        return words, next((code for code, name in LANGUAGES.items() if name == named), order.language)
 
 
 @dataclass(frozen=True)
