@@ -18,7 +18,7 @@ from tests.tiny_media import FORMS, QWEN_TURN, SOUND_MARKERS
 from tests.tiny_more import qwen_tokens
 from tests.tiny_sound import EARS, WINDOW_S, whisper_features
 
-SEEDS: dict[str, int] = {"whisper": 1, "qwen3_asr": 1}
+SEEDS: dict[str, int] = {"whisper": 1, "qwen3_asr": 1, "glmasr": 1}
 
 LANGUAGES = ("en", "zh", "de", "es", "ru", "ko", "fr", "ja", "pt", "tr")
 WHISPER_CONTROL = (
@@ -209,6 +209,87 @@ def make_qwen3_asr(path: Path) -> None:
     tiny._write_model(path, config, tiny._qwen_generation(ids), ids, seed=SEEDS["qwen3_asr"], keep=("<|im_end|>",))
 
 
-TINY: dict[str, Callable[[Path], None]] = {"whisper": make_whisper, "qwen3_asr": make_qwen3_asr}
+GLM_MARKS = (
+    "<|endoftext|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<|begin_of_audio|>",
+    "<|end_of_audio|>",
+)
+GLM_ASR_CHAT = """{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for content in message['content'] -%}
+{%- if content['type'] == 'audio' or 'audio' in content or 'audio_url' in content -%}
+{{- '<|begin_of_audio|><|pad|><|end_of_audio|><|user|>\\n' -}}
+{%- elif 'text' in content -%}
+{{- content['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}"""
+
+
+def make_glmasr(path: Path) -> None:
+    """As zai-org/GLM-ASR-Nano-2512: an encoder with rotary positions, four of whose states make an embedding."""
+    (path / "chat_template.jinja").write_text(GLM_ASR_CHAT, encoding="utf-8")
+    settings = {
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|endoftext|>",
+        "model_max_length": 8192,
+        "pad_token": "<|endoftext|>",
+        "processor_class": "GlmAsrProcessor",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    ids = text.write_llama3_tokenizer(path, GLM_MARKS, "<|pad|>", tiny.VOCAB - 1, settings)
+    ends = [ids["<|endoftext|>"], ids["<|user|>"], ids["<|observation|>"]]
+    config = {
+        "architectures": ["GlmAsrForConditionalGeneration"],
+        "audio_config": {
+            "hidden_act": "gelu",
+            "hidden_size": 32,
+            "intermediate_size": 128,
+            "max_position_embeddings": 50 * WINDOW_S,
+            "model_type": "glmasr_encoder",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "num_mel_bins": 16,
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "audio_token_id": ids["<|pad|>"],
+        "model_type": "glmasr",
+        "projector_hidden_act": "gelu",
+        "text_config": tiny.LLAMA_SHAPE
+        | {"eos_token_id": ends, "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5},
+        "torch_dtype": "bfloat16",
+    }
+    text.write_json(path / "preprocessor_config.json", whisper_features("GlmAsrProcessor"))
+    text.write_json(
+        path / "processor_config.json",
+        {
+            "audio_token": "<|pad|>",
+            "default_transcription_prompt": "Please transcribe this audio into text",
+            "feature_extractor": whisper_features("GlmAsrProcessor"),
+            "max_audio_len": 655,
+            "processor_class": "GlmAsrProcessor",
+        },
+    )
+    generation = {"eos_token_id": ends, "pad_token_id": ids["<|endoftext|>"]}
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["glmasr"], keep=("<|endoftext|>",))
+
+
+TINY: dict[str, Callable[[Path], None]] = {
+    "whisper": make_whisper,
+    "qwen3_asr": make_qwen3_asr,
+    "glmasr": make_glmasr,
+}
 FORMS["qwen3_asr"] = QWEN_TURN
+FORMS["glmasr"] = "<|user|>\n{}<|assistant|>\n"
+SOUND_MARKERS["glmasr"] = "<|begin_of_audio|><|pad|><|end_of_audio|>"
 SOUND_MARKERS["qwen3_asr"] = "<|audio_start|><|audio_pad|><|audio_end|>"
