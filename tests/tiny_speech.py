@@ -18,7 +18,7 @@ from tests.tiny_media import FORMS, QWEN_TURN, SOUND_MARKERS
 from tests.tiny_more import qwen_tokens
 from tests.tiny_sound import EARS, WINDOW_S, whisper_features
 
-SEEDS: dict[str, int] = {"whisper": 1, "qwen3_asr": 1, "glmasr": 1}
+SEEDS: dict[str, int] = {"whisper": 1, "qwen3_asr": 1, "glmasr": 1, "audioflamingo3": 1}
 
 LANGUAGES = ("en", "zh", "de", "es", "ru", "ko", "fr", "ja", "pt", "tr")
 WHISPER_CONTROL = (
@@ -284,12 +284,53 @@ def make_glmasr(path: Path) -> None:
     tiny._write_model(path, config, generation, ids, seed=SEEDS["glmasr"], keep=("<|endoftext|>",))
 
 
+def make_audioflamingo3(path: Path) -> None:
+    """As nvidia/audio-flamingo-3-hf: Whisper's encoder, halved by pooling, before Qwen2; a text follows its audio."""
+    form = QWEN3_ASR_CHAT.replace("<|audio_start|><|audio_pad|><|audio_end|>", "<sound>")
+    ids = qwen_tokens(path, "AudioFlamingo3Processor", ("<sound>",), {"chat_template": form})
+    config = {
+        "architectures": ["AudioFlamingo3ForConditionalGeneration"],
+        "audio_config": {
+            "activation_function": "gelu",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "max_source_positions": 50 * WINDOW_S,
+            "model_type": "audioflamingo3_encoder",
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "num_mel_bins": 16,
+        },
+        "audio_token_id": ids["<sound>"],
+        "model_type": "audioflamingo3",
+        "projector_bias": True,
+        "projector_hidden_act": "gelu",
+        "text_config": tiny.LLAMA_SHAPE
+        | {
+            "eos_token_id": ids["<|im_end|>"],
+            "max_position_embeddings": 4096,
+            "model_type": "qwen2",
+            "rms_norm_eps": 1e-6,
+            "use_sliding_window": False,
+        },
+        "torch_dtype": "bfloat16",
+    }
+    features = whisper_features("AudioFlamingo3Processor")
+    text.write_json(path / "preprocessor_config.json", features)
+    parts = {"audio_token": "<sound>", "feature_extractor": features, "max_audio_len": 600}
+    text.write_json(path / "processor_config.json", parts | {"processor_class": "AudioFlamingo3Processor"})
+    generation = tiny._qwen_generation(ids)
+    tiny._write_model(path, config, generation, ids, seed=SEEDS["audioflamingo3"], keep=("<|im_end|>",))
+
+
 TINY: dict[str, Callable[[Path], None]] = {
+    "audioflamingo3": make_audioflamingo3,
     "whisper": make_whisper,
     "qwen3_asr": make_qwen3_asr,
     "glmasr": make_glmasr,
 }
 FORMS["qwen3_asr"] = QWEN_TURN
+FORMS["audioflamingo3"] = QWEN_TURN
+SOUND_MARKERS["audioflamingo3"] = "<sound>"
 FORMS["glmasr"] = "<|user|>\n{}<|assistant|>\n"
 SOUND_MARKERS["glmasr"] = "<|begin_of_audio|><|pad|><|end_of_audio|>"
 SOUND_MARKERS["qwen3_asr"] = "<|audio_start|><|audio_pad|><|audio_end|>"

@@ -24,7 +24,7 @@ _AT_ONCE = 8
 _TEXT_SHARE = 2
 
 
-class Engine(Protocol):
+class SpeechEngine(Protocol):
     """What transcribing needs of AsyncLLM, which documents it."""
 
     @property
@@ -99,7 +99,7 @@ class Transcription:
 
     def __init__(
         self,
-        llm: Engine,
+        llm: SpeechEngine,
         form: SpeechForm,
         tokens: SpeechTokens | None,
         order: SpeechOrder,

@@ -77,7 +77,7 @@ class SpeechForm:
     """How a family is asked for a transcript.
 
     Attributes:
-        transcribe: the text beside an audio, which asks for its words. "{language}" stands for " in" and the
+        transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
             language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{name:language }" for
             "language ", its name and the marker, or nothing.
         translate: the same for its words in English; empty if the model does not translate.

@@ -65,7 +65,10 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         own = registry.own_class(package, "model").from_pretrained(**sources(folder), dtype=dtype).eval()
         own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         return own
-    kind = AutoModelForMultimodalLM if family in (*tiny.MEDIA_FAMILIES, *tiny.APART) else AutoModelForCausalLM
+    kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
+    if family in tiny.APART:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = getattr(transformers, stated["architectures"][0])
     if family in tiny.ADAPTED_FAMILIES:
         kind = transformers.Phi4MultimodalForCausalLM
     if family in tiny.THINKERS:
