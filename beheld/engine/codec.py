@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.core import config, media, outputs, params, plan, request
+from beheld.core import config, media, outputs, params, plan, repetition, request
 from beheld.engine import columns, messages, stats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
@@ -14,6 +14,7 @@ CODEC = Codec(
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
         *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
+        repetition.RepetitionDetectionParams,
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(

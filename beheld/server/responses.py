@@ -39,7 +39,7 @@ def _named(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
+_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort", "repetition"]})
 _CALL = _object({"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})})
 _MESSAGE = _object(
     {

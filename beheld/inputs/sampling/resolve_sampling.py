@@ -11,6 +11,7 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams
+from beheld.core.repetition import RepetitionDetectionParams
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
 from beheld.inputs.sampling.logits_processors import EngineProcessors
@@ -132,6 +133,7 @@ class SamplingResolver:
             forced_ids=forced,
             first_forbidden=self._habits.first_forbidden,
             timestamps=rules.timestamps,
+            repetition=_repetition(params),
         )
 
     def _grammar(
@@ -314,6 +316,11 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     if values.get("max_new_tokens") is not None:
         chosen["max_tokens"] = values["max_new_tokens"]
     return SamplingParams(**chosen)
+
+
+def _repetition(params: SamplingParams) -> RepetitionDetectionParams | None:
+    rule = params.repetition_detection
+    return rule if rule is not None and rule.max_pattern_size else None
 
 
 def _check_allowed(allowed: Sequence[int], bad_words: Sequence[tuple[int, ...]], too_early: frozenset[int]) -> None:
