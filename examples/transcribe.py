@@ -7,8 +7,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from beheld import LLM, AsyncLLM, SamplingParams
-from beheld.core.speech import SpeechOrder
+from beheld import LLM, AsyncLLM, SamplingParams, SpeechOrder
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="openai/whisper-large-v3-turbo", help="a folder or a hub name")

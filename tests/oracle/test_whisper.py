@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from beheld import LLM, SamplingParams
+from beheld.checkpoint.checks.generation import check_generation
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ConfigError, MediaLossError, ParamsError, PlaceholderError, PromptError
+from beheld.core.errors import ConfigError, MediaLossError, ModelError, ParamsError, PlaceholderError, PromptError
 from beheld.core.params import StructuredOutputs
 from beheld.inputs.prompt.parse import parse
 from tests import tiny
@@ -202,3 +203,19 @@ def test_the_checkpoint_is_described_as_it_is() -> None:
     ]
     assert (info.max_model_len, info.encoder_reads, info.modalities) == (96, "audio", ("audio",))
     assert info.decoder_start_id == reference.model().generation_config.decoder_start_token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("begin_suppress_tokens", 3),
+        ("task_to_id", [1]),
+        ("lang_to_id", {"<|en|>": "x"}),
+        ("max_initial_timestamp_index", "late"),
+    ],
+)
+def test_damaged_rules_are_refused(name: str, value: Any) -> None:
+    stated = {"eos_token_id": 1, "task_to_id": {"transcribe": 2}, "lang_to_id": {"<|en|>": 3}}
+    check_generation(stated)
+    with pytest.raises(ModelError, match=name):
+        check_generation(stated | {name: value})
