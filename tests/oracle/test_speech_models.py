@@ -37,6 +37,10 @@ def test_equals_transformers(family: str) -> None:
         assert llm.stats().scheduler.prefix_hits > before
     with make(family, cases.ENGINES["cut"]) as llm:
         check(llm, family, ASKS[::-1])
+
+
+def test_preempted_sequences_resume() -> None:
+    family = FAMILIES[0]
     with make(family, cases.tight(family) | {"max_model_len": 256}) as llm:
         crowd = [Ask(f"{{a}}{n}?", sounds=((0.4, 40 + n),), max_tokens=36) for n in range(8)]
         check(llm, family, crowd)
