@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from beheld.core.params import PoolingParams, SamplingParams
     from beheld.core.request import LoRARequest
+    from beheld.core.speech import SpeechOrder
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "SamplingParams": "beheld.core.params",
     "PoolingParams": "beheld.core.params",
     "LoRARequest": "beheld.core.request",
+    "SpeechOrder": "beheld.core.speech",
     "RequestOutput": "beheld.core.outputs",
     "PoolingRequestOutput": "beheld.core.outputs",
     "EmbeddingRequestOutput": "beheld.core.outputs",
@@ -59,6 +61,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "ScoringRequestOutput",
+    "SpeechOrder",
     "UserError",
 ]
 

@@ -616,14 +616,17 @@ def _fill(model: Any) -> None:
 
 @cache
 def checkpoint(name: str) -> Path:
-    """The folder of the tiny checkpoint `name` (a key of TINY), made if it is not there yet; safe between processes."""
+    """The folder of the tiny checkpoint `name`, a key of TINY or APART.
+
+    It is made if it is not there yet, which is safe between processes.
+    """
     target = _cache_folder(name) / name
     with FileLock(str(target) + ".lock"):
         if not target.is_dir():
             draft = target.with_name(f"{name}.{os.getpid()}")
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-            TINY[name](draft)
+            (TINY | APART)[name](draft)
             draft.rename(target)
     return target
 
@@ -674,6 +677,7 @@ from tests import (  # noqa: E402  # noqa: E402
     tiny_quantized,
     tiny_recurrent,
     tiny_sound,
+    tiny_speech,
 )
 
 # Families that transformers does not define stand in modules of their own, found by name.
@@ -710,6 +714,8 @@ for _own in _OWN:
     IMAGE_FAMILIES += getattr(_own, "IMAGE_FAMILIES", ())
     VIDEO_FAMILIES += getattr(_own, "VIDEO_FAMILIES", ())
 TEXT_FAMILIES += tiny_recurrent.TEXT_FAMILIES + tiny_mamba.TEXT_FAMILIES
+APART = tiny_speech.TINY
+"""Families whose prompts are unlike the others', each with tests of its own."""
 SOUND_FAMILIES = (
     *tiny_sound.SOUND_FAMILIES,
     *tiny_masks.SOUND_FAMILIES,

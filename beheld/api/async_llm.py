@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -12,15 +13,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from beheld.api import transcribe
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
+from beheld.api.transcribe import Fallback
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -41,6 +45,7 @@ from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
+from beheld.utils.cancellation import CancelToken
 
 __all__ = [
     "AsyncLLM",
@@ -219,6 +224,73 @@ class AsyncLLM:
         """
         params = PoolingParams() if pooling_params is None else pooling_params
         return self._answer(prompt, params, request_id, lora_request, priority, Pieces.FINAL, client=client)
+
+    async def transcribe(
+        self,
+        audio: Any,
+        order: SpeechOrder | None = None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        fallback: Fallback | None = None,
+        lora_request: LoRARequest | None = None,
+        client: str = "",
+        cache_salt: str | None = None,
+        ended: Callable[[RequestOutput, int], None] = lambda output, count: None,
+        decoded: Callable[[int], None] = lambda num_bytes: None,
+    ) -> AsyncGenerator[SpeechPiece, None]:
+        """Write down an audio of any length: bytes of a file, a URL, a path, or (samples, rate).
+
+        Closing the generator aborts the requests.
+
+        Args:
+            order: language, task, timestamps; None for the words alone.
+            sampling_params: None for greedy answers.
+            fallback: when a window is sampled anew with a higher temperature; None for never.
+            ended: called at the end of each of its requests with the last output and the number of tokens.
+            decoded: called with the bytes of the decoded samples, which are kept to the end.
+
+        Raises:
+            UserError, EngineError: the model makes no transcripts, the audio cannot be read, or a request failed.
+        """
+        form, tokens = transcribe.form_of(self)
+        params = SamplingParams(temperature=0, max_tokens=None) if sampling_params is None else sampling_params
+        name = f"speech-{next(self._numbers)}" if request_id is None else request_id
+        made = transcribe.Transcription(
+            self,
+            form,
+            tokens,
+            SpeechOrder() if order is None else order,
+            params,
+            name,
+            fallback=fallback,
+            lora=lora_request,
+            client=client,
+            salt=cache_salt,
+            ended=ended,
+            decoded=decoded,
+        )
+        async with contextlib.aclosing(made.pieces(audio)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    async def waveform(self, audio: Any, *, client: str = "") -> Any:
+        """The samples of an audio at the rate that the model hears, decoded as a request's are.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        self._check_alive()
+        cancel = CancelToken()
+        try:
+            return await self._run_in(self._pools.media, self._inputs.waveform, audio, cancel)
+        finally:
+            cancel.cancel()
+
+    @property
+    def speech(self) -> tuple[SpeechForm, SpeechTokens | None] | None:
+        """How the model is asked for transcripts; None if it makes none."""
+        return self._inputs.speech
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator yields a last output with the finish reason "abort"."""

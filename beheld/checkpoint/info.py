@@ -92,7 +92,12 @@ def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
     It would take its defaults for them, in silence.
     """
     text = config.get_text_config(decoder=True)
-    if text is config or any(getattr(config, name, None) is text for name in config.sub_configs if name in raw):
+    # An encoder-decoder without sub-configurations gives a copy, with the decoder's sizes under the usual names.
+    if (
+        text is config
+        or not config.sub_configs
+        or any(getattr(config, name, None) is text for name in config.sub_configs if name in raw)
+    ):
         return
     for name in _SIZES:
         if name in raw and getattr(text, name, raw[name]) != raw[name]:
@@ -183,8 +188,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             "`beheld models` lists the families that can.",
         )
     encodes = bool(getattr(config, "is_encoder_decoder", False))
-    if encodes and not family.is_encoder_decoder:
-        runs = [kind for each in registry.families().values() if each.is_encoder_decoder for kind in each.model_types]
+    if encodes and not family.encoder_reads:
+        runs = [kind for each in registry.families().values() if each.encoder_reads for kind in each.model_types]
         raise ModelError(
             f"{_architecture(config)} is an encoder-decoder model.",
             f"Of those only {', '.join(runs)} can be run so far.",
@@ -232,7 +237,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
         joint_ids=_added_ids(path, family.joint_tokens),
-        is_encoder_decoder=encodes,
+        encoder_reads=family.encoder_reads if encodes else "",
         decoder_start_id=_decoder_start(text, generation) if encodes else None,
         secondary=secondary_weights(path, args),
         quantized_by=(quantized.stated(read_json(path / CONFIG)) or {}).get("quant_method"),
@@ -398,7 +403,9 @@ def _reach(text: Any) -> int:
     A model without attention has no bound.
     """
     unbounded = not hasattr(text, "num_attention_heads")
-    named = int(getattr(text, "max_position_embeddings", None) or 0)
+    # Decoders after speech encoders have a length of their own.
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    named = int(next((length for length in lengths if length), 0))
     known = named if named > 0 else _UNBOUNDED if unbounded else 2048
     rope = _rope(text) or {}
     kind, factor = rope.get("rope_type") or rope.get("type"), rope.get("factor")

@@ -66,6 +66,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.sampling_params": {
         "SamplingParams": _PARAMS["SamplingParams"],
         "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
+        "RepetitionDetectionParams": "beheld.core.repetition:RepetitionDetectionParams",
     },
     "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},
     # Old and new homes of the parser and of the port.

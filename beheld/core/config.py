@@ -217,7 +217,8 @@ class ModelInfo:
             `joint_ids`; one step computes the first to the last of them), or "prompt" (the whole prompt; one step
             computes it, and no other prompt shares it).
         joint_ids: see `both_ways`.
-        is_encoder_decoder: True if an encoder reads the prompt and the decoder writes only the answer.
+        encoder_reads: for an encoder-decoder, what the encoder reads: "prompt", so that the decoder writes only the
+            answer, or the modality of the one item of each prompt, which is the decoder's; empty for other models.
         decoder_start_id: the token that starts every answer of an encoder-decoder model.
         rope_switch: for models with two rotary scales, the longest sequence that uses the short scale. A longer prompt
             uses the long scale from its start; an answer ends where its sequence would have to switch.
@@ -246,13 +247,18 @@ class ModelInfo:
     atomic_spans: bool = False
     both_ways: str = "nowhere"
     joint_ids: frozenset[int] = frozenset()
-    is_encoder_decoder: bool = False
+    encoder_reads: str = ""
     decoder_start_id: int | None = None
     rope_switch: int | None = None
     family: str = ""
     secondary: tuple[SecondaryWeights, ...] = ()
     pooler: PoolerInfo | None = None
     quantized_by: str | None = None
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether a decoder attends to an encoder's states in every layer."""
+        return bool(self.encoder_reads)
 
     @property
     def cross(self) -> KVGroup | None:

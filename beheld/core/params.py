@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
+from beheld.core.repetition import RepetitionDetectionParams
 
 GREEDY_BELOW = 1e-5
 # Logits over a smaller one, and over a temperature, are not finite in float32.
@@ -43,6 +44,21 @@ class Grammar:
 
 
 @dataclass(frozen=True)
+class TimestampRule:
+    """How an answer is divided by timestamps, as Whisper's decoding does; see sample/timestamps.py.
+
+    Attributes:
+        first: the token id of 0.00 seconds; all greater ids are later timestamps.
+        end: the token id that ends the answer; smaller ones are text.
+        latest: the greatest timestamp with which an answer may begin, counted from `first`; None for any.
+    """
+
+    first: int
+    end: int
+    latest: int | None = None
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Resolved sampling parameters of one sequence: complete, checked, without further look-ups.
 
@@ -63,6 +79,9 @@ class Sampling:
         no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
         forced_ids: pairs (position, token id): the token is forced at this position, counted from the start of the
             prompt.
+        first_forbidden: token ids that do not begin the answer.
+        repetition: when the answer ends because it repeats itself; None for never.
+        timestamps: the rule of timestamps, if the answer has them.
     """
 
     temperature: float = 0.0
@@ -86,6 +105,9 @@ class Sampling:
     processors: tuple[LogitsProcessor, ...] = ()
     no_repeat_ngram: int = 0
     forced_ids: tuple[tuple[int, int], ...] = ()
+    first_forbidden: tuple[int, ...] = ()
+    timestamps: TimestampRule | None = None
+    repetition: RepetitionDetectionParams | None = None
 
     @property
     def greedy(self) -> bool:
@@ -180,6 +202,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
         """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
@@ -263,6 +286,17 @@ class SamplingParams:
                 "structured_outputs must be a StructuredOutputs.",
                 "Give StructuredOutputs(json=...), or regex, choice or grammar.",
                 param="structured_outputs",
+            )
+        if isinstance(self.repetition_detection, Mapping):
+            known_keywords(
+                RepetitionDetectionParams, self.repetition_detection, ParamsError, "entry of repetition_detection"
+            )
+            self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
+        if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
+            raise ParamsError(
+                "repetition_detection must be a RepetitionDetectionParams.",
+                "Give RepetitionDetectionParams(max_pattern_size=20, min_count=10).",
+                param="repetition_detection",
             )
         if not (self.spaces_between_special_tokens or self.skip_special_tokens):
             raise ParamsError(

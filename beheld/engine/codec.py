@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.core import config, media, outputs, params, plan, request
+from beheld.core import config, media, outputs, params, plan, repetition, request
 from beheld.engine import columns, messages, stats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
@@ -13,7 +13,8 @@ CODEC = Codec(
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs),
-        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling),
+        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
+        repetition.RepetitionDetectionParams,
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(

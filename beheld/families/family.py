@@ -170,7 +170,8 @@ class Family:
         placeholder_tokens: modality -> the token that marks one embedding's place, if the configuration does not name
             its id; the tokenizer's files do. Of several, the first that the tokenizer has.
         videos_as_images: whether a video's frames use the placeholders of images.
-        is_encoder_decoder: whether its encoder reads the prompt; the engine can run it.
+        encoder_reads: for an encoder-decoder, what its encoder reads: "prompt", with its media, or the modality of the
+            one item of each prompt, which is the decoder's; empty for other models.
         encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
         first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
@@ -199,7 +200,7 @@ class Family:
     placeholders: Callable[[Any], dict[str, int]] | None = None
     placeholder_tokens: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     videos_as_images: bool = False
-    is_encoder_decoder: bool = False
+    encoder_reads: str = ""
     encodes: bool = False
     first_position: Callable[[Any], int] | None = None
     pools_for_classes: Callable[[Any], str] | None = None
@@ -212,3 +213,10 @@ class Family:
     adapters: tuple[tuple[str, str], ...] = ()
     gguf: GGUFLayout | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
+
+
+def decoder_group(config: Any, kind: str, num_states: int = 0) -> KVGroup:
+    """Return all layers of a decoder as one group of this kind; its configuration has BART's names."""
+    heads, head_dim = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
+    layers = tuple(range(config.decoder_layers))
+    return KVGroup(kind, layers, heads, head_dim, head_dim, num_states=num_states)

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from beheld.core.params import TimestampRule
+from beheld.core.speech import SpeechForm
+
 # Settings of an item that change its features, in families where features depend on other items.
 ALONE = "alone"
 WITH_OTHERS = "among others"
@@ -88,6 +91,19 @@ class ItemPlace:
     modality: str
 
 
+@dataclass(frozen=True)
+class AnswerRules:
+    """Rules on tokens that bind the answer to one prompt, besides those of every answer.
+
+    Attributes:
+        spared_from: the checkpoint's `suppress_tokens` from this id on may occur; None for none of them.
+        timestamps: the rule of timestamps, if the answer has them.
+    """
+
+    spared_from: int | None = None
+    timestamps: TimestampRule | None = None
+
+
 # Why embeddings cannot replace an item.
 LAID_OUT = "the prompt says how {modality} is laid out or when it was, which embeddings do not tell"
 
@@ -140,6 +156,8 @@ class FamilyInputs:
             setting; or the reason, as a half sentence, why embeddings cannot replace it. Absent: no text.
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
+        rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
+        speech: how the model is asked for transcripts; None if nothing is known of it.
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
         described_by: keys of a media part of a message that the chat template reads, as text; other keys are options of
@@ -178,6 +196,8 @@ class FamilyInputs:
     described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
+    rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
+    speech: SpeechForm | None = None
 
     @property
     def template_path(self) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from beheld.core.errors import ModelError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Pooling, Sampling, SamplingParams
 from beheld.core.request import Request
+from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
@@ -21,7 +23,7 @@ from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
-from beheld.inputs.prompt import encoder_prompt, expand
+from beheld.inputs.prompt import decoder_prompt, encoder_prompt, expand
 from beheld.inputs.prompt.parse import PromptType
 from beheld.inputs.prompt.reader import PromptReader
 from beheld.inputs.prompt.rendering import render_type
@@ -196,13 +198,15 @@ class InputPipeline:
             # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.places)
-        if self._info.is_encoder_decoder:
+        if self._info.encoder_reads == "prompt":
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, prompt.parsed.salt)
+        elif self._info.encoder_reads:
+            token_ids, spans = decoder_prompt.join(token_ids, spans, self._info)
         self._checks.length(token_ids, spans, prompt.parsed.media)
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._resolved(order, prompt, len(token_ids)),
+            params=self._resolved(order, prompt, token_ids),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,
@@ -213,10 +217,10 @@ class InputPipeline:
             prompt=prompt.parsed.text,
         )
 
-    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, length: int) -> Sampling | Pooling:
-        """The engine's form of a request's parameters; its prompt has `length` tokens."""
+    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int]) -> Sampling | Pooling:
+        """The engine's form of a request's parameters; `token_ids` are its whole prompt."""
         if isinstance(order.params, SamplingParams):
-            return self._sampling.resolve(order.params, length, order.seed, prompt.reasoning, order.cancel)
+            return self._sampling.resolve(order.params, token_ids, order.seed, prompt.reasoning, order.cancel)
         assert self._info.pooler is not None, "the kind of parameters was not checked"
         return resolve_pooling.resolve(order.params, self._info.pooler, prompt.second)
 
@@ -235,6 +239,27 @@ class InputPipeline:
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
+    def waveform(self, source: Any, cancel: CancelToken) -> Any:
+        """Return an audio's samples at the rate that the model hears: bytes of a file, a URL, a path, (samples, rate).
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        self._checks.modalities([MediaRef("audio", source)])
+        return self._maker.waveform(source, cancel)
+
+    @cached_property
+    def speech(self) -> tuple[SpeechForm, SpeechTokens | None] | None:
+        """Return how the model is asked for transcripts, and its tokens if it is asked by tokens; None if it is not.
+
+        Raises:
+            ModelError: its files lack one of these tokens.
+        """
+        form = self._family.speech
+        if form is None or "audio" not in self._info.modalities:
+            return None
+        return form, None if form.tokens is None else form.tokens(Path(self._info.path))
+
     def warm_grammars(self) -> None:
         """Let the process that compiles grammars load what it needs now, in the background."""
         self._sampling.warm()
@@ -251,7 +276,7 @@ class InputPipeline:
         items = sample_items(
             self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers, large=large
         )
-        if not items or not self._info.is_encoder_decoder:
+        if not items or self._info.encoder_reads != "prompt":
             return items
         # The encoder reads the prompt with its items.
         by_modality = {item.modality: [item] for item in items}

@@ -48,17 +48,23 @@ class Edits:
 
 
 def edits(
-    params: Sequence[Sampling], below_minimum: Sequence[bool], vocab_size: int, device: torch.device
+    params: Sequence[Sampling], phases: Sequence[tuple[bool, bool]], vocab_size: int, device: torch.device
 ) -> Edits | None:
-    """The edits of a batch, row by row; None if there are none."""
+    """The edits of a batch, row by row; None if there are none.
+
+    Args:
+        phases: of each row, whether its answer is below min_tokens, and whether it has no token yet.
+    """
     banned: list[tuple[int, int]] = []
     allowed: list[tuple[int, int]] = []
     biased: list[tuple[int, int]] = []
     values: list[float] = []
-    for place, (row, below) in enumerate(zip(params, below_minimum, strict=True)):
+    for place, (row, (below, begins)) in enumerate(zip(params, phases, strict=True)):
         banned.extend((place, word[0]) for word in row.bad_words_ids if len(word) == 1 and word[0] < vocab_size)
         if below:
             banned.extend((place, token) for token in row.stop_ids if token < vocab_size)
+        if begins:
+            banned.extend((place, token) for token in row.first_forbidden)
         if row.allowed_token_ids is not None:
             allowed.extend((place, token) for token in row.allowed_token_ids)
         for token, bias in row.logit_bias:

@@ -20,6 +20,7 @@ from beheld.sample.filters import Edits, Filters
 from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
+from beheld.sample.timestamps import TimestampRows, TimestampTable
 
 
 @dataclass(eq=False)
@@ -29,8 +30,8 @@ class RowState:
     Attributes:
         length: number of tokens before the one sampled last.
         slot: slot in the penalty table, if the row has penalties.
-        bad_word_slot, no_repeat_slot: slots in the tables of bad words of several tokens and of repetitions, if these
-            can ban a token of the row.
+        bad_word_slot, no_repeat_slot, timestamp_slot: slots in the tables of bad words of several tokens, of
+            repetitions and of timestamps, if these can ban a token of the row.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -42,6 +43,7 @@ class RowState:
     slot: int | None = None
     bad_word_slot: int | None = None
     no_repeat_slot: int | None = None
+    timestamp_slot: int | None = None
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
@@ -52,6 +54,14 @@ class RowState:
     def below_minimum(self, length: int) -> bool:
         """True while the answer is shorter than min_tokens."""
         return length - self.num_prompt < self.params.min_tokens
+
+    def begins(self, length: int) -> bool:
+        """True if the answer has no token yet."""
+        return length == self.num_prompt
+
+    def phase(self, length: int) -> tuple[bool, bool]:
+        """What of the bans on single tokens changes along the answer."""
+        return self.below_minimum(length), bool(self.params.first_forbidden) and self.begins(length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +80,18 @@ class Composition:
     """A batch's rows and what each needs: places (0 to B) of the rows concerned, and index tensors.
 
     Attributes:
-        minimums: place -> whether its answer is still below min_tokens, for rows with a minimum.
+        phases: place -> its answer's phase, for rows with bans that depend on it.
         forcing: places of rows with forced tokens.
     """
 
     rows: tuple[int, ...]
     states: tuple[RowState, ...]
-    minimums: dict[int, bool]
+    phases: dict[int, tuple[bool, bool]]
     edits: Edits | None
     penalised: Penalised | None
     bad_words: BadWordRows | None
     no_repeat: NoRepeatRows | None
+    timestamps: TimestampRows | None
     forcing: tuple[int, ...]
     processed: tuple[int, ...]
     random: RandomRows | None
@@ -90,7 +101,8 @@ class Composition:
     @property
     def edited(self) -> bool:
         """True if some row's logits are changed before sampling."""
-        return bool(self.edits or self.penalised or self.bad_words or self.no_repeat or self.processed or self.forcing)
+        of_history = self.penalised or self.bad_words or self.no_repeat or self.timestamps
+        return bool(self.edits or of_history or self.processed or self.forcing)
 
 
 class RowTable:
@@ -104,6 +116,7 @@ class RowTable:
         self.penalties = PenaltyTable(vocab_size, device)
         self.bad_words = BadWordTable(vocab_size, device)
         self.no_repeat = NoRepeatTable(vocab_size, device)
+        self.timestamps = TimestampTable(vocab_size, device)
 
     def __getitem__(self, row: int) -> RowState:
         state = self._states[row]
@@ -127,6 +140,7 @@ class RowTable:
         self._states[row] = state
         state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
         state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
+        state.timestamp_slot = self.timestamps.admit(params, token_ids, num_prompt)
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
 
@@ -144,6 +158,8 @@ class RowTable:
             self.bad_words.release(state.bad_word_slot)
         if state.no_repeat_slot is not None:
             self.no_repeat.release(state.no_repeat_slot)
+        if state.timestamp_slot is not None:
+            self.timestamps.release(state.timestamp_slot)
         if state.slot is not None:
             self.penalties.release(state.slot)
         self._states[row] = None
@@ -155,7 +171,7 @@ class RowTable:
         if (
             last is None
             or last.rows != tuple(rows)
-            or any(last.states[b].below_minimum(lengths[b]) != below for b, below in last.minimums.items())
+            or any(last.states[b].phase(lengths[b]) != phase for b, phase in last.phases.items())
         ):
             self._composition = last = self._make(tuple(rows), lengths)
         return last
@@ -163,20 +179,22 @@ class RowTable:
     def _make(self, rows: tuple[int, ...], lengths: Sequence[int]) -> Composition:
         states = tuple(self[row] for row in rows)
         params = [state.params for state in states]
-        below = [state.below_minimum(length) for state, length in zip(states, lengths, strict=True)]
+        phases = [state.phase(length) for state, length in zip(states, lengths, strict=True)]
         bad_words = [(b, s.bad_word_slot) for b, s in enumerate(states) if s.bad_word_slot is not None]
         no_repeat = [(b, s.no_repeat_slot) for b, s in enumerate(states) if s.no_repeat_slot is not None]
+        timestamps = [(b, s.timestamp_slot) for b, s in enumerate(states) if s.timestamp_slot is not None]
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
         at_random = tuple(b for b, p in enumerate(params) if not p.greedy)
         reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
         return Composition(
             rows=rows,
             states=states,
-            minimums={b: below[b] for b, p in enumerate(params) if p.min_tokens > 0},
-            edits=filters.edits(params, below, self._vocab_size, self._device),
+            phases={b: phases[b] for b, p in enumerate(params) if p.min_tokens > 0 or p.first_forbidden},
+            edits=filters.edits(params, phases, self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
             bad_words=self.bad_words.gather(*zip(*bad_words, strict=True)) if bad_words else None,
             no_repeat=self.no_repeat.gather(*zip(*no_repeat, strict=True)) if no_repeat else None,
+            timestamps=self.timestamps.gather(*zip(*timestamps, strict=True)) if timestamps else None,
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
             random=self._random_rows(states, at_random) if at_random else None,

@@ -3,9 +3,9 @@
 Shapes: B rows of a batch, R of them sampled at random, L that request log-probabilities, W words of a grammar's bit
 mask, T positions of a prompt, V vocabulary.
 
-Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, logits processors,
-penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; the others apply temperature,
-min-p, top-k and top-p, and sample. Log-probabilities are those of the model's raw logits.
+Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, timestamps, logits
+processors, penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; the others apply
+temperature, min-p, top-k and top-p, and sample. Log-probabilities are those of the model's raw logits.
 
 Nothing waits for the device, except for rows with logits processors. On a CPU, where there is nothing to wait for, rows
 are sampled one by one among the few candidates that the filters leave.
@@ -142,6 +142,10 @@ class Sampler:
             self._rows.no_repeat.append(
                 batch.no_repeat, [batch.states[b].length for b in batch.no_repeat.places], ids_B
             )
+        if batch.timestamps is not None:
+            self._rows.timestamps.append(
+                batch.timestamps, [batch.states[b].length for b in batch.timestamps.places], ids_B
+            )
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -223,6 +227,8 @@ class Sampler:
             masks.apply_(logits_BV)
         if batch.edits is not None:
             batch.edits.apply_(logits_BV)
+        if batch.timestamps is not None:
+            self._rows.timestamps.apply_(logits_BV, batch.timestamps, [lengths[b] for b in batch.timestamps.places])
         for b in batch.processed:
             logits_BV[b] = self._process(logits_BV[b], batch.states[b], lengths[b])
         if batch.penalised is not None:

@@ -624,8 +624,12 @@ class Scheduler:
                 finish = FinishReason.STOP
                 stop_id = token if token in params.own_stop_ids else None
                 break
+            repeats = sequence.repetition is not None and sequence.repetition.push(token)
             if length >= sequence.most_tokens:
                 finish = FinishReason.LENGTH
+                break
+            if repeats and length - sequence.num_prompt >= params.min_tokens:
+                finish = FinishReason.REPETITION
                 break
         if finish is not None:
             given, logprobs = given[: length - before], logprobs[: length - before]

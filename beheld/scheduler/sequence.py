@@ -9,6 +9,7 @@ from enum import Enum, auto
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import SpanView, TokenLogprobs
+from beheld.core.repetition import RepetitionRuns
 from beheld.core.request import Request
 
 
@@ -103,6 +104,7 @@ class Sequence:
             none is kept, of its answer neither.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
+        repetition: follows an answer that ends if it repeats itself; else None.
         silent: True until the first event.
         added_s: when it arrived, on the monotonic clock.
         waited_s: seconds from then to its first admission.
@@ -147,6 +149,7 @@ class Sequence:
     silent: bool = True
     added_s: float = field(default_factory=time.monotonic)
     waited_s: float = 0.0
+    repetition: RepetitionRuns | None = None
 
     @classmethod
     def born(
@@ -182,6 +185,7 @@ class Sequence:
             max_drafts=max_drafts,
             token_ids=list(request.token_ids),
             num_prompt=num_prompt,
+            repetition=None if sampling is None or sampling.repetition is None else RepetitionRuns(sampling.repetition),
             rope_scale="long" if far else "short",
             tables=[[] for _ in range(num_groups)],
             kept=[0] * num_groups,

@@ -21,7 +21,17 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
 from beheld.core.request import LoRARequest
-from beheld.server import chat, completions, limits, messages, page, pooling, response_events, response_requests
+from beheld.server import (
+    chat,
+    completions,
+    limits,
+    messages,
+    page,
+    pooling,
+    response_events,
+    response_requests,
+    transcriptions,
+)
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
 from beheld.server.chat import EFFORT, ChunkHead
@@ -49,6 +59,7 @@ from beheld.server.schema import (
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
+from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
 from beheld.server.tools import tool_form
 from beheld.text.detokenize import token_bytes
@@ -69,10 +80,12 @@ class AnswerForm:
     Attributes:
         fold: folds them into one body.
         shown: those that a stream shows.
+        response: makes the response of a body.
     """
 
     fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
     shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
+    response: Callable[[dict[str, Any]], Response] = JSONResponse
 
 
 class Service:
@@ -99,6 +112,8 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
+            Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
+            Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
@@ -203,6 +218,31 @@ class Service:
 
         return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
 
+    async def create_transcription(self, request: Request) -> Response:
+        """POST /v1/audio/transcriptions."""
+        return await self._transcribed(request, TranscriptionRequest, "transcribe")
+
+    async def create_translation(self, request: Request) -> Response:
+        """POST /v1/audio/translations."""
+        return await self._transcribed(request, TranslationRequest, "translate")
+
+    async def _transcribed(self, request: Request, kind: type[TranslationRequest], task: str) -> Response:
+        notes = request.state.notes
+        body = await self._reader.read_form(request, kind, request.state.held, notes)
+        head = self._head(request, "speech", body.model)
+        salt = self._salt(request, None)
+
+        def events() -> AsyncGenerator[Chunk, None]:
+            # The samples count as the body does.
+            grow = request.state.held.grow
+            return transcriptions.chunks(self.llm, body, head, salt, grow, translate=task == "translate")
+
+        def response(found: dict[str, Any]) -> Response:
+            return transcriptions.response(found, body, notes.warnings(), task)
+
+        form = AnswerForm(transcriptions.fold, transcriptions.shown, response)
+        return await self._answer(request, events, 1, form, stream=body.stream is True)
+
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
         ask = await self._asked(request, CountRequest)
@@ -289,7 +329,7 @@ class Service:
             chunks = self._blaming(make(), client)
             if not stream:
                 with stack:
-                    return JSONResponse(await until_gone(_folded(chunks, form), request.receive))
+                    return form.response(await until_gone(_folded(chunks, form), request.receive))
             begun = await until_gone(primed(chunks), request.receive)
         except BaseException:
             stack.close()

@@ -32,7 +32,7 @@ from beheld.server.stream import Chunk
 
 # The template variable of models whose reasoning can be switched.
 SWITCH = "enable_thinking"
-_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "abort": "pause_turn"}
+_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "abort": "pause_turn", "repetition": "end_turn"}
 
 
 @dataclass(frozen=True)

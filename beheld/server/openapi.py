@@ -19,6 +19,7 @@ from beheld.server.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 _POOLED = {
     "EmbeddingRequest": "The vectors of texts or of a conversation, with a model that pools.",
@@ -34,6 +35,8 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),
+    "/v1/audio/transcriptions": ("The words of an audio.", TranscriptionRequest),
+    "/v1/audio/translations": ("The words of an audio in English.", TranslationRequest),
     "/tokenize": ("The token ids of a prompt or of a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }
@@ -42,6 +45,8 @@ _OTHERS = {
     ("/v1/responses/{name}", "delete"): "Forget a stored response.",
     ("/v1/responses/{name}/cancel", "post"): "End a response.",
 }
+# Routes whose body is a form.
+_FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _GETS = {
     "/v1/responses/{name}": "A stored response.",
     "/v1/models": "The models of this server.",
@@ -113,7 +118,8 @@ def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, 
     if "{name}" in path:
         made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
     if body is not None:
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        kind = "multipart/form-data" if path in _FORMS else "application/json"
+        made["requestBody"] = {"required": True, "content": {kind: {"schema": body}}}
     return made
 
 
@@ -123,4 +129,6 @@ def _content(path: str) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
     if path in STREAMED:
         content["text/event-stream"] = {"schema": _EVENT}
+    if path in _FORMS:
+        content |= {"text/plain": {"schema": {"type": "string"}}, "text/vtt": {"schema": {"type": "string"}}}
     return content

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from beheld.server import limits
+from beheld.server import limits, multipart
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
+from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
@@ -57,20 +58,36 @@ class Reader:
         """
         self._admission.check()
         _check_headers(request)
+        body = await self._arrived(request, held)
+        return await self._in_turn(body, self._parsed, body, kind, notes, made)
+
+    async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
+        """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
+        self._admission.check()
+        boundary = multipart.boundary_of(request.headers.get("content-type", ""))
+        _check_encoding(request)
+        body = await self._arrived(request, held)
+        return await self._in_turn(body, _parsed_form, body, boundary, kind, notes)
+
+    async def _arrived(self, request: Request, held: Hold) -> bytearray:
+        """The whole body."""
         first_s, most_s = self._options.body_s, self._options.body_most_s
         try:
             async with paced(first_s, most_s) as pace:
-                body = await self._body(request, held, pace)
+                return await self._body(request, held, pace)
         except TimeoutError as error:
             raise HttpError(
                 408,
                 f"The body did not arrive: too little within {first_s:g} seconds, or not all within {most_s:g}.",
                 "Send it faster, or send less.",
             ) from error
+
+    async def _in_turn(self, body: bytearray, parse: Callable[..., T], *arguments: Any) -> T:
+        """Parse a small body here, a larger one in a thread."""
         if len(body) <= limits.INLINE_BYTES:
-            return self._parsed(body, kind, notes, made)
+            return parse(*arguments)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, self._parsed, body, kind, notes, made)
+        return await asyncio.get_running_loop().run_in_executor(pool, parse, *arguments)
 
     def _parsed(self, body: bytearray, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
         return made(checked(parse(body, self._bounds), kind, notes))
@@ -96,8 +113,16 @@ def _check_headers(request: Request) -> None:
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(415, "The body must be JSON.", "Send it with Content-Type: application/json.")
+    _check_encoding(request)
+
+
+def _check_encoding(request: Request) -> None:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HttpError(415, "Compressed bodies are not accepted.", "Send it without Content-Encoding.")
+
+
+def _parsed_form(body: bytearray, boundary: bytes, kind: type[B], notes: Notes) -> B:
+    return checked(values_of(multipart.parse(body, boundary)), kind, notes)
 
 
 def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 # Routes whose response may be a stream of server-sent events, each a chunk of the same kind or a named event.
-STREAMED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+STREAMED = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations"),
+    }
+)
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -34,7 +39,7 @@ def _named(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort"]})
+_REASON = _maybe({"enum": ["stop", "length", "tool_calls", "abort", "repetition"]})
 _CALL = _object({"id": _TEXT, "type": {"const": "function"}, "function": _object({"name": _TEXT, "arguments": _TEXT})})
 _MESSAGE = _object(
     {
@@ -164,6 +169,13 @@ RESPONSES: dict[str, Any] = {
     "InputTokens": _object({"input_tokens": _COUNT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),
+    "Transcript": _object(
+        {"text": _TEXT, "usage": _ANY, "task": _TEXT, "language": _TEXT, "duration": _NUMBER, "segments": _list(_ANY)},
+        "task",
+        "language",
+        "duration",
+        "segments",
+    ),
     "Model": _object(
         {
             "id": _TEXT,
@@ -191,6 +203,7 @@ SHOWN = {
     "/v1/responses": "Response",
     "/v1/responses/{name}": "Response",
     "/v1/responses/{name}/cancel": "Response",
+    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), "Transcript"),
     "/tokenize": "Tokens",
     "/detokenize": "Prompt",
     "/v1/models": "Models",

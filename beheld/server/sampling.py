@@ -7,6 +7,7 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.core.repetition import RepetitionDetectionParams
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ResponseFormat, Sampled, Structured
@@ -56,6 +57,8 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
     if body.stream_options is not None and not body.stream:
         raise HttpError(400, "stream_options needs stream.", "Set stream to true.", param="stream_options")
     made = {**vars(defaults), **{name: value for name, value in given.items() if value is not None}}
+    if body.repetition_detection is not None:
+        made["repetition_detection"] = RepetitionDetectionParams(**body.repetition_detection.model_dump())
     if given.get("structured_outputs") is None:
         made["structured_outputs"] = structured(body.response_format, body.structured_outputs)
     return SamplingParams(**made)

@@ -282,6 +282,14 @@ class Structured(Body):
     grammar: str | None = None
 
 
+class RepetitionDetection(Body):
+    """When an answer ends because it repeats itself."""
+
+    max_pattern_size: Whole = 0
+    min_pattern_size: Whole = 0
+    min_count: Whole = 0
+
+
 class StreamOptions(Body):
     """Additional content of a stream."""
 
@@ -378,6 +386,7 @@ class Sampled(Body):
     skip_special_tokens: bool | None = None
     prompt_logprobs: Whole | None = None
     truncate_prompt_tokens: Whole | None = None
+    repetition_detection: RepetitionDetection | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None

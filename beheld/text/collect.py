@@ -66,7 +66,8 @@ class Answer:
             found = self._take(ids, event.logprobs, event.finish)
         if event.finish is not None:
             self._finish_reason = str(event.finish)
-            self._stop_reason = event.stop_id
+            repeats = event.finish is FinishReason.REPETITION
+            self._stop_reason = "repetition_detected" if repeats else event.stop_id
         return found is not None and self._end_with(found, event)
 
     def _end_with(self, found: str, event: TokenEvent) -> bool:

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = {
     "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen2-Audio-7B-Instruct": "qwen2_audio",
+    "openai/whisper-large-v3-turbo": "whisper",
     "tencent/HunyuanOCR": "hunyuan_vl",
     "zai-org/GLM-4.5V-FP8": "glm4v_moe_fp8",
     "zai-org/GLM-4.1V-9B-Thinking": "glm4v",

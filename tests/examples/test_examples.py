@@ -73,6 +73,14 @@ def test_audio(run: Run, tmp_path: Path) -> None:
     assert "the same answer from samples: True" in out
 
 
+def test_transcribe(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "sound.wav"
+    file.write_bytes(tiny.wav(tiny.sound(3.5)))
+    out = run("transcribe", "--model", tiny.checkpoint("whisper"), "--audio", file, "--max-tokens", 12)
+    assert "the same in both forms: True" in out
+    assert " to " in out
+
+
 def test_batch_with_resumption(run: Run, tmp_path: Path) -> None:
     questions, answers = tmp_path / "questions.jsonl", tmp_path / "answers.jsonl"
     images = ["scene.png", "missing.png", "sign.png", "two_pictures_a.png"]

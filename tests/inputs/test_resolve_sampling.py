@@ -18,7 +18,7 @@ FAMILY = "qwen2"
 
 
 def seal(prompt: int = 10, seed: int = 7, family: str = FAMILY, **params: Any) -> Sampling:
-    return pipes.shared(family)._sampling.resolve(SamplingParams(**params), prompt, seed)
+    return pipes.shared(family)._sampling.resolve(SamplingParams(**params), range(prompt), seed)
 
 
 def test_lengths() -> None:
@@ -32,8 +32,8 @@ def test_lengths() -> None:
 def test_seeds() -> None:
     assert seal().seed == 7
     assert seal(seed=7).seed == 7
-    assert pipes.shared(FAMILY)._sampling.resolve(SamplingParams(seed=3), 1, 9).seed == 3
-    assert pipes.shared(FAMILY)._sampling.resolve(SamplingParams(seed=-1), 1, 9).seed == 2**64 - 1
+    assert pipes.shared(FAMILY)._sampling.resolve(SamplingParams(seed=3), (1,), 9).seed == 3
+    assert pipes.shared(FAMILY)._sampling.resolve(SamplingParams(seed=-1), (1,), 9).seed == 2**64 - 1
 
 
 def test_stops() -> None:
@@ -98,13 +98,13 @@ def test_changed_fields_are_checked_again() -> None:
     params = SamplingParams()
     params.top_p = 7.0
     with pytest.raises(ParamsError, match="top_p"):
-        pipes.shared(FAMILY)._sampling.resolve(params, 1, 0)
+        pipes.shared(FAMILY)._sampling.resolve(params, (1,), 0)
 
 
 def test_what_is_not_built_is_refused() -> None:
     pipe = pipes.make(FAMILY, max_logprobs=3)
     with pytest.raises(ParamsError, match="max_logprobs=3"):
-        pipe._sampling.resolve(SamplingParams(logprobs=4), 1, 0)
+        pipe._sampling.resolve(SamplingParams(logprobs=4), (1,), 0)
     with pytest.raises(ConfigError, match="new_req_logits_processor"):
         pipes.make(FAMILY, {"logits_processors": (dict,)})
     with pytest.raises(ConfigError, match="The logits processor 'nowhere:Nothing' cannot be loaded"):
@@ -114,7 +114,7 @@ def test_what_is_not_built_is_refused() -> None:
     bare = pipes.make(FAMILY, skip_tokenizer_init=True)
     for params in (SamplingParams(stop=["x"]), SamplingParams(bad_words=["x"])):
         with pytest.raises(ParamsError, match="tokenizer"):
-            bare._sampling.resolve(params, 1, 0)
+            bare._sampling.resolve(params, (1,), 0)
 
 
 def test_processors_of_engine_and_request() -> None:
@@ -125,7 +125,7 @@ def test_processors_of_engine_and_request() -> None:
         return logits
 
     pipe = pipes.make(FAMILY, {"logits_processors": (one,)})
-    assert pipe._sampling.resolve(SamplingParams(logits_processors=[two]), 1, 0).processors == (one, two)
+    assert pipe._sampling.resolve(SamplingParams(logits_processors=[two]), (1,), 0).processors == (one, two)
 
 
 def test_recommended_parameters() -> None:
@@ -163,13 +163,13 @@ class Banned:
 
 def test_classes_make_a_function_for_each_request_that_wants_one() -> None:
     pipe = pipes.make(FAMILY, {"logits_processors": (Banned,)})
-    assert pipe._sampling.resolve(SamplingParams(), 1, 0).processors == ()
-    (process,) = pipe._sampling.resolve(SamplingParams(extra_args={"banned": 2}), 1, 0).processors
+    assert pipe._sampling.resolve(SamplingParams(), (1,), 0).processors == ()
+    (process,) = pipe._sampling.resolve(SamplingParams(extra_args={"banned": 2}), (1,), 0).processors
     assert process([], [0.0, 0.0, 0.0]) == [0.0, 0.0, float("-inf")]
     with pytest.raises(ParamsError, match="banned must be a number"):
-        pipe._sampling.resolve(SamplingParams(extra_args={"banned": "x"}), 1, 0)
+        pipe._sampling.resolve(SamplingParams(extra_args={"banned": "x"}), (1,), 0)
     by_name = pipes.make(FAMILY, {"logits_processors": ("tests.inputs.test_resolve_sampling:Banned",)})
-    assert len(by_name._sampling.resolve(SamplingParams(extra_args={"banned": 2}), 1, 0).processors) == 1
+    assert len(by_name._sampling.resolve(SamplingParams(extra_args={"banned": 2}), (1,), 0).processors) == 1
 
 
 BART = {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 3, "num_beams": 3}

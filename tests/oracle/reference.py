@@ -66,6 +66,9 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         own.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         return own
     kind = AutoModelForMultimodalLM if family in tiny.MEDIA_FAMILIES else AutoModelForCausalLM
+    if family in tiny.APART:
+        stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = getattr(transformers, stated["architectures"][0])
     if family in tiny.ADAPTED_FAMILIES:
         kind = transformers.Phi4MultimodalForCausalLM
     if family in tiny.THINKERS:
@@ -122,9 +125,9 @@ def processor(family: str) -> Any:
 def load_processor(family: str, folder: Path) -> Any:
     """The processor in `folder`, or the tokenizer of a family that takes text alone."""
     load = registry.inputs(_package(folder)).load
-    if load is not None and family in tiny.MEDIA_FAMILIES and _defined_here(folder):
+    if load is not None and family in (*tiny.MEDIA_FAMILIES, *tiny.APART) and _defined_here(folder):
         return load(folder)
-    kind = AutoProcessor if family in tiny.MEDIA_FAMILIES else AutoTokenizer
+    kind = AutoProcessor if family in (*tiny.MEDIA_FAMILIES, *tiny.APART) else AutoTokenizer
     if family == "mantis":
         # transformers has none of that name; what the checkpoint's own does to a prompt stands in `prompt`.
         return LlavaProcessor.from_pretrained(folder, patch_size=14, vision_feature_select_strategy="default")

@@ -81,7 +81,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(MediaError, match="its layers cross-attend to media"):
         ask("What?", reference.torch.zeros(1, 50, 64))
     with pytest.raises(ParamsError, match="forces or forbids tokens"):
-        pipe._sampling.resolve(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), 1, 0)
+        pipe._sampling.resolve(SamplingParams(structured_outputs=StructuredOutputs(choice=["a", "b"])), (1,), 0)
     with pytest.raises(ConfigError, match="Beam search"):
         LLM(model=str(tiny.checkpoint(FAMILY)), override_generation_config={"num_beams": 3})
 

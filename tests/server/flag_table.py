@@ -16,7 +16,7 @@ from beheld.core.config import EngineArgs
 from beheld.inputs.fetch import fetch, fetcher
 from beheld.inputs.media import audio
 from beheld.inputs.prompt import rendering
-from beheld.server import http_protocol, limits
+from beheld.server import http_protocol, limits, multipart
 from beheld.server import serve as run
 from beheld.server.options import ServerOptions
 from beheld.structured import compile
@@ -106,6 +106,10 @@ def fixed_limits() -> str:
         ),
         ("`logit_bias`, `choice`", f"{limits.MAX_BIASES}, {limits.MAX_CHOICES}"),
         ("names", f"{limits.MAX_NAME} characters"),
+        (
+            "a form: fields, headers of each, texts",
+            f"{multipart.MAX_PARTS}, {multipart.MAX_HEADER_BYTES} bytes, {multipart.MAX_TEXT_BYTES >> 10} KiB",
+        ),
         ("a grammar", f"{compile.MAX_TEXT:,} characters; compiling it {env.GRAMMAR_TIMEOUT():g} s (see Environment)"),
         ("a request's template", f"{rendering.MAX_S:g} s, {rendering.MAX_CHARACTERS:,} characters"),
         ("characters of a URL", f"{fetch.MAX_URL:,}"),

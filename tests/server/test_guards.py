@@ -40,6 +40,8 @@ MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/none"
+# Routes that take forms; their own guards are in test_transcriptions.py.
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 CANCEL = "/v1/responses/none/cancel"
 # Route -> a body that is answered with 200; None for routes that take none. The response of the last two is not there.
 ROWS: dict[str, dict[str, Any] | None] = {
@@ -49,6 +51,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COUNT: {"messages": [{"role": "user", "content": "x"}]},
     RESPONSES: {"input": "x", "max_output_tokens": 1},
+    **dict.fromkeys(FORMS),
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/": None,
@@ -65,7 +68,7 @@ POSTS = sorted(path for path, body in ROWS.items() if body is not None)
 BODILESS = sorted(path for path, body in ROWS.items() if body is None)
 ABSENT = (RESPONSE, CANCEL)
 # The methods of a route, where they are not GET alone, or POST with a body.
-METHODS = {RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",)}
+METHODS = {RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
 # Routes that take a conversation, hence media.
 TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
 
@@ -105,8 +108,10 @@ def methods_of(path: str) -> tuple[str, ...]:
 def body_cap(running: Running, path: str) -> None:
     """A body that says or shows that it is too large; a route that takes none does not wait for it."""
     method = methods_of(path)[0]
-    status = b"HTTP/1.1 413" if path in POSTS else b"HTTP/1.1 404" if path in ABSENT else b"HTTP/1.1 200"
-    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    takes = path in POSTS or path in FORMS
+    status = b"HTTP/1.1 413" if takes else b"HTTP/1.1 404" if path in ABSENT else b"HTTP/1.1 200"
+    kind = "multipart/form-data; boundary=x" if path in FORMS else "application/json"
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
     assert running.raw(f"{head}Content-Length: 999999999\r\n\r\n".encode()).startswith(status)
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     with running.connect() as link:
@@ -248,7 +253,7 @@ def test_86_guards_of_every_route(running: Running, path: str, guard: Guard) -> 
 
 @pytest.mark.parametrize("path", [CHAT, "/none"])
 def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str) -> None:
-    """No route takes forms: whoever sends one without end (parts in parts, names that lead elsewhere) is told so at
+    """Few routes take forms: whoever sends one without end (parts in parts, names that lead elsewhere) is told so at
     once, and what comes is neither kept nor written."""
     part = b'--x\r\nContent-Disposition: form-data; name="f"; filename="../../' + b"x" * 65_000 + b'\0"\r\n'
     part += b"Content-Type: multipart/mixed; boundary=x\r\n\r\n"
@@ -278,7 +283,7 @@ def test_86_what_is_right_is_answered(running: Running, path: str) -> None:
     if path in POOLED:
         refused(answer, 400, "model")
     else:
-        assert answer.status_code == (404 if path in ABSENT else 200)
+        assert answer.status_code == (415 if path in FORMS else 404 if path in ABSENT else 200)
         assert answer.headers["x-request-id"].startswith("req-")
 
 

@@ -117,3 +117,13 @@ def test_58_a_name_given_by_a_client_is_a_name_and_no_key_to_a_cache(running: Ru
     assert other["choices"][0]["message"] == again["choices"][0]["message"]
     assert ask(None, "mine").status_code == 400
     assert ask(data_url(seed=11), "x" * (1 << 20)).status_code == 400
+
+
+def test_an_answer_that_repeats_itself_ends(running: Running) -> None:
+    ask = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "allowed_token_ids": [5]}
+    rule = {"max_pattern_size": 2, "min_count": 4}
+    (choice,) = running.post(COMPLETE, {**ask, "repetition_detection": rule}).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    answer = running.post(COMPLETE, {**ask, "repetition_detection": {**rule, "min_count": 1}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "repetition_detection"

@@ -24,6 +24,7 @@ _BOUNDS = {
     "max_new_tokens": Numbers(1, 1 << 31, whole=True),
     "min_new_tokens": _COUNT,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), _ID),
+    **dict.fromkeys(("no_timestamps_token_id", "max_initial_timestamp_index"), _ID),
     **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id"), _ID),
 }
 
@@ -35,9 +36,14 @@ def check_generation(raw: Mapping[str, Any]) -> None:
         ModelError: it names the key.
     """
     check_numbers(GENERATION, raw, _BOUNDS)
-    tokens = raw.get("suppress_tokens")
-    if tokens is not None and not _are_ids(tokens):
-        raise refused(GENERATION, "suppress_tokens", tokens, "a list of token ids")
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        tokens = raw.get(name)
+        if tokens is not None and not _are_ids(tokens):
+            raise refused(GENERATION, name, tokens, "a list of token ids")
+    for name in ("lang_to_id", "task_to_id"):
+        named = raw.get(name)
+        if named is not None and not (isinstance(named, Mapping) and _are_ids(list(named.values()))):
+            raise refused(GENERATION, name, named, "token ids by name")
     words = raw.get("bad_words_ids")
     if words is not None and not (isinstance(words, list) and all(map(_are_ids, words))):
         raise refused(GENERATION, "bad_words_ids", words, "a list of lists of token ids")

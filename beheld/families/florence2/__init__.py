@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.config import KVGroup
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, decoder_group
 
 # Our entry -> microsoft's entry, for names of DaViT's that differ from the class's.
 _DAVIT = {"embed_dim": "dim_embed"} | {
@@ -44,22 +44,15 @@ def _florence2(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     return "florence2", made
 
 
-def _decoder_group(text: Any, kind: str, num_states: int = 0) -> KVGroup:
-    """Return all decoder layers as one group of this kind."""
-    heads, head_dim = text.decoder_attention_heads, text.d_model // text.decoder_attention_heads
-    layers = tuple(range(text.decoder_layers))
-    return KVGroup(kind, layers, heads, head_dim, head_dim, num_states=num_states)
-
-
 def _kv_groups(config: Any) -> tuple[KVGroup, ...]:
     """Return one group: every decoder layer attends to the text."""
-    return (_decoder_group(config.get_text_config(decoder=True), "full"),)
+    return (decoder_group(config.get_text_config(decoder=True), "full"),)
 
 
 def _cross_group(config: Any) -> KVGroup:
     """Return one cross group: every decoder layer attends to the encoder's states."""
     text = config.get_text_config(decoder=True)
-    return _decoder_group(text, "cross", text.max_position_embeddings)
+    return decoder_group(text, "cross", text.max_position_embeddings)
 
 
 FAMILY = Family(
@@ -78,7 +71,7 @@ FAMILY = Family(
         ),
     ),
     convert={"florence2": _florence2},
-    is_encoder_decoder=True,
+    encoder_reads="prompt",
     kv_groups=_kv_groups,
     cross_group=_cross_group,
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.errors import ProcessError
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs
 
 # Two strides of two before the tower's layers, every fourth position after them.
@@ -42,4 +43,7 @@ INPUTS = FamilyInputs(
         "image": ("\n\n<start_of_image>", "<end_of_image>\n\n"),
         "audio": ("\n\n<start_of_audio>", "<end_of_audio>\n\n"),
     },
+    speech=SpeechForm(
+        "Transcribe this audio{language} into text.", "Translate this audio{language} into English text."
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ProcessedItem
 from beheld.inputs.media.effective_size import at_positions
 
@@ -27,4 +28,7 @@ def look_at_frames(item: ProcessedItem) -> EffectiveSize | None:
 INPUTS = FamilyInputs(
     embedded={"image": ("<|image>", "<image|>"), "audio": ("<|audio>", "<audio|>"), "video": LAID_OUT},
     looks={"image": look, "video": look_at_frames},
+    speech=SpeechForm(
+        "Transcribe this audio{language} into text.", "Translate this audio{language} into English text."
+    ),
 )

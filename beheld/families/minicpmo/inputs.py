@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import ItemPlace
 from beheld.families.minicpmv.inputs import INPUTS as VISION
 from beheld.families.minicpmv.inputs import call as call_vision
@@ -53,4 +54,8 @@ INPUTS = replace(
     rewrite_chat=rewrite_chat,
     places={**VISION.places, "audio": "<|audio_start|>"},
     embedded={**VISION.embedded, "audio": "the prompt marks each second of {modality}, which embeddings do not tell"},
+    speech=SpeechForm(
+        "Please listen to the audio snippet{language} carefully and transcribe the content.",
+        "Please listen to the audio snippet{language} carefully and translate it into English.",
+    ),
 )

@@ -10,6 +10,7 @@ from typing import Any
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ProcessError, PromptError
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import WITH_OTHER_KIND, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
 from beheld.inputs.media.effective_size import numbers, padded_over_tiles
 
@@ -115,4 +116,5 @@ INPUTS = FamilyInputs(
     host_only=frozenset(("num_img_tokens",)),
     depends_on={"audio": "image"},
     looks={"image": look},
+    speech=SpeechForm("Transcribe the audio clip into text.", "Translate the audio to English."),
 )

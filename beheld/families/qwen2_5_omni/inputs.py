@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.errors import ProcessError
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs
 
 _AUDIO_TRACK = "A video's audio track is not read: send it as a separate audio item."
@@ -66,4 +67,5 @@ INPUTS = FamilyInputs(
     host_only=frozenset(("second_per_grids", "audio_seqlens")),
     call=call,
     unbuilt=dict.fromkeys(("use_audio_in_video", "load_audio_from_video"), _AUDIO_TRACK),
+    speech=SpeechForm("Transcribe the audio{language} into text.", "Translate the audio{language} into English text."),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from beheld.core.speech import SpeechForm
 from beheld.families.qwen2_5_omni import inputs as qwen2_5_omni
 from beheld.families.qwen3_vl import inputs as qwen3_vl
 
@@ -15,4 +16,5 @@ INPUTS = replace(
         "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
     },
     embedded=qwen3_vl.INPUTS.embedded,
+    speech=SpeechForm("Transcribe the audio{language} into text.", "Translate the audio{language} into English text."),
 )

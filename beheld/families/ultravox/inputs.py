@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs, ItemPlace
 
 _MARK = "<|audio|>"
@@ -46,4 +47,5 @@ INPUTS = FamilyInputs(
     placeholders={"audio": _MARK},
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
+    speech=SpeechForm("Transcribe the audio{language} into text.", "Translate the audio{language} into English text."),
 )

@@ -12,7 +12,7 @@ FAMILY = Family(
             "VoxtralForConditionalGeneration",
             "mistralai/Voxtral-Mini-3B-2507",
             AUDIO,
-            "windows of 30 s, each filled up; without mistral-common; no tools, no transcription requests",
+            "windows of 30 s, each filled up; without mistral-common; no tools",
         ),
     ),
 )

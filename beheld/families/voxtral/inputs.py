@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import read_json
+from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs
 
 _RATE = 12.5
@@ -67,4 +68,5 @@ INPUTS = FamilyInputs(
     template="voxtral/chat_template.jinja",
     call=call,
     join_audio=join_audio,
+    speech=SpeechForm("<s>[INST][BEGIN_AUDIO][AUDIO][/INST]{lang:code}[TRANSCRIBE]", "", written=True),
 )

@@ -115,6 +115,23 @@ class ItemMaker:
                 raise error
         return [future.result() for future in futures]
 
+    def waveform(self, source: Any, cancel: CancelToken) -> Any:
+        """Decode an audio, at the rate of the model's processor; nothing is cached.
+
+        Raises:
+            MediaError, WorkerError: it cannot be read.
+            Cancelled: the request was cancelled.
+        """
+        order = ItemOrder(MediaRef("audio", source), 0, {}, "", b"", cancel)
+        try:
+            source = self._reader.read(order, StageClock())
+            with self._gate.within(_opened_bytes("audio", source.payload), cancel):
+                return unpacked(self._workers.decode("audio", source, self._processor.rate, cancel).opened)
+        except BeheldError as error:
+            if isinstance(error, EngineError) and not isinstance(error, WorkerError):
+                raise
+            raise error.for_item("audio", "file") from error
+
     def close(self) -> None:
         """Stop the threads that wait for workers."""
         if self._threads is not None:

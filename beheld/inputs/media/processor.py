@@ -312,7 +312,7 @@ class ItemProcessor:
             raise ProcessError(f"The processor returned no placeholder for the {job.modality}.", remedy)
         cross = self._info.cross
         num_states = 0
-        if cross is not None and not self._info.is_encoder_decoder:
+        if cross is not None and self._info.encoder_reads != "prompt":
             num_states = cross.num_states
             # Cross-attention layers attend to its states; its token is an ordinary one.
             mask, count = (False,) * len(ids), 0

@@ -15,6 +15,7 @@ from beheld.core.media import MODALITIES, MediaRef
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.media.decode import is_array, is_image, is_tensor
+from beheld.inputs.prompt import explicit_prompt
 
 _RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
 PromptType = str | Sequence[int] | Mapping[str, Any]
@@ -63,6 +64,8 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
     if isinstance(prompt, Mapping):
+        if explicit_prompt.given(prompt):
+            prompt = explicit_prompt.joined(prompt, info)
         return _parse_mapping(prompt, info, merge_size)
     if isinstance(prompt, Sequence) or is_array(prompt) or is_tensor(prompt):
         return ParsedPrompt(None, _token_ids(prompt, info))

@@ -11,6 +11,9 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams
+from beheld.core.repetition import RepetitionDetectionParams
+from beheld.families import registry
+from beheld.families.inputs import AnswerRules
 from beheld.inputs.sampling.logits_processors import EngineProcessors
 from beheld.sandbox.sandbox import Sandbox
 from beheld.structured.compile import Compiler, grammar_of
@@ -21,12 +24,12 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Settings of a generation_config.json that transformers' generate applies and that are not supported here.
-_NOT_HONOURED = ("begin_suppress_tokens", "sequence_bias")
+_NOT_HONOURED = ("sequence_bias",)
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HABITUAL = (
     *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
-    *("suppress_tokens", "bad_words_ids", "min_new_tokens"),
+    *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_new_tokens"),
 )
 """Return the names in generation_config.json that affect every answer; see Habits."""
 
@@ -56,7 +59,10 @@ class SamplingResolver:
         self.compiler = Compiler(self._tokenizer_json, info.vocab_size, self._eos)
         self._grammars = SandboxedCompile(sandbox, self._compiler_settings)
         self._processors = EngineProcessors(config.logits_processors, config)
-        self._habits = habits(read_json(Path(info.path) / "generation_config.json"), args, info)
+        self._generation = read_json(Path(info.path) / "generation_config.json")
+        self._habits = habits(self._generation, args, info)
+        # They are the checkpoint's recommendation, as habits are.
+        self._rules = None if args.generation_config == "vllm" else registry.inputs(info.family).rules
 
     def warm(self) -> None:
         """Let the process that compiles grammars start now, in the background."""
@@ -69,7 +75,7 @@ class SamplingResolver:
     def resolve(
         self,
         params: SamplingParams,
-        num_prompt: int,
+        prompt_ids: Sequence[int],
         seed: int,
         reasoning: ReasoningFormat | None = None,
         cancel: CancelToken | None = None,
@@ -78,7 +84,7 @@ class SamplingResolver:
 
         Args:
             params: the user's parameters.
-            num_prompt: the number of prompt tokens.
+            prompt_ids: the whole prompt.
             seed: used if the parameters set none.
             reasoning: the reasoning that may precede an answer with a grammar.
             cancel: the request's.
@@ -89,6 +95,7 @@ class SamplingResolver:
         """
         params.verify()
         self._verify(params)
+        num_prompt = len(prompt_ids)
         room = self._config.max_model_len - num_prompt
         assert room > 0, "the length of the prompt was not checked"
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -96,12 +103,15 @@ class SamplingResolver:
         grammar = self._grammar(params, reasoning, cancel)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
         forced = self._habits.forced_ids(num_prompt, longest)
-        if self._habits.bind(forced) and grammar is not None:
+        rules = AnswerRules() if self._rules is None else self._rules(prompt_ids, self._generation)
+        if (self._habits.bind(forced) or rules.timestamps is not None) and grammar is not None:
             raise _no_grammar()
         fewest = min(max(params.min_tokens, self._habits.fewest), longest)
         # Where a grammar is complete only the end can follow, whatever was said of it.
         stop_ids = own if params.ignore_eos and grammar is None else own | self._eos
-        bad_words_ids = tuple(dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden)))
+        bad_words_ids = tuple(
+            dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden_from(rules.spared_from)))
+        )
         if params.allowed_token_ids is not None:
             _check_allowed(params.allowed_token_ids, bad_words_ids, stop_ids if fewest else frozenset())
         return Sampling(
@@ -126,6 +136,9 @@ class SamplingResolver:
             processors=self._processors.of(params),
             no_repeat_ngram=self._habits.no_repeat_ngram,
             forced_ids=forced,
+            first_forbidden=self._habits.first_forbidden,
+            timestamps=rules.timestamps,
+            repetition=_repetition(params),
         )
 
     def _grammar(
@@ -194,6 +207,8 @@ class Habits:
         forced_last: the last token of an answer of max_tokens.
         forbidden: sequences of token ids that never occur.
         fewest: the smallest number of tokens in an answer.
+        first_forbidden: token ids that never begin an answer.
+        suppressed: those of `forbidden` that are single tokens.
     """
 
     no_repeat_ngram: int = 0
@@ -201,10 +216,20 @@ class Habits:
     forced_last: int | None = None
     forbidden: tuple[tuple[int, ...], ...] = ()
     fewest: int = 0
+    first_forbidden: tuple[int, ...] = ()
+    suppressed: frozenset[int] = frozenset()
 
     def bind(self, forced: Sequence[tuple[int, int]]) -> bool:
         """Return whether they force or forbid tokens."""
-        return bool(forced or self.forbidden or self.fewest)
+        return bool(forced or self.forbidden or self.fewest or self.first_forbidden)
+
+    def forbidden_from(self, spared_from: int | None) -> tuple[tuple[int, ...], ...]:
+        """Return the forbidden sequences without suppressed tokens from this id on; all if it is None."""
+        if spared_from is None:
+            return self.forbidden
+        return tuple(
+            word for word in self.forbidden if word[0] < spared_from or len(word) > 1 or word[0] not in self.suppressed
+        )
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
         """Return pairs (position, token id); the last one comes first, because it takes precedence in transformers."""
@@ -245,7 +270,22 @@ def habits(generation: Mapping[str, Any], args: EngineArgs, info: ModelInfo) -> 
         forced["eos"],
         _forbidden(values, info),
         int(values.get("min_new_tokens") or 0),
+        _checked_ids("begin_suppress_tokens", values, info),
+        frozenset(_checked_ids("suppress_tokens", values, info)),
     )
+
+
+def _checked_ids(name: str, values: Mapping[str, Any], info: ModelInfo) -> tuple[int, ...]:
+    """Return a list of token ids.
+
+    Raises:
+        ConfigError: one is outside the vocabulary.
+    """
+    ids = tuple(values.get(name) or ())
+    for token in ids:
+        if not isinstance(token, int) or not 0 <= token < info.vocab_size:
+            raise ConfigError(f"{name} holds {token!r}, which is outside the vocabulary of {info.vocab_size}.")
+    return ids
 
 
 def _forbidden(values: Mapping[str, Any], info: ModelInfo) -> tuple[tuple[int, ...], ...]:
@@ -281,6 +321,11 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     if values.get("max_new_tokens") is not None:
         chosen["max_tokens"] = values["max_new_tokens"]
     return SamplingParams(**chosen)
+
+
+def _repetition(params: SamplingParams) -> RepetitionDetectionParams | None:
+    rule = params.repetition_detection
+    return rule if rule is not None and rule.max_pattern_size else None
 
 
 def _check_allowed(allowed: Sequence[int], bad_words: Sequence[tuple[int, ...]], too_early: frozenset[int]) -> None:

@@ -53,6 +53,11 @@ class Reference:
         path = resolve(args)
         hf_config = read_config(path, args)
         self._info = read_info(path, args, hf_config)
+        if self._info.encoder_reads not in ("", "prompt"):
+            raise ModelError(
+                f"verify does not compare {self._info.architecture}, whose encoder reads {self._info.encoder_reads}.",
+                "Run pytest tests/oracle/test_whisper.py, which compares a small one.",
+            )
         self._options = registry.facts(self._info.family).reference
         fetch_weights(args, path)
         self._args = args

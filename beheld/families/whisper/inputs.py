@@ -1,0 +1,104 @@
+"""Whisper: a prompt is what the decoder continues; the audio belongs to its start token.
+
+    <|startofprev|> earlier text <|startoftranscript|> <|en|> <|transcribe|> <|notimestamps|>
+
+Text before the start token and everything after it may be left out. Without a task the model chooses language and task
+itself; with one, and without <|notimestamps|>, it writes timestamps by the rules of TimestampRule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from beheld.checkpoint.files import read_json
+from beheld.checkpoint.info import added_tokens
+from beheld.core.errors import ModelError
+from beheld.core.params import TimestampRule
+from beheld.core.speech import SpeechForm, SpeechTokens
+from beheld.families.inputs import AnswerRules, FamilyInputs
+
+START = "<|startoftranscript|>"
+
+
+def call(
+    processor: Any, modality: str, item: Any, options: Mapping[str, Any], setting: str
+) -> tuple[Mapping[str, Any], tuple[int, ...]]:
+    """Compute the spectrogram of one window, filled up with silence or cut; see families.inputs.Call.
+
+    The mask says which of its frames are heard; the model does not take it.
+    """
+    extractor = processor.feature_extractor
+    whole = {"padding": "max_length", "truncation": True, "return_attention_mask": True, "return_tensors": "pt"}
+    made = extractor([item], **{**options, **whole, "sampling_rate": extractor.sampling_rate})
+    start = processor.tokenizer.convert_tokens_to_ids(START)
+    return {"input_features": made["input_features"], "input_features_mask": made["attention_mask"]}, (start,)
+
+
+def rewrite(text: str, counts: Mapping[str, int]) -> str:
+    """Insert the start token, if missing, before the text."""
+    return text if START in text else START + text
+
+
+def rules(prompt_ids: Sequence[int], generation: Mapping[str, Any]) -> AnswerRules:
+    """Return the rules for the answer to a prompt; see FamilyInputs.
+
+    The checkpoint's suppressed tokens contain those of language and task, which the model must write if the prompt
+    does not name the task.
+    """
+    none = generation.get("no_timestamps_token_id")
+    end = generation.get("eos_token_id")
+    end = end[0] if isinstance(end, list) else end
+    if not isinstance(none, int) or not isinstance(end, int):
+        return AnswerRules()
+    tasks = frozenset((generation.get("task_to_id") or {}).values())
+    ids, start = list(prompt_ids), generation.get("decoder_start_token_id")
+    after = ids[len(ids) - 1 - ids[::-1].index(start) :] if isinstance(start, int) and start in ids else []
+    # Models of English alone have no tokens of tasks; their transcripts start at once.
+    named = not tasks.isdisjoint(after) if generation.get("is_multilingual", bool(tasks)) else True
+    if not named:
+        return AnswerRules(spared_from=end)
+    if none in after:
+        return AnswerRules()
+    latest = generation.get("max_initial_timestamp_index")
+    return AnswerRules(timestamps=TimestampRule(none + 1, end, latest if isinstance(latest, int) else None))
+
+
+def speech_tokens(path: Path) -> SpeechTokens:
+    """Read the tokens of transcripts; see SpeechForm.
+
+    Raises:
+        ModelError: the checkpoint's files lack one.
+    """
+    generation, ids = read_json(path / "generation_config.json"), added_tokens(path)
+    # Older checkpoints have another name for it.
+    silence = ids.get("<|nospeech|>", ids.get("<|nocaptions|>"))
+    try:
+        return SpeechTokens(
+            start=ids[START],
+            before=ids["<|startofprev|>"],
+            tasks=generation.get("task_to_id") or {},
+            plain=ids["<|notimestamps|>"],
+            first=ids["<|notimestamps|>"] + 1,
+            end=ids["<|endoftext|>"],
+            languages={name[2:-2]: token for name, token in (generation.get("lang_to_id") or {}).items()},
+            window_s=float(read_json(path / "preprocessor_config.json").get("chunk_length") or 30),
+            silence=silence,
+        )
+    except KeyError as error:
+        raise ModelError(
+            f"The tokenizer has no token {error.args[0]!r}, which transcripts need.", "Fetch its files again."
+        ) from error
+
+
+INPUTS = FamilyInputs(
+    placeholders={"audio": START},
+    call=call,
+    rewrite=rewrite,
+    rewritten_ends="written",
+    most={"audio": 1},
+    rules=rules,
+    speech=SpeechForm(tokens=speech_tokens),
+    closes="its decoder starts a new transcript",
+)

@@ -1,0 +1,99 @@
+"""The fields of the forms of /v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from beheld.server.errors import HttpError
+from beheld.server.multipart import Part
+from beheld.server.schema import Body, Name, Number, Whole, wrong
+
+_MAX_PROMPT = 16 << 10
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _segments_only(given: list[str]) -> list[str]:
+    if "word" in given:
+        raise wrong("The times of words are not available", "Ask for 'segment', or leave it out.")
+    return given
+
+
+class TranslationRequest(Body):
+    """POST /v1/audio/translations."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {
+        "chunking_strategy": "Long audio is always cut into windows as the model needs.",
+    }
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
+    remedies: ClassVar[Mapping[str, str]] = {"url": "Send the audio as file."}
+
+    file: bytes = Field(min_length=1, json_schema_extra={"format": "binary"})
+    model: Name | None = None
+    language: Name | None = None
+    prompt: Annotated[str, Field(max_length=_MAX_PROMPT)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    temperature: Number | None = None
+    stream: bool | None = None
+    seed: Whole | None = None
+    top_p: Number | None = None
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    frequency_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class TranscriptionRequest(TranslationRequest):
+    """POST /v1/audio/transcriptions."""
+
+    timestamp_granularities: (
+        Annotated[list[Literal["word", "segment"]], Field(max_length=2), AfterValidator(_segments_only)] | None
+    ) = None
+
+
+_LISTS = ("timestamp_granularities", "include")
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
+_WHOLES = ("seed", "top_k", "max_completion_tokens")
+
+
+def values_of(parts: list[Part]) -> dict[str, Any]:
+    """The fields of a form as the schema has them: texts become numbers and flags by their field's name.
+
+    Raises:
+        HttpError: 400; a field comes twice, or has a value of another kind.
+    """
+    found: dict[str, Any] = {}
+    for part in parts:
+        name = part.name.removesuffix("[]")
+        if name == "file":
+            value: Any = part.content
+        else:
+            value = _read(name, part.text())
+        if name in _LISTS:
+            found.setdefault(name, []).append(value)
+        elif name in found:
+            raise HttpError(400, "The field comes twice.", "Send it once.", param=name[:64])
+        else:
+            found[name] = value
+    return found
+
+
+def _read(name: str, text: str) -> Any:
+    try:
+        if name in _NUMBERS:
+            return float(text)
+        if name in _WHOLES:
+            return int(text)
+    except ValueError:
+        raise HttpError(400, "The field is not a number.", "Send one.", param=name) from None
+    if name == "stream":
+        if text.lower() not in _FLAGS:
+            raise HttpError(400, "The field is neither true nor false.", "Send one of them.", param=name)
+        return _FLAGS[text.lower()]
+    return text

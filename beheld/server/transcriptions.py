@@ -1,0 +1,166 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations: an audio's words, in OpenAI's formats."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from beheld.api.async_llm import AsyncLLM
+from beheld.api.transcribe import Fallback
+from beheld.core.params import SamplingParams
+from beheld.core.speech import LANGUAGES, SpeechOrder, SpeechPiece, SpeechSegment
+from beheld.server.chat import ChunkHead
+from beheld.server.errors import HttpError
+from beheld.server.speech_schema import TranslationRequest
+from beheld.server.stream import Chunk
+
+# Formats that say when a segment is spoken.
+_TIMED = ("srt", "vtt", "verbose_json")
+_DELTA, _DONE = "transcript.text.delta", "transcript.text.done"
+_SAME = (
+    "seed", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+def chunks(
+    llm: AsyncLLM,
+    body: TranslationRequest,
+    head: ChunkHead,
+    salt: str | None,
+    decoded: Callable[[int], None],
+    *,
+    translate: bool,
+) -> AsyncGenerator[Chunk, None]:
+    """The transcript as OpenAI's events: texts as they come, and at the end the whole with its segments.
+
+    Args:
+        decoded: called with the bytes of the audio's samples, which are kept to the end.
+
+    Raises:
+        HttpError, ParamsError: fields contradict each other, or the model cannot do it.
+    """
+    timed = body.response_format in _TIMED or bool(getattr(body, "timestamp_granularities", None))
+    if getattr(body, "timestamp_granularities", None) and body.response_format != "verbose_json":
+        raise HttpError(
+            400,
+            "timestamp_granularities needs response_format verbose_json.",
+            "Set it.",
+            param="timestamp_granularities",
+        )
+    if body.stream and timed:
+        raise HttpError(
+            400, f"{body.response_format} is not streamed.", "Set response_format to json or text.", param="stream"
+        )
+    order = SpeechOrder((body.language or "").lower(), body.prompt or "", translate, timed)
+    given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    params = SamplingParams(temperature=body.temperature or 0.0, max_tokens=body.max_completion_tokens, **given)
+    pieces = llm.transcribe(
+        body.file,
+        order,
+        params,
+        head.id,
+        fallback=Fallback(),
+        lora_request=head.lora,
+        client=head.client,
+        cache_salt=salt,
+        ended=head.ended,
+        decoded=decoded,
+    )
+    return _chunks(pieces)
+
+
+async def _chunks(pieces: AsyncGenerator[SpeechPiece, None]) -> AsyncGenerator[Chunk, None]:
+    text, last = "", SpeechPiece("")
+    segments: list[SpeechSegment] = []
+    async with contextlib.aclosing(pieces) as found:
+        async for piece in found:
+            last = piece
+            text += piece.text
+            segments += piece.segments
+            if piece.text:
+                yield {"type": _DELTA, "delta": piece.text}
+    yield {
+        "type": _DONE,
+        "text": text.strip(),
+        "usage": {"type": "duration", "seconds": math.ceil(last.seconds)},
+        "language": last.language,
+        "duration": last.seconds,
+        "segments": segments,
+    }
+
+
+async def shown(events: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
+    """The events of a stream, with the fields that OpenAI's have."""
+    async with contextlib.aclosing(events):
+        async for event in events:
+            yield {name: value for name, value in event.items() if name in ("type", "delta", "text", "usage")}
+
+
+async def fold(events: AsyncGenerator[Chunk, None]) -> dict[str, Any]:
+    """The last event, which has everything."""
+    last: Chunk = {}
+    async for event in events:
+        last = event
+    return last
+
+
+def response(found: dict[str, Any], body: TranslationRequest, warnings: list[dict[str, Any]], task: str) -> Response:
+    """The whole transcript in the format that was asked for."""
+    segments: Sequence[SpeechSegment] = found["segments"]
+    told = {"warnings": warnings} if warnings else {}
+    if body.response_format == "text":
+        return PlainTextResponse(found["text"] + "\n")
+    if body.response_format == "srt":
+        return PlainTextResponse(subtitles(segments))
+    if body.response_format == "vtt":
+        return PlainTextResponse("WEBVTT\n\n" + subtitles(segments, web=True), media_type="text/vtt")
+    if body.response_format == "verbose_json":
+        name = LANGUAGES.get(found["language"], found["language"]).lower()
+        made = {
+            "task": task,
+            "language": name,
+            "duration": found["duration"],
+            "text": found["text"],
+            "segments": [_segment(one) for one in segments],
+            "usage": found["usage"],
+        }
+        return JSONResponse(made | told)
+    return JSONResponse({"text": found["text"], "usage": found["usage"], **told})
+
+
+def _segment(one: SpeechSegment) -> dict[str, Any]:
+    """A segment as OpenAI has it; what is not known is null."""
+    return {
+        "id": one.index,
+        "seek": round(100 * one.window_s),
+        "start": one.start_s,
+        "end": one.stop_s,
+        "text": one.text,
+        "tokens": list(one.token_ids),
+        "temperature": one.temperature,
+        "avg_logprob": one.average_logprob,
+        "compression_ratio": one.compression,
+        "no_speech_prob": one.silence,
+    }
+
+
+def subtitles(segments: Sequence[SpeechSegment], *, web: bool = False) -> str:
+    """The segments as subtitles: SubRip's, or with `web` the cues of WebVTT."""
+    lines = []
+    for number, one in enumerate(segments, 1):
+        times = f"{_clock(one.start_s, web=web)} --> {_clock(one.stop_s, web=web)}"
+        # A blank line or an arrow would begin another cue.
+        text = " ".join(one.text.split()).replace("-->", "->")
+        lines.append(f"{times}\n{text}\n" if web else f"{number}\n{times}\n{text}\n")
+    return "\n".join(lines)
+
+
+def _clock(seconds: float, *, web: bool) -> str:
+    milliseconds = round(1000 * seconds)
+    hours, rest = divmod(milliseconds, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{'.' if web else ','}{rest % 1000:03d}"

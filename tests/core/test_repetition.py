@@ -1,0 +1,82 @@
+"""Answers that repeat themselves are found at the token that completes the repetition."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from beheld import LLM, SamplingParams
+from beheld.core.errors import ParamsError
+from beheld.core.repetition import RepetitionDetectionParams, RepetitionRuns
+from tests import tiny
+from tests.oracle import reference
+from tests.oracle.cases import ROOMY, Ask
+
+
+def ends(ids: list[int], rule: RepetitionDetectionParams) -> bool:
+    """The definition, word by word."""
+    for size in range(max(1, rule.min_pattern_size), rule.max_pattern_size + 1):
+        whole = size * rule.min_count
+        if whole <= len(ids) and ids[-whole:] == ids[-size:] * rule.min_count:
+            return True
+    return False
+
+
+def test_runs_are_the_definition() -> None:
+    dice = random.Random(0)
+    found = 0
+    for _ in range(600):
+        largest = dice.randrange(1, 6)
+        rule = RepetitionDetectionParams(largest, dice.randrange(largest + 1), dice.randrange(2, 5))
+        runs, ids = RepetitionRuns(rule), []
+        for _ in range(24):
+            ids.append(dice.randrange(2))
+            expected = ends(ids, rule)
+            assert runs.push(ids[-1]) == expected, (ids, rule)
+            found += expected
+    assert found > 1000
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_pattern_size": -1},
+        {"max_pattern_size": 4, "min_count": 1},
+        {"max_pattern_size": 4, "min_pattern_size": 5, "min_count": 2},
+        {"max_pattern_size": 10**6, "min_count": 2},
+        {"max_pattern_size": True, "min_count": 2},
+        {"max_patern_size": 4},
+    ],
+)
+def test_what_is_wrong_is_refused(given: dict[str, int]) -> None:
+    with pytest.raises(ParamsError, match="repetition_detection"):
+        SamplingParams(repetition_detection=given)  # type: ignore[arg-type]
+    with pytest.raises(ParamsError, match="must be a RepetitionDetectionParams"):
+        SamplingParams(repetition_detection=3)  # type: ignore[arg-type]
+
+
+def test_an_answer_ends_where_it_repeats_itself() -> None:
+    ask = Ask("Hi!", max_tokens=20)
+    whole = list(reference.answer("llama", ask).token_ids)
+    only = whole[3]
+    # What the model would write is replaced by one token, again and again.
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=20,
+        ignore_eos=True,
+        allowed_token_ids=[only],
+        repetition_detection=RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=2, min_count=3),
+    )
+    free = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, repetition_detection={})  # type: ignore[arg-type]
+    late = params.clone()
+    late.min_tokens = 9
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", seed=0, async_scheduling=True, **ROOMY) as llm:
+        prompt = {"prompt": ask.prompt("llama")}
+        outputs = llm.generate([prompt] * 3, [params, free, late], use_tqdm=False)
+    first, second, third = (output.outputs[0] for output in outputs)
+    assert list(first.token_ids) == [only] * 6
+    assert (first.finish_reason, first.stop_reason) == ("repetition", "repetition_detected")
+    assert list(second.token_ids) == whole
+    assert second.finish_reason == "length"
+    assert len(third.token_ids) == 9

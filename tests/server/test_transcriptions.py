@@ -1,0 +1,230 @@
+"""The routes of /v1/audio: with the real client, in each format, streamed, of long audio; refusals."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests import tiny
+from tests.oracle import whisper_reference as reference
+from tests.server.running import ENGINE, Running
+
+PATH = "/v1/audio/transcriptions"
+SHORT = tiny.wav(tiny.sound(1.3, 8))
+LONG = tiny.wav(tiny.sound(5.5, 3))
+# The tiny model is unsure of everything: each window is sampled with every temperature.
+FEW = {"seed": 1, "max_completion_tokens": 10}
+
+
+@pytest.fixture(scope="module")
+def writing() -> Iterator[Running]:
+    """A server whose model transcribes, in windows of two seconds."""
+    engine = ENGINE | {"max_model_len": 96, "limit_mm_per_prompt": {}, "num_gpu_blocks_override": 200}
+    found = Running("whisper", engine, api_keys=("key",))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def client(writing: Running) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=writing.url + "/v1", api_key="key", max_retries=0) as made:
+        yield made
+
+
+def file(data: bytes = SHORT) -> tuple[str, bytes]:
+    return "a.wav", data
+
+
+def expected(prompt: str) -> str:
+    """transformers' own transcript of SHORT, as text."""
+    ids = reference.answer((1.3, 8), prompt, 91, rules="text").token_ids
+    text = reference.processor().tokenizer.decode(ids, skip_special_tokens=True)
+    return str(text).strip()
+
+
+def test_a_transcript_is_the_models_own(client: openai.OpenAI) -> None:
+    made = client.audio.transcriptions.create(model="tiny", file=file(), language="en")
+    assert made.text == expected("<|startoftranscript|><|en|><|transcribe|><|notimestamps|>")
+    assert made.usage.seconds == 2
+    english = client.audio.translations.create(model="tiny", file=file(), extra_body={"language": "de"})
+    assert english.text == expected("<|startoftranscript|><|de|><|translate|><|notimestamps|>")
+    # Nothing is said of the language: the model hears it.
+    heard = client.audio.transcriptions.create(
+        model="tiny", file=file(), response_format="verbose_json", temperature=0.3, extra_body=FEW
+    )
+    assert heard.language in ("english", "german", "french", "spanish", "russian", "korean", "japanese", "portuguese",
+                              "turkish", "chinese")  # fmt: skip
+
+
+def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
+    whole = client.audio.transcriptions.create(model="tiny", file=file(), language="en", temperature=0)
+    events = list(client.audio.transcriptions.create(model="tiny", file=file(), language="en", stream=True))
+    assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
+    assert len(events) > 3
+    assert "".join(event.delta for event in events[:-1]).strip() == events[-1].text == whole.text
+
+
+def test_long_audio_is_heard_in_windows(client: openai.OpenAI) -> None:
+    told = client.audio.transcriptions.create(
+        model="tiny", file=file(LONG), language="en", response_format="verbose_json", extra_body=FEW
+    )
+    assert told.duration == 5.5
+    assert told.language == "english"
+    segments = told.segments
+    assert len(segments) > 3
+    assert "".join(one.text for one in segments).strip() == told.text
+    assert [one.id for one in segments] == list(range(len(segments)))
+    assert all(0 <= one.start <= one.end <= 5.5 for one in segments)
+    assert all(one.start <= other.start for one, other in itertools.pairwise(segments))
+    assert len({one.seek for one in segments}) > 2
+    assert all(0 <= one.no_speech_prob <= 1 and one.avg_logprob < 0 for one in segments)
+    plain = client.audio.transcriptions.create(model="tiny", file=file(LONG), language="en", extra_body=FEW)
+    assert plain.text == told.text
+    streamed = client.audio.transcriptions.create(
+        model="tiny", file=file(LONG), language="en", stream=True, extra_body=FEW
+    )
+    assert list(streamed)[-1].text == told.text
+
+
+def test_subtitles_and_text(client: openai.OpenAI) -> None:
+    made = {
+        kind: str(
+            client.audio.transcriptions.create(
+                model="tiny", file=file(LONG), language="en", response_format=kind, temperature=0.2, extra_body=FEW
+            )
+        )
+        for kind in ("srt", "vtt", "text")
+    }
+    assert made["srt"].startswith("1\n00:00:")
+    first = made["srt"].split("\n")[1]
+    assert first[8] == ","
+    assert " --> 00:00:0" in first
+    assert made["vtt"].startswith("WEBVTT\n\n00:00:")
+    assert "," not in made["vtt"].split("\n")[2]
+    assert made["srt"].count(" --> ") == made["vtt"].count(" --> ") > 3
+    assert made["text"].strip()
+
+
+def test_the_prompt_changes_the_transcript(client: openai.OpenAI) -> None:
+    texts = {
+        client.audio.transcriptions.create(model="tiny", file=file(), language="en", prompt=prompt).text
+        for prompt in ("", "The small red circle")
+    }
+    assert len(texts) == 2
+    with pytest.raises(openai.BadRequestError, match="special token"):
+        client.audio.transcriptions.create(model="tiny", file=file(), prompt="<|translate|> Hi")
+
+
+def post(writing: Running, fields: Any = None, data: bytes = SHORT, **options: Any) -> httpx.Response:
+    """POST a form."""
+    headers = {"Authorization": "Bearer key"}
+    return httpx.post(
+        writing.url + PATH, data=fields or {}, files={"file": file(data)}, headers=headers, trust_env=False, **options
+    )
+
+
+def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
+    for fields, param in (
+        ({"language": "xx"}, "language"),
+        ({"langauge": "en"}, "langauge"),
+        ({"model": "other"}, "model"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"stream": "true", "response_format": "srt"}, "stream"),
+        ({"response_format": "mp3"}, "response_format"),
+        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
+        ({"max_completion_tokens": "0"}, "max_completion_tokens"),
+    ):
+        answer = post(writing, fields)
+        assert answer.status_code in (400, 404), fields
+        error = answer.json()["error"]
+        assert str(error["param"]).startswith(param), (fields, error)
+    assert "not audio" in post(writing, data=b"no audio at all").json()["error"]["message"]
+    assert post(writing, data=b"").status_code == 400
+    assert httpx.post(writing.url + PATH, trust_env=False).status_code == 401
+    key = {"Authorization": "Bearer key"}
+    assert httpx.post(writing.url + PATH, json={}, headers=key, trust_env=False).status_code == 415
+    told = post(writing, {"chunking_strategy": "auto", "language": "en"}).json()
+    assert [one["param"] for one in told["warnings"]] == ["chunking_strategy"]
+    writing.idle()
+
+
+def test_a_form_that_is_none_is_refused(writing: Running) -> None:
+    head = b'Content-Disposition: form-data; name="file"; filename="a.wav"'
+    whole = b"--b\r\n" + head + b"\r\n\r\n" + SHORT + b"\r\n--b--\r\n"
+    bodies = {
+        b"": 400,
+        b"--c\r\n": 400,
+        b"--b\r\n" + head + b"\r\n\r\n" + SHORT: 400,
+        b"--b\r\n" + head.replace(b"name=", b"nome=", 1) + b"\r\n\r\nx\r\n--b--": 400,
+        b"--b\r\n" + b"X: " + b"y" * 5000 + b"\r\n\r\nx\r\n--b--": 400,
+        b"--b\r\n\r\nx\r\n--b--": 400,
+        b"--b" + b'\r\nContent-Disposition: form-data; name="x"\r\n\r\n\r\n--b' * 200 + b"--": 400,
+        whole.replace(b"--b--", b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--"): 400,
+        b"\r" * (4 << 20): 400,
+        b"--b\r\n" + head + b"\r\n\r\n" + b"\r\n--" * (1 << 20) + b"\r\n--b--": 400,
+        b"x" * (9 << 20): 413,
+        whole: 200,
+    }
+    headers = {"Authorization": "Bearer key", "content-type": "multipart/form-data; boundary=b"}
+    for body, status in bodies.items():
+        answer = httpx.post(writing.url + PATH, content=body, headers=headers, trust_env=False, timeout=20)
+        assert answer.status_code == status, (body[:80], answer.text)
+    writing.idle()
+
+
+def test_a_model_that_talks_transcribes_too(hearing: Running) -> None:
+    with openai.OpenAI(base_url=hearing.url + "/v1", api_key="EMPTY", max_retries=0) as client:
+        made = client.audio.transcriptions.create(
+            model="tiny", file=file(), language="en", extra_body={"max_completion_tokens": 8}
+        )
+        assert made.text
+        body = {
+            "model": "tiny",
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": _base64(SHORT), "format": "wav"}},
+                        {"type": "text", "text": "Transcribe the speech in English into text."},
+                    ],
+                }
+            ],
+            "temperature": 0,
+            "max_tokens": 8,
+        }
+        said = hearing.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert made.text == said.strip()
+        events = list(
+            client.audio.transcriptions.create(
+                model="tiny", file=file(), language="en", stream=True, extra_body={"max_completion_tokens": 8}
+            )
+        )
+        assert events[-1].text == made.text
+        told = client.audio.transcriptions.create(
+            model="tiny",
+            file=file(tiny.wav(tiny.sound(31.0, 4))),
+            response_format="verbose_json",
+            extra_body={"max_completion_tokens": 4},
+        )
+        assert [round(one.end) for one in told.segments][-1] == 31
+        assert len(told.segments) == 2
+    hearing.idle()
+
+
+def test_a_model_that_hears_nothing_says_so(running: Running) -> None:
+    answer = httpx.post(running.url + PATH, files={"file": file()}, trust_env=False)
+    assert answer.status_code == 400
+    assert "makes no transcripts" in answer.json()["error"]["message"]
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
