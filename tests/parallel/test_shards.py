@@ -7,7 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
 from beheld.parallel.shards import Cut, Zeros, blocks, heads_of, sections, share
+from beheld.tools.plan import plan
+from tests import tiny
 
 
 @given(st.integers(1, 400), st.integers(1, 8))
@@ -67,3 +71,18 @@ def test_a_part_without_entries_is_zero(dim: int) -> None:
     assert made.shape == ((3, 6) if dim == 0 else (5, 3))
     assert made.dtype == torch.bfloat16
     assert not made.any()
+
+
+def test_a_plan_tells_what_one_of_several_gpus_holds() -> None:
+    args = EngineArgs(model=str(tiny.checkpoint("llama")), device="cpu")
+    one, two = plan(args, [])["model"], plan(args, [], 2, 1 << 34)["model"]
+    assert two["ranks"] == 2
+    # Two heads of keys lie on a rank each; norms lie on both.
+    assert two["kv_bytes_per_token"] * 2 == one["kv_bytes_per_token"]
+    assert one["parameters"] / 2 < two["parameters"] < one["parameters"] * 0.51
+    # Three layers with two sums each, the embedding's, of 64 numbers; and half of 512 logits.
+    size = {"float32": 4, "bfloat16": 2}[two["dtype"]]
+    assert two["link_bytes_per_token"] == (7 * 64 + 256) * size
+    assert two["kv_tokens"] == (int(0.9 * (1 << 34)) - two["weights_bytes"] - (3 << 30)) // two["kv_bytes_per_token"]
+    with pytest.raises(ModelError, match="recurrent"):
+        plan(EngineArgs(model=str(tiny.checkpoint("qwen3_next")), device="cpu"), [], 2)
