@@ -15,6 +15,7 @@ FAMILY = Family(
             IMAGE,
             "SAM and CLIP; an overview of 1024 pixels and up to six tiles of 640, other sizes by mm_processor_kwargs; "
             "experts; NGramPerReqLogitsProcessor",
+            on_gpu=True,
         ),
     ),
     placeholder_tokens={"image": "<image>"},

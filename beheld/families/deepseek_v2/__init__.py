@@ -12,6 +12,7 @@ FAMILY = Family(
             "DeepseekV2ForCausalLM",
             "deepseek-ai/DeepSeek-V2-Lite-Chat",
             note="latent attention (MLA); experts",
+            on_gpu=True,
         ),
     ),
 )

@@ -21,6 +21,7 @@ FAMILY = Family(
             "DeepseekV3ForCausalLM",
             "deepseek-ai/DeepSeek-V3",
             note="latent attention (MLA); experts; DeepSeek's FP8 weights are dequantized as they are loaded",
+            on_gpu=True,
         ),
     ),
     convert={"kimi_k2": _kimi_k2},

@@ -12,6 +12,7 @@ FAMILY = Family(
             "Glm4MoeLiteForCausalLM",
             "zai-org/GLM-4.7-Flash",
             note="latent attention (MLA); experts; the layer that guesses a further token is left out",
+            on_gpu=True,
         ),
     ),
 )

@@ -16,6 +16,7 @@ FAMILY = Family(
             "the patches of an image share a position; the tokens around them are embeddings of the tower too; "
             "a tiktoken vocabulary; text models of this model type are refused",
             one_image=True,
+            on_gpu=True,
         ),
     ),
     definition=Definition(config="config:GLM4VConfig", model="modeling:GLM4VForCausalLM"),

@@ -12,6 +12,7 @@ FAMILY = Family(
             "GptOssForCausalLM",
             "openai/gpt-oss-20b",
             note="sliding and full layers; attention sinks; experts, dequantized from MXFP4 as they are loaded",
+            on_gpu=True,
         ),
     ),
     # Fused attention of PyTorch has no sinks.

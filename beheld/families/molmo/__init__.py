@@ -15,6 +15,7 @@ FAMILY = Family(
             IMAGE,
             "images stand before the text; overlapping crops; vocabulary in two parts; the variant of OLMo's text "
             "(Molmo-7B-O) is refused",
+            on_gpu=True,
         ),
     ),
     definition=Definition(config="config:MolmoConfig", model="modeling:MolmoForCausalLM"),

@@ -15,6 +15,7 @@ FAMILY = Family(
             IMAGE,
             "numbered images, tiles with line separators; a sequence keeps the rotary scale of its prompt; "
             "TIGER-Lab/VLM2Vec-Full has this class too",
+            on_gpu=True,
         ),
     ),
     definition=Definition(config="config:Phi3VConfig", model="modeling:Phi3VForCausalLM"),

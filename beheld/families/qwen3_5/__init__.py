@@ -14,6 +14,7 @@ FAMILY = Family(
             "Qwen/Qwen3.5-4B",
             IMAGE_AND_VIDEO,
             "gated delta rule in three of four layers; three-axis positions",
+            on_gpu=True,
         ),
         KnownCheckpoint(
             "qwen3_5_moe",
@@ -21,6 +22,7 @@ FAMILY = Family(
             "Qwen/Qwen3.5-35B-A3B",
             IMAGE_AND_VIDEO,
             "as Qwen3.5; experts",
+            on_gpu=True,
         ),
     ),
     state=delta_state,

@@ -13,6 +13,7 @@ FAMILY = Family(
             "Qwen3NextForCausalLM",
             "Qwen/Qwen3-Next-80B-A3B-Instruct",
             note="gated delta rule in three of four layers; experts",
+            on_gpu=True,
         ),
     ),
     state=delta_state,

@@ -31,6 +31,7 @@ FAMILY = Family(
             "tokenizer file qwen.tiktoken; up to the 2,048 positions of seq_length, beyond which the published code "
             "scales rotary positions and queries; Qwen/Qwen-VL-Chat has this class too; Qwen-1 without images is "
             "refused",
+            on_gpu=True,
         ),
     ),
     definition=Definition(config="config:QwenVLConfig", model="modeling:QwenVLForConditionalGeneration"),

@@ -14,6 +14,7 @@ FAMILY = Family(
             "fixie-ai/ultravox-v0_5-llama-3_2-1b",
             AUDIO,
             "windows of 30 s; needs the language model's checkpoint as well, which config.json names; before Llama",
+            on_gpu=True,
         ),
     ),
     # The first is there in newer checkpoints alone.
