@@ -112,11 +112,13 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a time for each engine")
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--load-format", default="auto", help="`dummy` takes random weights, the same in each engine")
     parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
     given = parser.parse_args()
     options: dict[str, Any] = {
         "max_model_len": given.max_model_len,
         "dtype": given.dtype,
+        "load_format": given.load_format,
         "seed": 0,
         "disable_log_stats": True,
     }

@@ -6,6 +6,7 @@ of the model; the first rank samples. A rank that fails alone, ends or hangs end
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import shutil
@@ -138,7 +139,8 @@ class MultiExecutor:
                 each.started, each.beat_at = True, time.monotonic()
         except BaseException as error:
             cause = watchdog.cause
-            _stop(watchdog, ranks, group)
+            _stop(watchdog, ranks)
+            group.close()
             if cause is not None and isinstance(error, Exception):
                 raise cause from error
             raise
@@ -245,8 +247,11 @@ class MultiExecutor:
 
     def close(self) -> None:
         """See Executor."""
-        _stop(self._watchdog, self._ranks, self._group)
+        _stop(self._watchdog, self._ranks)
         self._local.close()
+        # The runner's graphs hold collectives; see RankGroup.close.
+        gc.collect()
+        self._group.close()
 
     def _tell_all(self, message: Any) -> None:
         for each in self._ranks:
@@ -323,7 +328,7 @@ def _answer(rank: RankProcess, kind: Any, watchdog: Watchdog, timeout_s: float) 
     raise watchdog.cause
 
 
-def _stop(watchdog: Watchdog, ranks: Sequence[RankProcess], group: RankGroup) -> None:
+def _stop(watchdog: Watchdog, ranks: Sequence[RankProcess]) -> None:
     """End the other ranks, which have nothing to save."""
     if watchdog.cause is None:
         for each in ranks:
@@ -332,4 +337,3 @@ def _stop(watchdog: Watchdog, ranks: Sequence[RankProcess], group: RankGroup) ->
             except (OSError, BeheldError):
                 each.process.kill()
     watchdog.close(_CLOSE_S if watchdog.cause is None else 0.5)
-    group.close()

@@ -6,8 +6,10 @@ find each other through a file in a folder that only this user can read, and con
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ _LOOPBACK = "127.0.0.1"
 # weights may take one rank minutes longer than another.
 _LIMIT = datetime.timedelta(minutes=60)
 _CONNECT = datetime.timedelta(seconds=60)
+_LEAVE_S = 5.0
 
 # What NCCL reads when a group is made, unless the user has set it: it connects on the loopback interface, leaves NVLink
 # multicast off, and does not end this process when another rank is gone, which the watchdog of the executor notices.
@@ -148,9 +151,21 @@ class RankGroup:
             device.abort()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, once no CUDA graph holds a collective of it any more.
+
+        NCCL waits for such graphs without end. If one is left after all, the communicator stays, and nothing waits.
+        """
         _groups.pop(self.number, None)
+        device, host = self._device, self._host
         self._device = self._host = None
+        if device is None or device is host:
+            return
+        ending = threading.Thread(target=device.abort, name="beheld-leave", daemon=True)
+        ending.start()
+        ending.join(_LEAVE_S)
+        if ending.is_alive():
+            # Its destructor would wait as well, at the latest when the interpreter ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
 
 
 def _finish(work: Any) -> None:
