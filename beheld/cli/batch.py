@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             from beheld.jobs.job import Progress, run_job
 
             llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments), **options)
-        progress, tell = Progress(), _Line(size)
+        progress, tell = Progress(), _ProgressLine(size)
         try:
             most = arguments.concurrency or 2 * llm.config.max_num_seqs
             asyncio.run(run_job(llm, server, make(), output, concurrency=most, progress=progress, tell=tell))
@@ -151,7 +151,7 @@ def summary(progress: Progress) -> str:
     return words
 
 
-class _Line:
+class _ProgressLine:
     """A line of progress on a terminal; nothing if standard error is none.
 
     Args:

@@ -29,7 +29,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_a_job_killed_at_random_moments_has_each_item_once(tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    kills, number = sized(4, 100), sized(600, 12_000)
+    kills, number = sized(4, 100), sized(1000, 12_000)
     lines = [asked(f"é{i}", n=i) for i in range(number)]
     lines[5] = "{broken"
     lines[50] = lines[49]
