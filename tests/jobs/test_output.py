@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,12 +69,10 @@ def test_two_jobs_do_not_write_one_file(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_lines_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from beheld.jobs import output as module
-
     path = tmp_path / "out"
     output = OutputFile(path, resume=False)
     output.append(line("a"))
-    write, calls = module.os.write, []
+    write, calls = os.write, list[int]()
 
     def full(fd: int, data: memoryview) -> int:
         calls.append(fd)
@@ -81,7 +80,7 @@ def test_a_full_disk_leaves_the_lines_before(tmp_path: Path, monkeypatch: pytest
             raise OSError(28, "No space left on device")
         return write(fd, data[:5])
 
-    monkeypatch.setattr(module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(ConfigError, match="No space left"):
         output.append(line("b"))
     monkeypatch.undo()
