@@ -69,11 +69,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
+    "jobs": {"server", "api"},
     "compat": {"api", "inputs", "families"},
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
+    "cli": {"jobs", "server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
 }
-NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
+NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "jobs", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}
 FORBIDDEN_IN_CLASSES = ("Base", "Impl", "Manager", "Mixin")
 

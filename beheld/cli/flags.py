@@ -74,10 +74,15 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
 
 
-def add_server_flags(group: argparse._ArgumentGroup) -> list[argparse.Action]:
-    """Add one flag per operator-settable field of ServerOptions; values are stored under the field names."""
+def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] | None = None) -> list[argparse.Action]:
+    """Add one flag per operator-settable field of ServerOptions; values are stored under the field names.
+
+    `names` are the fields that apply to the command; None for all.
+    """
     made = []
     for field in _server_fields():
+        if names is not None and field.name not in names:
+            continue
         metadata = field.metadata
         how: dict[str, Any]
         if isinstance(field.default, bool):
@@ -99,7 +104,7 @@ def server_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the server options that were given, by field name and in the fields' units."""
     found = {}
     for field in _server_fields():
-        value = getattr(arguments, field.name)
+        value = getattr(arguments, field.name, None)
         if value is not None:
             found[field.name] = value * field.metadata["unit"] if "unit" in field.metadata else value
     return found

@@ -21,6 +21,8 @@ _COMMANDS = {
     "chat": "talk to a model in the terminal, with a server or in this process",
     "ask": "ask a model about images, videos and audio",
     "bench": "measure a server under many clients",
+    "batch": "answer a file of requests, or one question about many media files; a job that ended early resumes",
+    "run-batch": "the same for files in OpenAI's batch format, with vLLM's flags",
     "plan": "print the tokens that media take and the memory that a model needs, without its weights",
     "models": "list the model families that run, and those refused and why",
     "verify": "compare a model's stages with those of transformers, and name the first that differs",
@@ -29,9 +31,9 @@ _COMMANDS = {
 }
 
 # Commands that close everything they open and run no user code.
-_CLOSED = frozenset({"ask", "serve"})
+_CLOSED = frozenset({"ask", "serve", "batch", "run-batch"})
 # Commands whose file names may come before, between and after their flags.
-_ANY_ORDER = frozenset({"ask", "verify"})
+_ANY_ORDER = frozenset({"ask", "batch", "verify"})
 
 
 def command() -> NoReturn:
@@ -108,6 +110,10 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.chat import add_arguments
     elif name == "bench":
         from beheld.cli.bench import add_arguments
+    elif name == "batch":
+        from beheld.cli.batch import add_arguments
+    elif name == "run-batch":
+        from beheld.cli.batch import add_run_batch_arguments as add_arguments
     elif name == "models":
         from beheld.cli.models import add_arguments
     elif name == "plan":

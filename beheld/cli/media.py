@@ -10,8 +10,9 @@ from typing import Any
 from beheld.core.errors import FetchError, UserError
 from beheld.core.media import MediaRef
 
-_VIDEO = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif"})
-_AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
+IMAGE = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+VIDEO = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif"})
+AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
 
 
 def references(names: Sequence[str]) -> list[MediaRef]:
@@ -36,7 +37,7 @@ def _reference(name: str) -> MediaRef:
         if not data:
             raise FetchError("Standard input is empty.", "Pipe an image or a video into it.")
         return MediaRef(_sniff(data), data)
-    modality = _modality(name.split("?")[0])
+    modality = modality_of(name.split("?")[0])
     if name.startswith(("http://", "https://", "data:")):
         return MediaRef(modality, name)
     path = Path(name).expanduser()
@@ -45,11 +46,12 @@ def _reference(name: str) -> MediaRef:
     return MediaRef(modality, path)
 
 
-def _modality(name: str) -> str:
+def modality_of(name: str) -> str:
+    """Return the modality of a file by its extension; image if unknown."""
     ending = Path(name).suffix.lower()
-    if ending in _VIDEO and ending != ".gif":
+    if ending in VIDEO and ending != ".gif":
         return "video"
-    return "audio" if ending in _AUDIO else "image"
+    return "audio" if ending in AUDIO else "image"
 
 
 def _sniff(data: bytes) -> str:

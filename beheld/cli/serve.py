@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     server = server_options(arguments, model, options)
     kept_apart(server, options)
     with _ended_by_signal():
-        return _serve(model, options, server, _place(arguments, options))
+        return _serve(model, options, server, place_of(arguments, options))
 
 
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
@@ -155,7 +155,7 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
     engine["media_work"] = "process"
 
 
-def _place(arguments: argparse.Namespace, engine: dict[str, Any]) -> str:
+def place_of(arguments: argparse.Namespace, engine: dict[str, Any]) -> str:
     """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores.
 
     Raises:

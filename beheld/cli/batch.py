@@ -1,0 +1,182 @@
+"""`beheld batch INPUT OUTPUT` and `beheld run-batch -i INPUT -o OUTPUT`: jobs over files."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import glob
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from beheld.cli import serve
+from beheld.cli.flags import add_engine_flags, add_server_flags, engine_options
+from beheld.cli.media import AUDIO, IMAGE, VIDEO, modality_of
+from beheld.core.errors import ConfigError
+from beheld.utils.gc_tuning import paused_collector
+
+if TYPE_CHECKING:
+    from beheld.jobs.items import BadLine, Item
+    from beheld.jobs.job import Progress
+
+# Server options that a job has: those of a model's answers, not those of sockets.
+_SERVER = frozenset({"loras", "tool_parser", "reasoning_parser", "trust_templates", "strict_fields", "max_body_bytes"})
+# Files of a folder that count as media.
+_ENDINGS = IMAGE | VIDEO | AUDIO
+# Seconds between two states of the progress line.
+_SHOWN_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `batch`."""
+    parser.add_argument("input", metavar="INPUT", help="a .jsonl file of requests, a folder of media, or a pattern")
+    parser.add_argument("output", metavar="OUTPUT", help="a file of JSON lines")
+    group = parser.add_argument_group("media options")
+    group.add_argument("--prompt", help="the question about every media file")
+    group.add_argument("--max-tokens", type=int, default=None, help="longest answer, in tokens (default: 256)")
+    group.add_argument("--temperature", type=float, default=None, help="0 takes the likeliest token (default: 0)")
+    _add_common(parser)
+
+
+def add_run_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `run-batch`, which has vLLM's spelling."""
+    parser.add_argument("-i", "--input-file", dest="input", metavar="FILE", required=True, help="a file of requests")
+    parser.add_argument(
+        "-o", "--output-file", dest="output", metavar="FILE", required=True, help="a file of JSON lines"
+    )
+    _add_common(parser)
+    parser.set_defaults(prompt=None, max_tokens=None, temperature=None)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("job options")
+    group.add_argument("--model", help="a folder, a GGUF file or a hub name; without it the embedded model answers")
+    group.add_argument("--resume", action="store_true", help="go on with the output of a job that ended early")
+    group.add_argument("--concurrency", type=int, help="most requests under way (default: twice --max-num-seqs)")
+    group.add_argument("--engine", choices=("process", "thread"), help="where the engine runs (as in serve)")
+    add_server_flags(parser.add_argument_group("request options"), names=_SERVER)
+    add_engine_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job."""
+    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    if arguments.concurrency is not None and arguments.concurrency < 1:
+        raise ConfigError("--concurrency must be at least 1.", "Choose another value.", param="concurrency")
+    options = engine_options(arguments)
+    make, size = _source(arguments, options)
+    server = serve.server_options(arguments, arguments.model, options)
+    from beheld.jobs.output import OutputFile
+
+    output = OutputFile(Path(arguments.output), resume=arguments.resume)
+    try:
+        with paused_collector():
+            from beheld.api.async_llm import AsyncLLM
+            from beheld.jobs.job import Progress, run_job
+
+            llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments, options), **options)
+        progress, tell = Progress(), _ProgressLine(size)
+        try:
+            most = arguments.concurrency or 2 * llm.config.max_num_seqs
+            asyncio.run(run_job(llm, server, make(), output, concurrency=most, progress=progress, tell=tell))
+        finally:
+            tell.end()
+            llm.close()
+            print(summary(progress), file=sys.stderr)
+    finally:
+        output.close()
+    return 0
+
+
+def _source(
+    arguments: argparse.Namespace, options: dict[str, Any]
+) -> tuple[Callable[[], Iterator[Item | BadLine]], int]:
+    """How to read the items, and the bytes of the input (0 if unknown). `options` gets the folder of media."""
+    from beheld.jobs.items import media_items, read_items
+
+    name = arguments.input
+    path = Path(name).expanduser()
+    if path.is_file() and arguments.prompt is None:
+        for flag in ("max_tokens", "temperature"):
+            if getattr(arguments, flag) is not None:
+                words = f"--{flag.replace('_', '-')} is for media; each request of a file has its own."
+                raise ConfigError(words, "Leave it out, or write it into the requests.", param=flag)
+        return lambda: read_items(path), path.stat().st_size
+    folder, pattern = (path, "**/*") if path.is_dir() else _split(path)
+    if not folder.is_dir() or (not glob.has_magic(str(path)) and not path.exists()):
+        raise ConfigError(f"There is no file or folder {name!r}.", "Name a .jsonl file, a folder or a pattern.")
+    if not arguments.prompt:
+        raise ConfigError("Media need a question.", "Add --prompt QUESTION.", param="prompt")
+    options.setdefault("allowed_local_media_path", str(folder.resolve()))
+    more = {
+        "max_tokens": 256 if arguments.max_tokens is None else arguments.max_tokens,
+        "temperature": 0.0 if arguments.temperature is None else arguments.temperature,
+    }
+    return lambda: media_items(_media(folder, pattern), arguments.prompt, more), 0
+
+
+def _split(path: Path) -> tuple[Path, str]:
+    """The folder before a pattern, and the pattern within it."""
+    parts = path.parts
+    first = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:first]), str(Path(*parts[first:]))
+
+
+def _media(folder: Path, pattern: str) -> Iterator[tuple[str, str, Path]]:
+    """The media files below a folder: name, modality, path. Other files are left out of a folder, not of a pattern."""
+    for found in glob.iglob(pattern, root_dir=folder, recursive=True):
+        path = folder / found
+        if path.is_file() and (pattern != "**/*" or path.suffix.lower() in _ENDINGS):
+            yield found, modality_of(found), path
+
+
+def summary(progress: Progress) -> str:
+    """The last line of a job."""
+    seconds = max(time.monotonic() - progress.begun, 1e-9)
+    items = progress.answered + progress.failed
+    tokens = progress.prompt_tokens + progress.output_tokens
+    words = (
+        f"beheld: {progress.answered:,} answered, {progress.failed:,} failed in {seconds:.1f} s "
+        f"({items / seconds:.1f} items/s, {tokens / seconds:,.0f} tokens/s, {progress.output_tokens / seconds:,.0f} of "
+        "them generated)"
+    )
+    if progress.skipped:
+        words += f"; {progress.skipped:,} were done before"
+    if progress.unknown:
+        words += f"; {progress.unknown:,} items of the output are not in the input"
+    return words
+
+
+class _ProgressLine:
+    """A line of progress on a terminal; nothing if standard error is none.
+
+    Args:
+        size: bytes of the input; 0 if unknown.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._shows = sys.stderr.isatty()
+        self._next = 0.0
+        self._begun = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Show the state, twice a second at most."""
+        now = time.monotonic()
+        if not self._shows or now < self._next:
+            return
+        self._next, self._begun = now + _SHOWN_S, True
+        items = progress.answered + progress.failed
+        share = f"{100 * progress.position / self._size:.0f} % read, " if self._size else ""
+        rate = items / max(now - progress.begun, 1e-9)
+        text = f"{share}{items + progress.skipped:,} done, {progress.failed:,} failed, {rate:.1f} items/s"
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        if self._begun:
+            print(file=sys.stderr)

@@ -1,0 +1,240 @@
+"""Runs a job: many requests at once through the server's own application, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import EngineDeadError
+from beheld.jobs.items import BadLine, Item
+from beheld.jobs.output import OutputFile, key_of
+from beheld.server.app import Service
+from beheld.server.options import ServerOptions
+
+# Bytes of the bodies of all requests that are under way; one larger body runs alone.
+_MAX_BYTES = 256 << 20
+# No limit of the server's may refuse a job's own requests: the job bounds them itself.
+_NONE = 1 << 60
+# Seconds between two tries of a request that the engine had no room for.
+_RETRY_S = 0.5
+_BUSY = (429, 503)
+
+
+@dataclass
+class Progress:
+    """What a job has done so far.
+
+    Attributes:
+        answered: items with an answer.
+        failed: items with an error, and lines that are no requests.
+        skipped: items that an earlier run did.
+        unknown: items of the output that the input does not have.
+        prompt_tokens, output_tokens: of the answers.
+        position: bytes of the input that were read.
+        begun: when the job began, by time.monotonic.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unknown: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    position: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+
+async def run_job(
+    llm: AsyncLLM,
+    options: ServerOptions,
+    items: Iterator[Item | BadLine],
+    output: OutputFile,
+    *,
+    concurrency: int,
+    progress: Progress,
+    tell: Callable[[Progress], None],
+) -> None:
+    """Answer all items that the output does not hold; lines are written in the order in which answers are complete.
+
+    Args:
+        llm: the engine.
+        options: the server's options: the model's names, its parsers and what requests may do.
+        items: read only as fast as they are answered.
+        output: gets one line per item.
+        concurrency: the most requests under way.
+        progress: is kept up to date.
+        tell: called after every line.
+
+    Raises:
+        EngineDeadError: the engine died; the items that it did not answer are not in the output.
+        ConfigError: the input cannot be read or the output cannot be written.
+    """
+    options = replace(
+        options, api_keys=(), host="127.0.0.1", fair_shares=False, max_requests=_NONE, max_reading_bytes=_NONE,
+        max_stored_bytes=0,
+    )  # fmt: skip
+    app = Service(llm, options).app()
+    for lora in options.loras:
+        await llm.add_lora(lora)
+    room = _Room(concurrency, _MAX_BYTES)
+    done, seen = output.done, set[bytes]()
+
+    def write(line: dict[str, Any], *, failed: bool) -> None:
+        output.append({"id": f"batch_req_{uuid.uuid4().hex}", **line})
+        progress.failed += failed
+        progress.answered += not failed
+        tell(progress)
+
+    def reject(bad: BadLine) -> None:
+        key = key_of(None, bad.line)
+        if key in done:
+            done.discard(key)
+            progress.skipped += 1
+            return
+        error = {"code": bad.code, "message": bad.message, "line": bad.line, "custom_id": bad.custom_id}
+        write({"custom_id": None, "response": None, "error": error}, failed=True)
+
+    async def answer(item: Item) -> None:
+        try:
+            status, number, body = await _post_until_taken(app, llm, item)
+            failure = None if status == 200 else _failure(body)
+            usage = body.get("usage") or {} if failure is None else {}
+            progress.prompt_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+            progress.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
+            response = {"status_code": status, "request_id": number, "body": body}
+            write({"custom_id": item.custom_id, "response": response, "error": failure}, failed=failure is not None)
+        finally:
+            room.leave(len(item.body))
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, item in enumerate(items):
+                progress.position = item.position
+                if number % 256 == 0:
+                    # Skipping many items leaves the loop no other moment.
+                    await asyncio.sleep(0)
+                if isinstance(item, BadLine):
+                    reject(item)
+                    continue
+                key = key_of(item.custom_id)
+                if key in seen:
+                    message = "An earlier line has this custom_id. Give each line its own."
+                    reject(BadLine(item.line, "duplicate_custom_id", message, item.position, item.custom_id))
+                    continue
+                seen.add(key)
+                if key in done:
+                    done.discard(key)
+                    progress.skipped += 1
+                    continue
+                await room.enter(len(item.body))
+                group.create_task(answer(item))
+
+    with _first_error():
+        await work()
+    progress.unknown = len(done)
+
+
+@contextlib.contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first error of a task group instead of the group of them."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+class _Room:
+    """Bounds the requests under way by number and by bytes."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self._number, self._size = number, size
+        self._busy = self._held = 0
+        self._left = asyncio.Event()
+
+    async def enter(self, size: int) -> None:
+        """Wait until there is room."""
+        while self._busy and (self._busy >= self._number or self._held + size > self._size):
+            self._left.clear()
+            await self._left.wait()
+        self._busy += 1
+        self._held += size
+
+    def leave(self, size: int) -> None:
+        """Make room."""
+        self._busy -= 1
+        self._held -= size
+        self._left.set()
+
+
+async def _post_until_taken(app: ASGIApp, llm: AsyncLLM, item: Item) -> tuple[int, str, dict[str, Any]]:
+    """The answer to an item, asked again while the engine has no room for it.
+
+    Raises:
+        EngineDeadError: the engine died.
+    """
+    while True:
+        status, number, body = await post(app, item.url, item.body)
+        if status >= 500 and not llm.alive:
+            raise EngineDeadError(llm.reason, "Run the same command with --resume.")
+        if status not in _BUSY:
+            return status, number, body
+        await asyncio.sleep(_RETRY_S)
+
+
+async def post(app: ASGIApp, path: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
+    """Call an application as a server would: its status, the request's name and the JSON of its response."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+        ],
+        "client": ("127.0.0.1", 0),
+        "server": None,
+        "state": {},
+    }
+    given = [{"type": "http.request", "body": body, "more_body": False}]
+    status, number, parts = 0, "", []
+
+    async def receive() -> Message:
+        if given:
+            return given.pop()
+        # The client of a job never disconnects.
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Message) -> None:
+        nonlocal status, number
+        if message["type"] == "http.response.start":
+            status = message["status"]
+            number = dict(message["headers"]).get(b"x-request-id", b"").decode()
+        else:
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, number, json.loads(b"".join(parts))
+
+
+def _failure(body: dict[str, Any]) -> dict[str, Any]:
+    error = body.get("error") or {}
+    return {"code": error.get("code") or "error", "message": error.get("message") or "The request failed."}
