@@ -13,8 +13,8 @@ FAMILY = Family(
             "DeepseekVLV2ForCausalLM",
             "deepseek-ai/deepseek-vl2-tiny",
             IMAGE,
-            "an overview and tiles, which a prompt of more than two images does without; experts; versions with latent "
-            "attention (deepseek-vl2-small, deepseek-vl2) are refused",
+            "an overview and tiles, which a prompt of more than two images does without; experts; deepseek-vl2-small "
+            "and deepseek-vl2 have latent attention (MLA)",
         ),
     ),
     placeholder_tokens={"image": "<image>"},
