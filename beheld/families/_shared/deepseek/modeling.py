@@ -22,7 +22,9 @@ from beheld.families._shared.modeling import HeadedModel, with_media
 
 # The configuration's model type -> the text model.
 _TEXTS: dict[str, Any] = {
-    kind.config_class.model_type: kind for kind in (DeepseekOcr2TextModel, DeepseekV2Model, DeepseekV3Model)
+    "deepseek_ocr2_text": DeepseekOcr2TextModel,
+    "deepseek_v2": DeepseekV2Model,
+    "deepseek_v3": DeepseekV3Model,
 }
 _EXPERTS = "mlp.experts"
 # The stored experts, one by one, to one matrix for all.
