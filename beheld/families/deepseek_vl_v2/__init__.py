@@ -13,8 +13,14 @@ FAMILY = Family(
             "DeepseekVLV2ForCausalLM",
             "deepseek-ai/deepseek-vl2-tiny",
             IMAGE,
-            "an overview and tiles, which a prompt of more than two images does without; experts; deepseek-vl2-small "
-            "and deepseek-vl2 have latent attention (MLA)",
+            "an overview and tiles, which a prompt of more than two images does without; experts",
+        ),
+        KnownCheckpoint(
+            "deepseek_vl_v2_small",
+            "DeepseekVLV2ForCausalLM",
+            "deepseek-ai/deepseek-vl2-small",
+            IMAGE,
+            "the same with latent attention (MLA); deepseek-vl2 has the experts of DeepSeek-V3",
         ),
     ),
     placeholder_tokens={"image": "<image>"},
