@@ -12,7 +12,7 @@ from tests.oracle.cases import Ask
 from tests.tiny_media import FORMS
 from tests.tiny_own_clip import write_model
 
-SEEDS: dict[str, int] = {"deepseek_vl_v2": 1, "deepseek_ocr": 2}
+SEEDS: dict[str, int] = {"deepseek_vl_v2": 1, "deepseek_vl_v2_small": 2, "deepseek_ocr": 2}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 BEGIN, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 MARKS = (BEGIN, END, PAD, "<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -118,14 +118,20 @@ _VL2_NAMES = (
 )
 
 
-def make_deepseek_vl_v2(path: Path) -> None:
-    """As deepseek-ai/deepseek-vl2-tiny: no class is named, the tower in timm's layout with an unused head."""
+def make_deepseek_vl_v2(path: Path, name: str = "deepseek_vl_v2", changes: dict[str, Any] | None = None) -> None:
+    """As deepseek-ai/deepseek-vl2-tiny: no class is named, the tower in timm's layout with an unused head.
+
+    Args:
+        name: the checkpoint's, of SEEDS.
+        changes: other entries of `language_config`; "absent" leaves an entry out.
+    """
     ids = text.write_deepseek_tokenizer(path, (*MARKS, *TURNS), {"add_bos_token": False})
+    spoken = language(ids) | (changes or {})
     sizes = [[42, 42], [42, 84], [84, 42], [42, 126], [126, 42], [84, 84]]
     config = {
         "candidate_resolutions": sizes,
         "global_view_pos": "head",
-        "language_config": language(ids),
+        "language_config": {key: value for key, value in spoken.items() if value != "absent"},
         "model_type": "deepseek_vl_v2",
         "projector_config": {"input_dim": 32, "model_type": "mlp_projector", "n_embed": 64},
         "tile_tag": "2D",
@@ -144,8 +150,16 @@ def make_deepseek_vl_v2(path: Path) -> None:
     }
     generation = {"_from_model_config": True, "bos_token_id": ids[BEGIN], "eos_token_id": ids[END]}
     quiet = tuple(mark for mark in (*MARKS, *TURNS) if mark != END)
-    write_model(path, config, generation, ids, quiet, seed=SEEDS["deepseek_vl_v2"], publish=_publish_vl2)
+    write_model(path, config, generation, ids, quiet, seed=SEEDS[name], publish=_publish_vl2)
     text.write_json(path / "processor_config.json", processor(sizes, 14, 2))
+
+
+LATENT = {"kv_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "use_mla": "absent", "v_head_dim": 12}
+
+
+def make_deepseek_vl_v2_small(path: Path) -> None:
+    """As deepseek-ai/deepseek-vl2-small: latent attention, which config.json does not name."""
+    make_deepseek_vl_v2(path, "deepseek_vl_v2_small", LATENT)
 
 
 def _publish_vl2(weights: dict[str, Any]) -> dict[str, Any]:
@@ -245,16 +259,22 @@ def _publish_ocr(weights: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-TINY: dict[str, Callable[[Path], None]] = {"deepseek_vl_v2": make_deepseek_vl_v2, "deepseek_ocr": make_deepseek_ocr}
+TINY: dict[str, Callable[[Path], None]] = {
+    "deepseek_vl_v2": make_deepseek_vl_v2,
+    "deepseek_vl_v2_small": make_deepseek_vl_v2_small,
+    "deepseek_ocr": make_deepseek_ocr,
+}
 IMAGE_FAMILIES = tuple(TINY)
 # The repositories have no chat template; the families bring one.
 CHATLESS_FAMILIES = tuple(TINY)
 FORMS["deepseek_ocr"] = "{}"
-FORMS["deepseek_vl_v2"] = "<|User|>: {}\n\n<|Assistant|>:"
+VL2_FAMILIES = ("deepseek_vl_v2", "deepseek_vl_v2_small")
+FORMS |= dict.fromkeys(VL2_FAMILIES, "<|User|>: {}\n\n<|Assistant|>:")
 _MANY = ((84, 56, 3), (56, 112, 4), (140, 84, 5))
 REFERENCE_ASKS = {
     "deepseek_vl_v2": {
         "three_images": Ask("{i}{i}{i}What is the content of each image?", _MANY, max_tokens=16),
         "grounding": Ask("{i}<|ref|>The square<|/ref|>.", ((140, 84, 5),)),
-    }
+    },
+    "deepseek_vl_v2_small": {"three_images": Ask("{i}{i}{i}What is the content of each image?", _MANY, max_tokens=16)},
 }

@@ -193,8 +193,7 @@ def test_other_documents_models_are_refused_by_name(name: str, value: Any, said:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("language_config.use_mla", True, "latent attention"),
-        ("language_config.qk_nope_head_dim", 128, "latent attention"),
+        ("language_config.qk_nope_head_dim", 128, "latent attention and use_mla false"),
         ("language_config.scoring_func", "sigmoid", "language_config.scoring_func 'sigmoid'"),
         ("language_config.norm_topk_prob", True, "language_config.norm_topk_prob True"),
         ("language_config.topk_method", "group_limited_greedy", "topk_method 'group_limited_greedy'"),
@@ -221,13 +220,26 @@ def _refused(family: str, name: str, value: Any, said: str, tmp_path: Path) -> N
         read_info(tmp_path, EngineArgs())
 
 
-def test_a_text_without_use_mla_has_latent_attention(tmp_path: Path) -> None:
-    """As the published code and deepseek-vl2-small's config.json have it."""
-    content = json.loads((tiny.checkpoint(VL2) / "config.json").read_text(encoding="utf-8"))
-    del content["language_config"]["use_mla"]
+def test_experts_of_deepseek_v3_need_latent_attention_and_one_group(tmp_path: Path) -> None:
+    """As deepseek-ai/deepseek-vl2, whose text is DeepSeek-V3's layers."""
+    shutil.copytree(tiny.checkpoint("deepseek_vl_v2_small"), tmp_path, dirs_exist_ok=True)
+    content = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    chosen = {"norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    for changes, said in (
+        ({"n_group": 2}, "language_config.n_group 2"),
+        ({"scoring_func": "softmax"}, "language_config.scoring_func 'softmax'"),
+        ({"moe_layer_freq": 2}, "language_config.moe_layer_freq 2"),
+    ):
+        entry = {"language_config": content["language_config"] | chosen | changes}
+        (tmp_path / "config.json").write_text(json.dumps(content | entry), encoding="utf-8")
+        with pytest.raises(ModelError, match=said):
+            read_info(tmp_path, EngineArgs())
+    entry = {"language_config": content["language_config"] | chosen | {"n_group": 1, "topk_group": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(content | entry), encoding="utf-8")
+    groups = read_info(tmp_path, EngineArgs()).kv_groups
+    assert [group.kind for group in groups] == ["latent"]
     (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ModelError, match="latent attention"):
-        read_info(tmp_path, EngineArgs())
+    assert read_info(tmp_path, EngineArgs()).kv_groups == groups
 
 
 @pytest.mark.parametrize("file", ["processor_config.json", "tokenizer.json"])

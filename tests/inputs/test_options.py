@@ -75,6 +75,7 @@ def test_size_as_transformers_has_it() -> None:
 OF_OWN_CODE = {
     "deepseek_ocr": ("crop_mode", "crop_mod"),
     "deepseek_vl_v2": ("candidate_resolutions", "candidate_resolution"),
+    "deepseek_vl_v2_small": ("candidate_resolutions", "candidate_resolution"),
     **dict.fromkeys(("minicpmo", "minicpmv"), ("max_slice_nums", "max_slice_num")),
     "molmo": ("max_crops", "max_crop"),
     "phi3_v": ("num_crops", "num_crop"),

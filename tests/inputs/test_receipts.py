@@ -71,6 +71,7 @@ _OF_WIDE = {
     "hyperclovax_vlm": (168, 56, 9),
     "deepseek_ocr": (384, 128, 4),
     "deepseek_vl_v2": (126, 42, 4),
+    "deepseek_vl_v2_small": (126, 42, 4),
 }
 # Molmo 2 is not in every version of transformers.
 OF_WIDE = {family: told for family, told in _OF_WIDE.items() if family in tiny.TINY}

@@ -13,8 +13,14 @@ FAMILY = Family(
             "DeepseekVLV2ForCausalLM",
             "deepseek-ai/deepseek-vl2-tiny",
             IMAGE,
-            "an overview and tiles, which a prompt of more than two images does without; experts; versions with latent "
-            "attention (deepseek-vl2-small, deepseek-vl2) are refused",
+            "an overview and tiles, which a prompt of more than two images does without; experts",
+        ),
+        KnownCheckpoint(
+            "deepseek_vl_v2_small",
+            "DeepseekVLV2ForCausalLM",
+            "deepseek-ai/deepseek-vl2-small",
+            IMAGE,
+            "the same with latent attention (MLA); deepseek-vl2, with the experts of DeepSeek-V3, is read and was not compared",
         ),
     ),
     placeholder_tokens={"image": "<image>"},

@@ -38,6 +38,7 @@ class DeepseekVLV2Config(ViewsConfig):
     model_type = "deepseek_vl_v2"
     example = "deepseek-ai/deepseek-vl2-tiny"
     named = "DeepseekVLV2ForCausalLM"
+    latent = True
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": DeepseekOcr2TextConfig, "vision_config": SiglipVisionConfig}
 
     @classmethod

@@ -1,6 +1,7 @@
-"""The configuration of models with DeepSeek-V2's text without latent attention, and images in views.
+"""The configuration of models with DeepSeek's text and images in views.
 
-config.json has `language_config`, `vision_config` and `projector_config`; the class has `text_config`.
+config.json has `language_config`, `vision_config` and `projector_config`; the class has `text_config`. The text has
+ordinary attention, or latent attention (MLA) with the experts of DeepSeek-V2 or of DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, PreTrainedConfig
 from transformers.models.deepseek_ocr2.configuration_deepseek_ocr2 import DeepseekOcr2TextConfig
 
 from beheld.core.errors import ModelError
@@ -36,14 +37,30 @@ _TEXT: dict[str, Any] = {
     "tie_word_embeddings": False,
     "vocab_size": 102400,
 }
+# The same of a text with latent attention.
+_LATENT: dict[str, Any] = {
+    "first_k_dense_replace": 0,
+    "kv_lora_rank": 512,
+    "norm_topk_prob": False,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _COUNTS = ("n_routed_experts", "n_shared_experts", "num_experts_per_tok")
 # Setting -> the one value that is supported, and the published code's where config.json has none.
-_TEXT_SUPPORTED: dict[str, tuple[Any, Any]] = {
+_TEXT_SUPPORTED: dict[str, tuple[Any, Any]] = {"rope_scaling": (None, None), "tie_word_embeddings": (False, False)}
+# How experts are chosen in DeepSeek-V2, and, with latent attention, in DeepSeek-V3.
+_GREEDY: dict[str, tuple[Any, Any]] = {
     "norm_topk_prob": (False, False),
-    "rope_scaling": (None, None),
     "scoring_func": ("softmax", "softmax"),
     "topk_method": ("greedy", "greedy"),
-    "tie_word_embeddings": (False, False),
+}
+_CORRECTED: dict[str, tuple[Any, Any]] = {
+    "n_group": (1, None),
+    "scoring_func": ("sigmoid", "softmax"),
+    "topk_group": (1, None),
+    "topk_method": ("noaux_tc", "greedy"),
 }
 _SUPPORTED: dict[str, tuple[Any, Any]] = {"tile_tag": ("2D", None), "global_view_pos": ("head", "head")}
 
@@ -56,7 +73,7 @@ class PartsConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Make the configurations of the parts."""
         for name, kind in self.sub_configs.items():
-            if not isinstance(getattr(self, name), kind):
+            if not isinstance(getattr(self, name), PreTrainedConfig):
                 setattr(self, name, kind(**(getattr(self, name) or {})))
         super().__post_init__(**kwargs)
 
@@ -75,11 +92,21 @@ class ViewsConfig(PartsConfig):
 
     example: ClassVar[str]
     named: ClassVar[str]
+    # Whether the text may have latent attention.
+    latent: ClassVar[bool] = False
     sub_configs: ClassVar[dict[str, Any]] = {"text_config": DeepseekOcr2TextConfig}
     text_config: Any = None
     vision_config: Any = None
     projector_config: Any = None
     image_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Make the configuration of the text by its model type, and those of the other parts."""
+        if isinstance(self.text_config, Mapping):
+            given = dict(self.text_config)
+            kind = _TEXT_KINDS.get(given.pop("model_type", DeepseekOcr2TextConfig.model_type), DeepseekOcr2TextConfig)
+            self.text_config = kind(**given)
+        super().__post_init__(**kwargs)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -141,14 +168,28 @@ class ViewsConfig(PartsConfig):
 
     @classmethod
     def _text(cls, raw: Mapping[str, Any]) -> dict[str, Any]:
-        if raw.get("use_mla", True) or raw.get("qk_nope_head_dim") or raw.get("qk_rope_head_dim"):
-            raise cls.refused("has a text with multi-head latent attention (use_mla), which is not supported yet")
-        cls.check(raw, _TEXT_SUPPORTED, "language_config.")
+        latent = raw.get("use_mla", True)
+        if latent and not cls.latent:
+            raise cls.refused("has a text with multi-head latent attention (use_mla), which this model never has")
+        if not latent and (raw.get("qk_nope_head_dim") or raw.get("qk_rope_head_dim")):
+            raise cls.refused("has the sizes of latent attention and use_mla false")
+        corrected = latent and raw.get("topk_method") == "noaux_tc"
+        cls.check(raw, _TEXT_SUPPORTED | (_CORRECTED if corrected else _GREEDY), "language_config.")
         made = {name: raw.get(name, absent) for name, absent in _TEXT.items()}
         for name in _COUNTS:
             if not made[name]:
                 raise cls.refused(f"has no language_config.{name}")
+        if latent:
+            cls.check(raw, {"moe_layer_freq": (1, 1)}, "language_config.")
+            made |= {name: raw.get(name, absent) for name, absent in _LATENT.items()}
+            kind = DeepseekV3Config if corrected else DeepseekV2Config
+            return made | {"model_type": kind.model_type, "n_group": 1, "topk_group": 1}
         first, every = raw.get("first_k_dense_replace", 0), raw.get("moe_layer_freq", 1)
         layers = range(made["num_hidden_layers"])
         made["mlp_layer_types"] = ["dense" if n < first or n % every else "sparse" for n in layers]
         return made
+
+
+_TEXT_KINDS: dict[str, Any] = {
+    kind.model_type: kind for kind in (DeepseekOcr2TextConfig, DeepseekV2Config, DeepseekV3Config)
+}

@@ -1,4 +1,4 @@
-"""Models with DeepSeek-V2's text without latent attention, which read images in views.
+"""Models with DeepSeek's text, which read images in views.
 
 An image has an overview and, if it is cut, tiles. The lines of the overview and those of the joined tiles each end with
 a learned embedding (`image_newline`); another (`view_seperator`, as it is published) separates the two.
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DeepseekV2Model, DeepseekV3Model, PreTrainedModel
 from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import DeepseekOcr2TextModel
@@ -20,6 +20,12 @@ from transformers.models.deepseek_ocr2.modeling_deepseek_ocr2 import DeepseekOcr
 from beheld.families._shared.deepseek.config import ViewsConfig
 from beheld.families._shared.modeling import HeadedModel, with_media
 
+# The configuration's model type -> the text model.
+_TEXTS: dict[str, Any] = {
+    "deepseek_ocr2_text": DeepseekOcr2TextModel,
+    "deepseek_v2": DeepseekV2Model,
+    "deepseek_v3": DeepseekV3Model,
+}
 _EXPERTS = "mlp.experts"
 # The stored experts, one by one, to one matrix for all.
 EXPERTS: list[WeightConverter | WeightRenaming] = [
@@ -46,7 +52,7 @@ class ViewsModel(ViewsPreTrainedModel):
 
     def __init__(self, config: ViewsConfig) -> None:
         super().__init__(config)
-        self.language_model = DeepseekOcr2TextModel(config.text_config)
+        self.language_model = _TEXTS[config.text_config.model_type](config.text_config)
         self.image_newline = nn.Parameter(torch.zeros(config.text_config.hidden_size))
         self.view_seperator = nn.Parameter(torch.zeros(config.text_config.hidden_size))
 
