@@ -51,6 +51,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.extra_keyword_matches.update(OTHER_NAMES.get(family, ()))
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist writes the groups into the tests' names next.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour.
 

@@ -20,7 +20,8 @@ FAMILY = Family(
             "DeepseekVLV2ForCausalLM",
             "deepseek-ai/deepseek-vl2-small",
             IMAGE,
-            "the same with latent attention (MLA); deepseek-vl2, with the experts of DeepSeek-V3, is read and was not compared",
+            "the same with latent attention (MLA); deepseek-vl2, with the experts of DeepSeek-V3, is read and was not "
+            "compared",
         ),
     ),
     placeholder_tokens={"image": "<image>"},
