@@ -133,6 +133,8 @@ def foreigners() -> str:
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
+            if told.only:
+                words = f"`{told.only[0]}` changes nothing; others are {words}"
         lines.append(f"| `{flag}` | {words} |\n")
     for name, values in vllm_flags.SAME.items():
         lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]
