@@ -72,6 +72,10 @@ def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], 
     return tuple(tool.model_dump(exclude_none=True) for tool in tools)
 
 
+# Schema keywords whose contents are values, not schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+
+
 def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     """Evaluate the fields about tools.
 
@@ -102,7 +106,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
             )
         return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
     if choice == "required":
-        entries = [_call_schema(body, name) for name in names]
+        entries = [_call_schema(body, name, f"#/items/anyOf/{place}") for place, name in enumerate(names)]
         grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
         return ToolUse(shown, "json", None, grammar, schemas)
     if form is None:
@@ -135,11 +139,28 @@ def _parameters(body: ChatRequest, name: str) -> dict[str, Any]:
     return found.parameters or {"type": "object", "properties": {}}
 
 
-def _call_schema(body: ChatRequest, name: str) -> dict[str, Any]:
-    properties = {"name": {"const": name}, "arguments": _parameters(body, name)}
+def _call_schema(body: ChatRequest, name: str, place: str) -> dict[str, Any]:
+    """The schema of one call, which stands at `place` in the whole one."""
+    properties = {
+        "name": {"const": name},
+        "arguments": _moved(_parameters(body, name), f"{place}/properties/arguments"),
+    }
     return {
         "type": "object",
         "properties": properties,
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own root lead to `place`, where the schema stands in another one."""
+    if isinstance(schema, list):
+        return [_moved(entry, place) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {word: value if word in _VALUES else _moved(value, place) for word, value in schema.items()}
+    target = made.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        made["$ref"] = place + target[1:]
+    return made

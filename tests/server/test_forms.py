@@ -379,6 +379,40 @@ def test_strict_functions_are_called_as_their_schemas_say(thinking: Running, tex
     assert (matcher.validate_tokens(ids) == len(ids)) is fits
 
 
+NESTED = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/Place"}, "then": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["at"],
+    "$defs": {"Place": {"type": "object", "properties": {"town": {"enum": ["Oslo"]}}, "required": ["town"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"at": {"town": "Oslo"}}, True),
+        ({"at": {"town": "Oslo"}, "then": {"at": {"town": "Oslo"}, "then": None}}, True),
+        ({"at": {"town": "Rome"}}, False),
+        ({"at": {"town": "Oslo"}, "then": {"at": 1}}, False),
+        ({"at": {"town": "Oslo", "more": 1}}, False),
+        ({"at": {"town": "Oslo"}, "more": 1}, False),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+def test_a_tools_schema_may_refer_to_its_own_parts(
+    thinking: Running, arguments: dict[str, Any], fits: bool, choice: Any
+) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "go", "parameters": NESTED}}]
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": tools, "tool_choice": choice})
+    use = tool_use(body, None, 8)
+    assert use.grammar is not None
+    tokenizer = thinking.llm.get_tokenizer()
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
+    written = [{"name": "go", "arguments": arguments}] if choice == "required" else arguments
+    ids = tokenizer.encode(json.dumps(written), add_special_tokens=False)
+    assert (compiler.matcher(grammar_of(use.grammar)).validate_tokens(ids) == len(ids)) is fits
+
+
 def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenAI) -> None:
     found = both(client, tools=strict("tides", "weather"), extra_body=OPENED, **{**ASK, "max_tokens": 6})
     assert found["thoughts"]
