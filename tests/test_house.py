@@ -69,9 +69,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
-    "compat": {"api", "inputs", "families"},
+    "flags": {"platform"},
+    "compat": {"api", "inputs", "families", "flags"},
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
-    "cli": {"server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
+    "cli": {"flags", "server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}

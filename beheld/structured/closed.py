@@ -11,7 +11,7 @@ from typing import Any
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 # Keywords with one schema for each name.
 _NAMED = frozenset({"properties", "$defs", "definitions", "patternProperties", "dependentSchemas"})
-# Beside these, an object's properties are not all in `properties`.
+# With one of these, an object's properties may not all be in `properties`.
 _FURTHER = frozenset(
     {
         *("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"),

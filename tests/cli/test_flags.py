@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from beheld.cli import main, vllm_flags
-from beheld.cli.flags import add_engine_flags, apply_file
+from beheld.cli.flags import apply_file
 from beheld.cli.parser import Parser
 from beheld.cli.serve import add_arguments
 from beheld.core.errors import ConfigError
+from beheld.flags.engine import add_engine_flags
 from beheld.utils.log import get_logger
 
 Capture = pytest.CaptureFixture[str]

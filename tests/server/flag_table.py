@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from beheld.cli import vllm_flags
-from beheld.cli.flag_help import FLAG_HELP
-from beheld.cli.flags import _SKIPPED
 from beheld.core.config import EngineArgs
+from beheld.flags.engine import SKIPPED
+from beheld.flags.help import FLAG_HELP
 from beheld.inputs.fetch import fetch, fetcher
 from beheld.inputs.media import audio
 from beheld.inputs.prompt import rendering
@@ -65,7 +65,7 @@ def table() -> str:
             default = told.get("shown", shown(field.default, told.get("unit", 1)))
             rows.append((f"`--{told['flag']}`", default, told["meaning"]))
     for field in dataclasses.fields(EngineArgs):
-        if field.name not in _SKIPPED:
+        if field.name not in SKIPPED:
             words, meaning = FLAG_HELP[field.name]
             rows.append((f"`--{field.name.replace('_', '-')}`", words or shown(field.default), meaning))
     lines += [f"| {flag} | {default} | {meaning} |\n" for flag, default, meaning in rows]
