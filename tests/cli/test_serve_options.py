@@ -39,7 +39,7 @@ def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> 
             apply_file(arguments, path, actions)
         found["model"] = serve.model_of(arguments, actions)
         found["engine"] = engine_options(arguments)
-        found["place"] = serve._place(arguments)
+        found["place"] = serve._place(arguments, found["engine"])
         found["server"] = serve.server_options(arguments, found["model"], found["engine"])
 
     run, serve.run = serve.run, caught  # type: ignore[assignment]
@@ -222,7 +222,8 @@ from beheld.engine import process
 process.spawn = lambda: os.environ.get("OMP_NUM_THREADS")
 
 def stop(model, *, engine, **options):
-    print(engine, os.environ.get("OMP_NUM_THREADS"), LOADED)
+    place = engine if isinstance(engine, str) else engine[0]
+    print(place, os.environ.get("OMP_NUM_THREADS"), LOADED)
     raise SystemExit(0)
 
 LOADED = "torch" in sys.modules
