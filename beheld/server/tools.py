@@ -24,6 +24,7 @@ class ToolUse:
         grammar: the answer's grammar.
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
+        short_ids: calls have ids of nine letters and digits, the only ones that Mistral's templates take back.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -32,6 +33,7 @@ class ToolUse:
     grammar: StructuredOutputs | None = None
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
+    short_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
+    short = form is not None and form.name == "mistral"
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
@@ -104,11 +107,11 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
                 "Name one of them.",
                 param="tool_choice",
             )
-        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
+        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)), short_ids=short)
     if choice == "required":
         entries = [_call_schema(body, name, f"#/items/anyOf/{place}") for place, name in enumerate(names)]
         grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
-        return ToolUse(shown, "json", None, grammar, schemas)
+        return ToolUse(shown, "json", None, grammar, schemas, short_ids=short)
     if form is None:
         raise HttpError(
             400,
@@ -117,8 +120,8 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
             param="tools",
         )
     if not any(tool.function.strict for tool in body.tools):
-        return ToolUse(shown, form.name, schemas=schemas, max_calls=most)
-    return ToolUse(shown, form.name, None, _strict(body, form), schemas, most)
+        return ToolUse(shown, form.name, schemas=schemas, max_calls=most, short_ids=short)
+    return ToolUse(shown, form.name, None, _strict(body, form), schemas, most, short)
 
 
 def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:

@@ -19,6 +19,7 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
 from beheld.server.chat import ChunkHead, chunks
+from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
@@ -411,6 +412,22 @@ def test_a_tools_schema_may_refer_to_its_own_parts(
     written = [{"name": "go", "arguments": arguments}] if choice == "required" else arguments
     ids = tokenizer.encode(json.dumps(written), add_special_tokens=False)
     assert (compiler.matcher(grammar_of(use.grammar)).validate_tokens(ids) == len(ids)) is fits
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "tides"}}])
+@pytest.mark.parametrize(("form", "pattern"), [("mistral", "[a-z0-9]{9}"), ("hermes", "call_[a-z0-9]{24}")])
+def test_ids_of_calls_are_such_as_the_template_takes_back(
+    thinking: Running, choice: Any, form: str, pattern: str
+) -> None:
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, "tool_choice": choice})
+    use = tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
+    call = {"name": "tides", "arguments": {}}
+    written = {"mistral": f"[TOOL_CALLS][{json.dumps(call)}]", "hermes": f"<tool_call>{json.dumps(call)}</tool_call>"}
+    text = written[form] if choice == "auto" else json.dumps([call]) if choice == "required" else "{}"
+    parser = DeltaParser(None, use.form, use.named, use.schemas, use.max_calls, short_ids=use.short_ids)
+    deltas = [*parser.push(text), *parser.finish()]
+    (identity,) = (made["id"] for delta in deltas for made in delta.get("tool_calls", ()) if "id" in made)
+    assert re.fullmatch(pattern, identity)
 
 
 def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenAI) -> None:
