@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import ChatRequest, Tool, ToolChoice
-from beheld.text.tools import MARKS
+from beheld.text.tools import MARKS, SHORT_IDS
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ToolUse:
         grammar: the answer's grammar.
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
-        short_ids: calls have ids of nine letters and digits, the only ones that Mistral's templates take back.
+        short_ids: calls have ids of nine letters and digits, the only ones that some templates take back.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -97,7 +97,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
-    short = form is not None and form.name == "mistral"
+    short = form is not None and form.name in SHORT_IDS
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
