@@ -70,9 +70,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
     "jobs": {"server", "api"},
-    "compat": {"api", "inputs", "families"},
+    "flags": {"platform"},
+    "compat": {"api", "inputs", "families", "flags"},
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
-    "cli": {"jobs", "server", "api", "inputs", "checkpoint", "engine", "compat", "tools", "platform", "families"},
+    "cli": {
+        "flags",
+        "jobs",
+        "server",
+        "api",
+        "inputs",
+        "checkpoint",
+        "engine",
+        "compat",
+        "tools",
+        "platform",
+        "families",
+    },
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "jobs", "cli"}
 FORBIDDEN_FILES = {"utils.py", "helpers.py", "manager.py", "base.py"}

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -69,6 +70,11 @@ class LLM:
         self._run: OfflineRun | None = OfflineRun(engine, self._config)
         # Incremented by whichever thread reads the prompts.
         self._numbers = itertools.count()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """A model with these options."""
+        return cls(**{each.name: getattr(engine_args, each.name) for each in fields(EngineArgs)})
 
     # ------------------------------------------------------------------ asking
 

@@ -7,8 +7,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.flags import engine_options
 from beheld.cli.media import content, references
+from beheld.flags.engine import add_engine_flags
 from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:

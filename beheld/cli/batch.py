@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beheld.cli import serve
-from beheld.cli.flags import add_engine_flags, add_server_flags, engine_options
+from beheld.cli.flags import add_server_flags, engine_options
 from beheld.cli.media import AUDIO, IMAGE, VIDEO, modality_of
 from beheld.core.errors import ConfigError
+from beheld.flags.engine import add_engine_flags
 from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from beheld.cli.backends import AnswerStats, ChatBackend, LocalBackend, RemoteBackend
-from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.flags import engine_options
 from beheld.cli.media import references
 from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
+from beheld.flags.engine import add_engine_flags
 
 HELP = """/add FILE...   add images, videos or audio to the next question (files or URLs)
 /new           begin a new conversation

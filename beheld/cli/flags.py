@@ -1,76 +1,26 @@
-"""Flags generated from EngineArgs and ServerOptions in vLLM's spelling (--max-model-len); a YAML file may set them."""
+"""Flags generated from ServerOptions, and what command lines and YAML files set."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-import re
 from collections.abc import Collection, Sequence
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from beheld.cli import vllm_flags
-from beheld.cli.flag_help import FLAG_HELP
-from beheld.cli.json_flags import json_value
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
-
-# Fields without a flag: positional arguments, or Python objects.
-_SKIPPED = frozenset({"model", "logits_processors"})
-# Short spellings that scripts use.
-_SHORT = {
-    "tensor_parallel_size": ("-tp",),
-    "pipeline_parallel_size": ("-pp",),
-    "data_parallel_size": ("-dp",),
-    "enable_expert_parallel": ("-ep",),
-    "quantization": ("-q",),
-}
-
-
-def add_engine_flags(
-    parser: argparse.ArgumentParser, list_nargs: str | None = None, *, names: Collection[str] | None = None
-) -> list[argparse.Action]:
-    """Add one flag per field of EngineArgs; dashes and underscores are both accepted.
-
-    Args:
-        parser: the command's parser.
-        list_nargs: argparse's nargs for list options. With None, values are separated by commas; a command whose
-            positional words may follow its options needs that.
-        names: the fields that apply to the command; None for all.
-    """
-    group = parser.add_argument_group("engine options")
-    made = []
-    for field in dataclasses.fields(EngineArgs):
-        if field.name in _SKIPPED or (names is not None and field.name not in names):
-            continue
-        kind = str(field.type)
-        how: dict[str, Any]
-        if kind.startswith("bool | str"):
-            how = {"nargs": "?", "const": True, "type": _key, "metavar": "VALUE"}
-        elif kind.startswith("bool"):
-            how = {"action": argparse.BooleanOptionalAction}
-        elif "list" in kind:
-            how = {"nargs": list_nargs, "action": _Several, "metavar": "VALUE"}
-        else:
-            how = {"type": _reader(kind), "metavar": "VALUE"}
-        how["help"] = plain(FLAG_HELP.get(field.name, ("", ""))[1])
-        spellings = (*_spellings(field.name), *_SHORT.get(field.name, ()))
-        made.append(group.add_argument(*spellings, default=None, dest=field.name, **how))
-    return made
-
-
-def plain(meaning: str) -> str:
-    """Strip Markdown for --help."""
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "").replace("%", "%%")
+from beheld.flags.engine import SKIPPED, Several, plain, spellings
+from beheld.flags.json_values import json_value
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options that were given, by field name."""
-    names = {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
+    names = {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
     return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
 
 
@@ -96,7 +46,7 @@ def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] |
                 {} if "choices" in metadata else {"metavar": "VALUE"}
             )
         how["help"] = plain(metadata["meaning"])
-        made.append(group.add_argument(*_spellings(metadata["flag"]), default=None, dest=field.name, **how))
+        made.append(group.add_argument(*spellings(metadata["flag"]), default=None, dest=field.name, **how))
     return made
 
 
@@ -114,18 +64,6 @@ def _server_fields() -> list[dataclasses.Field[Any]]:
     from beheld.server.options import ServerOptions
 
     return [field for field in dataclasses.fields(ServerOptions) if "flag" in field.metadata]
-
-
-def _spellings(name: str) -> list[str]:
-    return list(dict.fromkeys(("--" + name.replace("_", "-"), "--" + name.replace("-", "_"))))
-
-
-class _Several(argparse.Action):
-    """Collects values given as separate words or separated by commas."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        given = [values] if isinstance(values, str) else values
-        setattr(namespace, self.dest, [part for text in given for part in text.split(",") if part])
 
 
 def _read(path: Path) -> Any:
@@ -203,7 +141,7 @@ def _from_file(action: argparse.Action, name: str, value: Any) -> Any:
         if not entries:
             raise _not_taken(name, value, "Write at least one, or leave the option out.")
         words = [_word(name, entry) for entry in entries]
-        return [part for word in words for part in word.split(",") if part] if isinstance(action, _Several) else words
+        return [part for word in words for part in word.split(",") if part] if isinstance(action, Several) else words
     word = json.dumps(value) if action.type is json_value and isinstance(value, dict | list) else _word(name, value)
     try:
         made = action.type(word) if callable(action.type) else word
@@ -223,35 +161,3 @@ def _word(name: str, value: Any) -> str:
 def _not_taken(name: str, value: Any, remedy: str) -> ConfigError:
     shown = "This value" if "key" in name or "token" in name else repr(value)[:128]
     return ConfigError(f"{shown} is not a value of {name.replace('_', '-')!r}.", remedy, param=name)
-
-
-def _reader(kind: str) -> Any:
-    if "dict" in kind:
-        return json_value
-    if kind.startswith("int"):
-        return _whole
-    if kind.startswith("float"):
-        return float
-    return str
-
-
-def _whole(text: str) -> int:
-    """Parse a whole number with an optional unit suffix: 32k is 32,000, 32K is 32,768."""
-    found = re.fullmatch(r"\s*([+-]?\d+)(?:(\.\d+)?([kmgtKMGT]))?\s*", text, re.ASCII)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"must be a whole number, as 4096, 4k (4000) or 4K (4096), got {text!r}")
-    digits, part, letter = found.groups()
-    if letter is None:
-        return int(digits)
-    base, power = (1000 if letter.islower() else 1024), "kmgt".index(letter.lower()) + 1
-    many = Fraction(digits + (part or "")) * base**power
-    if many.denominator != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(many)
-
-
-def _key(text: str) -> bool | str:
-    """Parse a key; "true" means the stored one."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("is empty")
-    return True if text == "true" else text

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from beheld.cli.json_flags import Entries, json_value
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
+from beheld.flags.json_values import Entries, json_value
 
 
 class Parser(argparse.ArgumentParser):

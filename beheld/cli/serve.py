@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beheld.cli.flags import add_engine_flags, add_server_flags, apply_file, engine_options, server_values
+from beheld.cli.flags import add_server_flags, apply_file, engine_options, server_values
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
+from beheld.flags.engine import add_engine_flags
 from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
 from beheld.utils.gc_tuning import paused_collector, set_aside

@@ -7,9 +7,10 @@ import dataclasses
 import json
 from typing import Any
 
-from beheld.cli.flags import add_engine_flags, engine_options
+from beheld.cli.flags import engine_options
 from beheld.cli.media import references
 from beheld.core.errors import BeheldError, UserError
+from beheld.flags.engine import add_engine_flags
 
 # Options that both sides follow or that must not change an answer; others do not apply.
 _OPTIONS = frozenset(

@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from beheld.core.errors import ConfigError
+from beheld.core.vllm_options import OPTIONS, VllmOption
 from beheld.utils.log import get_logger
-
-
-@dataclass(frozen=True)
-class VllmFlag:
-    """One flag of vLLM's server.
-
-    Attributes:
-        why: why it has no effect, for the log and the documentation; "" if it is refused.
-        remedy: what to do instead, if it is refused.
-        values: how many words belong to it.
-        only: the values without effect; others are refused. Empty: any.
-    """
-
-    why: str = ""
-    remedy: str = ""
-    values: int = 0
-    only: tuple[str, ...] = ()
-
 
 _LIBRARY = "llguidance compiles all grammars"
 _LOG = "the log has one line for each request, without its content; BEHELD_LOG_LEVEL=WARNING leaves it out"
@@ -31,58 +12,58 @@ _TLS = "Put a proxy that speaks TLS before the server."
 _CORS = "The page comes from the same address; for others, let a proxy add the headers."
 _PROXY = "Let the proxy before the server do it."
 
-FLAGS: dict[str, VllmFlag] = {
+FLAGS: dict[str, VllmOption] = {
     # Harmless.
-    "guided-decoding-backend": VllmFlag(_LIBRARY, values=1),
-    "guided-decoding-disable-fallback": VllmFlag(_LIBRARY),
-    "disable-log-requests": VllmFlag(_LOG),
-    "enable-log-requests": VllmFlag(_LOG),
-    "no-enable-log-requests": VllmFlag(_LOG),
-    "max-log-len": VllmFlag(_LOG, values=1),
-    "disable-uvicorn-access-log": VllmFlag("the request log is the only access log"),
-    "uvicorn-log-level": VllmFlag("BEHELD_LOG_LEVEL says what is logged", values=1),
-    "response-role": VllmFlag(
+    "guided-decoding-backend": VllmOption(_LIBRARY, values=1),
+    "guided-decoding-disable-fallback": VllmOption(_LIBRARY),
+    "disable-log-requests": VllmOption(_LOG),
+    "max-log-len": VllmOption(_LOG, values=1),
+    "disable-uvicorn-access-log": VllmOption("the request log is the only access log"),
+    "uvicorn-log-level": VllmOption("BEHELD_LOG_LEVEL says what is logged", values=1),
+    "response-role": VllmOption(
         "answers have that role", "Answers have the role assistant; leave it out.", values=1, only=("assistant",)
     ),
-    "root-path": VllmFlag("routes begin there", f"Routes begin at /. {_PROXY}", values=1, only=("/", "")),
-    "enable-reasoning": VllmFlag("--reasoning-parser says it"),
-    "enable-prompt-tokens-details": VllmFlag("usage always has them"),
-    "enable-request-id-headers": VllmFlag("every answer has an X-Request-Id"),
-    "exclude-tools-when-tool-choice-none": VllmFlag("that is so here"),
-    "interleave-mm-strings": VllmFlag("items always stand where they were written"),
-    "use-v2-block-manager": VllmFlag("there is one only"),
-    "num-scheduler-steps": VllmFlag("--async-scheduling plans ahead", values=1),
-    "max-seq-len-to-capture": VllmFlag("graphs' sizes follow from --max-num-seqs", values=1),
-    "max-parallel-loading-workers": VllmFlag("weights are read by one process", values=1),
-    "mm-processor-cache-type": VllmFlag("there is one kind of it", values=1),
-    "prefix-caching-hash-algo": VllmFlag("blocks are known by whole digests", values=1),
-    "tokenizer-pool-size": VllmFlag("texts are tokenized in threads", values=1),
+    "root-path": VllmOption("routes begin there", f"Routes begin at /. {_PROXY}", values=1, only=("/", "")),
+    "enable-reasoning": VllmOption("--reasoning-parser says it"),
+    "enable-prompt-tokens-details": VllmOption("usage always has them"),
+    "enable-request-id-headers": VllmOption("every answer has an X-Request-Id"),
+    "exclude-tools-when-tool-choice-none": VllmOption("that is so here"),
+    "use-v2-block-manager": VllmOption("there is one only"),
+    "num-scheduler-steps": VllmOption("--async-scheduling plans ahead", values=1),
+    "max-seq-len-to-capture": VllmOption("graphs' sizes follow from --max-num-seqs", values=1),
+    "tokenizer-pool-size": VllmOption("texts are tokenized in threads", values=1),
     # Refused.
-    "disable-frontend-multiprocessing": VllmFlag(remedy="Use --engine thread."),
-    "api-server-count": VllmFlag(remedy="One process serves; leave it out.", values=1),
-    "structured-outputs-config": VllmFlag(remedy=f"Leave it out: {_LIBRARY}.", values=1),
-    "speculative-config": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
-    "speculative-model": VllmFlag(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
-    "compilation-config": VllmFlag(remedy="Leave it out; --enforce-eager switches graphs and compiling off.", values=1),
-    "rope-scaling": VllmFlag(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
-    "rope-theta": VllmFlag(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
-    "code-revision": VllmFlag(remedy="--revision is that of the code too.", values=1),
-    "tool-parser-plugin": VllmFlag(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),
-    "enable-force-include-usage": VllmFlag(remedy="Clients ask with stream_options.include_usage."),
-    "enable-server-load-tracking": VllmFlag(remedy="Leave it out; /metrics tells of the load."),
-    "default-chat-template-kwargs": VllmFlag(remedy="Requests say it in chat_template_kwargs.", values=1),
-    "return-tokens-as-token-ids": VllmFlag(remedy="Leave it out; logprobs have the bytes of each token."),
-    "enable-log-outputs": VllmFlag(remedy="Leave it out: what models say is never logged."),
-    "middleware": VllmFlag(remedy=_PROXY, values=1),
-    "ssl-keyfile": VllmFlag(remedy=_TLS, values=1),
-    "ssl-certfile": VllmFlag(remedy=_TLS, values=1),
-    "ssl-ca-certs": VllmFlag(remedy=_TLS, values=1),
-    "ssl-cert-reqs": VllmFlag(remedy=_TLS, values=1),
-    "allowed-origins": VllmFlag(remedy=_CORS, values=1),
-    "allowed-methods": VllmFlag(remedy=_CORS, values=1),
-    "allowed-headers": VllmFlag(remedy=_CORS, values=1),
-    "allow-credentials": VllmFlag(remedy=_CORS),
+    "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
+    "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1),
+    "speculative-model": VllmOption(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
+    "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
+    "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
+    "tool-parser-plugin": VllmOption(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),
+    "enable-force-include-usage": VllmOption(remedy="Clients ask with stream_options.include_usage."),
+    "enable-server-load-tracking": VllmOption(remedy="Leave it out; /metrics tells of the load."),
+    "default-chat-template-kwargs": VllmOption(remedy="Requests say it in chat_template_kwargs.", values=1),
+    "return-tokens-as-token-ids": VllmOption(remedy="Leave it out; logprobs have the bytes of each token."),
+    "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
+    "middleware": VllmOption(remedy=_PROXY, values=1),
+    "ssl-keyfile": VllmOption(remedy=_TLS, values=1),
+    "ssl-certfile": VllmOption(remedy=_TLS, values=1),
+    "ssl-ca-certs": VllmOption(remedy=_TLS, values=1),
+    "ssl-cert-reqs": VllmOption(remedy=_TLS, values=1),
+    "allowed-origins": VllmOption(remedy=_CORS, values=1),
+    "allowed-methods": VllmOption(remedy=_CORS, values=1),
+    "allowed-headers": VllmOption(remedy=_CORS, values=1),
+    "allow-credentials": VllmOption(remedy=_CORS),
 }
+
+# Options of the engine; the server has a flag of its own for one, and vLLM keeps two to itself.
+_OWN = frozenset({"reasoning_parser"})
+FLAGS.update(
+    {
+        name.replace("_", "-"): option
+        for name, option in OPTIONS.items()
+        if name not in _OWN and not name.startswith("_")
+    }
+)
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
@@ -108,16 +89,23 @@ def answer(name: str, value: str | None) -> int | None:
     Raises:
         ConfigError: the flag would have an effect that beheld does not offer.
     """
-    name = SHORT.get(name.rstrip("0123456789"), name)
+    digits = name[len(name.rstrip("0123456789")) :]
+    attached = bool(digits) and name.removesuffix(digits) in SHORT
+    name = SHORT.get(name.removesuffix(digits), name) if digits else SHORT.get(name, name)
+    value = digits if attached else value
     known = FLAGS.get(name)
     if known is None:
-        return None
+        # `--no-X` is what beheld does, for a switch that it has not.
+        positive = FLAGS.get(name.removeprefix("no-"))
+        return 0 if name.startswith("no-") and positive is not None and not positive.values else None
     if known.why and known.values and value is None:
         raise ConfigError(f"--{name} needs a value.", known.remedy or "Leave it out.", param=name.replace("-", "_"))
-    if not known.why or (known.only and value not in known.only):
+    if value not in known.only if known.only else not known.why:
         raise ConfigError(f"--{name} is not available here.", known.remedy, param=name.replace("-", "_"))
+    if not known.why:
+        return known.values
     _log("--%s changes nothing: %s.", name, known.why)
-    return known.values
+    return 0 if attached else known.values
 
 
 def same(flag: str, value: str) -> str:

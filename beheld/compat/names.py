@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _LLM = {"LLM": "beheld.api.llm:LLM"}
-_ARGS = {"EngineArgs": "beheld.core.config:EngineArgs"}
+_ARGS = {
+    "AsyncEngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
+    "EngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
+}
 _LORA = {"LoRARequest": "beheld.core.request:LoRARequest"}
 _PARAMS = {
     "PoolingParams": "beheld.core.params:PoolingParams",

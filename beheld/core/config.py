@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import wraps
 from math import inf, prod
-from typing import Any
+from typing import Any, TypeVar
 
+from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
+
+T = TypeVar("T")
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
 QUANTIZED_AT_LOAD = ("int4", "int8")
@@ -21,13 +25,31 @@ KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
 QUANTIZED_CHECKPOINTS = ("auto-round", "awq", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
 
 
+def _taking_vllm_options(kind: type[T]) -> type[T]:
+    """Let the class take vLLM's further options as keywords, and name an unknown one in a ConfigError."""
+    own = frozenset(each.name for each in fields(kind))  # type: ignore[arg-type]
+    plain = kind.__init__
+
+    @wraps(plain)
+    def init(self: Any, *values: Any, **options: Any) -> None:
+        left = vllm_options.take(options, own)
+        known_keywords(kind, left, ConfigError, "engine option")
+        if left.get("max_model_len") in ("auto", -1):
+            left["max_model_len"] = None
+        plain(self, *values, **left)
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    return kind
+
+
+@_taking_vllm_options
 @dataclass
 class EngineArgs:
     """Every option that a user can give to an engine. Names and meaning follow vLLM's class of the same name.
 
     The class is mutable on purpose: scripts change fields after construction and pass `asdict(args) | {...}` to `LLM`.
-    None means that the user did not set the field. Options that mean nothing here are not fields, and `LLM` refuses
-    them by name.
+    None means that the user did not set the field. vLLM's other options are keywords without a field: see
+    core/vllm_options.py.
     """
 
     model: str | None = None
@@ -101,11 +123,6 @@ class EngineArgs:
     disable_log_stats: bool = False
     use_tqdm_on_load: bool = True
     enable_sleep_mode: bool = False
-
-    def __new__(cls, *_: Any, **options: Any) -> EngineArgs:
-        """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
-        known_keywords(cls, options, ConfigError, "engine option")
-        return super().__new__(cls)
 
     @classmethod
     def from_keywords(cls, options: Mapping[str, Any]) -> EngineArgs:

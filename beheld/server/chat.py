@@ -286,7 +286,7 @@ def _reasoning_before(grammar: StructuredOutputs | None) -> ReasoningFormat | No
 
 def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:
     split = ReasoningSplit(inside=begins_inside(output.prompt)) if thinks else None
-    return DeltaParser(split, tools.form, tools.named, tools.schemas, tools.max_calls)
+    return DeltaParser(split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids)
 
 
 def _choices(

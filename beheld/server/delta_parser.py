@@ -22,6 +22,7 @@ class DeltaParser:
         named: the function whose arguments are the whole answer.
         schemas: schemas of the functions' arguments.
         max_calls: further calls are left out.
+        short_ids: calls have ids of nine letters and digits.
     """
 
     def __init__(
@@ -31,11 +32,14 @@ class DeltaParser:
         named: str | None = None,
         schemas: Schemas | None = None,
         max_calls: int | None = None,
+        *,
+        short_ids: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._reader: ToolReader | None = None if tools is None else READERS[tools](schemas or {})
         self._named = named
         self._max_calls = max_calls
+        self._short_ids = short_ids
         self._num_calls = 0
 
     @property
@@ -82,7 +86,7 @@ class DeltaParser:
             first, *more = group
             arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
             if first.name is not None:
-                yield {"tool_calls": [_call(number, first.name, arguments)]}
+                yield {"tool_calls": [self._call(number, first.name, arguments)]}
             elif arguments:
                 yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
 
@@ -96,10 +100,11 @@ class DeltaParser:
         assert self._named is not None
         if not self._num_calls:
             self._num_calls = 1
-            return {"tool_calls": [_call(0, self._named, text)]}
+            return {"tool_calls": [self._call(0, self._named, text)]}
         return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
 
-
-def _call(index: int, name: str, arguments: str) -> Delta:
-    function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    def _call(self, index: int, name: str, arguments: str) -> Delta:
+        function = {"name": name, "arguments": arguments}
+        own = uuid.uuid4().hex
+        identity = own[:9] if self._short_ids else f"call_{own[:24]}"
+        return {"index": index, "id": identity, "type": "function", "function": function}

@@ -182,8 +182,14 @@ Part = Annotated[
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
+# Clients such as LiteLLM write it into every part of a message.
+_MARKED = {"provider_specific_fields": "Templates have no place for it."}
+
+
 class CalledFunction(Body):
     """The function of a call; its arguments are JSON text."""
+
+    without_effect = _MARKED
 
     says_nothing = {"parsed_arguments": ()}
 
@@ -193,6 +199,8 @@ class CalledFunction(Body):
 
 class ToolCall(Body):
     """An earlier call by the model."""
+
+    without_effect = _MARKED
 
     id: Name | None = None
     type: Literal["function"] = "function"
@@ -207,9 +215,11 @@ class Message(Body):
         **_CACHED,
         "id": "Messages are not stored.",
         "provider_specific_fields": "Templates have no place for it.",
+        "reasoning_details": "`reasoning` has the text.",
+        "thinking_blocks": "`reasoning` has the text.",
         "timestamp": "Templates have no place for it.",
     }
-    says_nothing = {"annotations": ([],), "audio": (), "function_call": (), "parsed": ()}
+    says_nothing = {"images": ([],), "annotations": ([],), "audio": (), "function_call": (), "parsed": ()}
 
     role: Annotated[str, Field(max_length=64)]
     content: str | Parts | None = None

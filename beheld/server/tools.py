@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import ChatRequest, Tool, ToolChoice
-from beheld.text.tools import MARKS
+from beheld.text.tools import MARKS, SHORT_IDS
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class ToolUse:
         grammar: the answer's grammar.
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
+        short_ids: calls have ids of nine letters and digits, the only ones that some templates take back.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -32,6 +33,7 @@ class ToolUse:
     grammar: StructuredOutputs | None = None
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
+    short_ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], 
     return tuple(tool.model_dump(exclude_none=True) for tool in tools)
 
 
+# Schema keywords whose contents are values, not schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+
+
 def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     """Evaluate the fields about tools.
 
@@ -91,6 +97,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
+    short = form is not None and form.name in SHORT_IDS
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
@@ -100,11 +107,11 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
                 "Name one of them.",
                 param="tool_choice",
             )
-        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)))
+        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)), short_ids=short)
     if choice == "required":
-        entries = [_call_schema(body, name) for name in names]
+        entries = [_call_schema(body, name, f"#/items/anyOf/{place}") for place, name in enumerate(names)]
         grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
-        return ToolUse(shown, "json", None, grammar, schemas)
+        return ToolUse(shown, "json", None, grammar, schemas, short_ids=short)
     if form is None:
         raise HttpError(
             400,
@@ -113,8 +120,8 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
             param="tools",
         )
     if not any(tool.function.strict for tool in body.tools):
-        return ToolUse(shown, form.name, schemas=schemas, max_calls=most)
-    return ToolUse(shown, form.name, None, _strict(body, form), schemas, most)
+        return ToolUse(shown, form.name, schemas=schemas, max_calls=most, short_ids=short)
+    return ToolUse(shown, form.name, None, _strict(body, form), schemas, most, short)
 
 
 def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
@@ -135,11 +142,28 @@ def _parameters(body: ChatRequest, name: str) -> dict[str, Any]:
     return found.parameters or {"type": "object", "properties": {}}
 
 
-def _call_schema(body: ChatRequest, name: str) -> dict[str, Any]:
-    properties = {"name": {"const": name}, "arguments": _parameters(body, name)}
+def _call_schema(body: ChatRequest, name: str, place: str) -> dict[str, Any]:
+    """The schema of one call, which stands at `place` in the whole one."""
+    properties = {
+        "name": {"const": name},
+        "arguments": _moved(_parameters(body, name), f"{place}/properties/arguments"),
+    }
     return {
         "type": "object",
         "properties": properties,
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references to its own root lead to `place`, where the schema stands in another one."""
+    if isinstance(schema, list):
+        return [_moved(entry, place) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {word: value if word in _VALUES else _moved(value, place) for word, value in schema.items()}
+    target = made.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        made["$ref"] = place + target[1:]
+    return made

@@ -13,6 +13,7 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar, ReasoningFormat
+from beheld.structured.closed import closed
 from beheld.structured.marks import TEXT, Tokens, up_to, written
 from beheld.utils.json_types import types_of, values_of
 
@@ -84,7 +85,7 @@ def _any_of(tools: Sequence[Any]) -> str:
 
 def _json(schema: Any) -> str:
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": " ?"}}
+        schema = {**closed(schema), "x-guidance": {"whitespace_pattern": " ?"}}
     return f"%json {json.dumps(schema)}"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
 from beheld.structured.calls import lark_of, leaves_room
+from beheld.structured.closed import closed
 from beheld.structured.marks import Tokens
 from beheld.structured.reasoning import with_reasoning
 from beheld.utils.lru import LRU
@@ -166,7 +167,7 @@ class Compiler:
 
 
 def _plain(schema: str) -> str:
-    """Check that a schema is JSON of bounded depth without external references, and return it."""
+    """Check that a schema is JSON of bounded depth without external references, and return it with closed objects."""
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -183,7 +184,7 @@ def _plain(schema: str) -> str:
             elif isinstance(entry, list):
                 deeper += entry
         if not deeper:
-            return schema
+            return json.dumps(closed(value))
         level = deeper
     raise _invalid(f"it is nested more than {_MAX_DEPTH} deep")
 

@@ -222,7 +222,8 @@ from beheld.engine import process
 process.spawn = lambda: os.environ.get("OMP_NUM_THREADS")
 
 def stop(model, *, engine, **options):
-    print(engine, os.environ.get("OMP_NUM_THREADS"), LOADED)
+    place = engine if isinstance(engine, str) else engine[0]
+    print(place, os.environ.get("OMP_NUM_THREADS"), LOADED)
     raise SystemExit(0)
 
 LOADED = "torch" in sys.modules

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from beheld.cli import vllm_flags
-from beheld.cli.flag_help import FLAG_HELP
-from beheld.cli.flags import _SKIPPED
 from beheld.core.config import EngineArgs
+from beheld.flags.engine import SKIPPED
+from beheld.flags.help import FLAG_HELP
 from beheld.inputs.fetch import fetch, fetcher
 from beheld.inputs.media import audio
 from beheld.inputs.prompt import rendering
@@ -65,7 +65,7 @@ def table() -> str:
             default = told.get("shown", shown(field.default, told.get("unit", 1)))
             rows.append((f"`--{told['flag']}`", default, told["meaning"]))
     for field in dataclasses.fields(EngineArgs):
-        if field.name not in _SKIPPED:
+        if field.name not in SKIPPED:
             words, meaning = FLAG_HELP[field.name]
             rows.append((f"`--{field.name.replace('_', '-')}`", words or shown(field.default), meaning))
     lines += [f"| {flag} | {default} | {meaning} |\n" for flag, default, meaning in rows]
@@ -133,6 +133,8 @@ def foreigners() -> str:
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
+            if told.only:
+                words = f"`{told.only[0]}` changes nothing; others are {words}"
         lines.append(f"| `{flag}` | {words} |\n")
     for name, values in vllm_flags.SAME.items():
         lines += [f"| `--{name} {value}` | is `{own}` |\n" for value, own in values.items()]

@@ -15,9 +15,9 @@ from dataclasses import fields
 import pytest
 
 from beheld.cli import bench, chat, serve, vllm_flags
-from beheld.cli.flag_help import FLAG_HELP
-from beheld.cli.flags import _SKIPPED
 from beheld.core.config import EngineArgs, MediaLimits
+from beheld.flags.engine import SKIPPED
+from beheld.flags.help import FLAG_HELP
 from beheld.utils import env
 from tests.server import flag_table
 from tests.server.cases import ROOT
@@ -59,7 +59,7 @@ def test_every_flag_is_told_and_no_other() -> None:
 def test_the_tables_of_flags_and_limits_are_what_the_code_says() -> None:
     for page, text in flag_table.pages().items():
         assert page.read_text(encoding="utf-8") == text, "python -m tests.server.flag_table"
-    assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - _SKIPPED
+    assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
 
 
 def test_every_dependency_is_told_and_no_other() -> None:

@@ -19,6 +19,7 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
 from beheld.server.chat import ChunkHead, chunks
+from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
@@ -377,6 +378,56 @@ def test_strict_functions_are_called_as_their_schemas_say(thinking: Running, tex
     compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
     matcher = compiler.matcher(grammar_of(use.grammar))
     assert (matcher.validate_tokens(ids) == len(ids)) is fits
+
+
+NESTED = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/Place"}, "then": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["at"],
+    "$defs": {"Place": {"type": "object", "properties": {"town": {"enum": ["Oslo"]}}, "required": ["town"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [
+        ({"at": {"town": "Oslo"}}, True),
+        ({"at": {"town": "Oslo"}, "then": {"at": {"town": "Oslo"}, "then": None}}, True),
+        ({"at": {"town": "Rome"}}, False),
+        ({"at": {"town": "Oslo"}, "then": {"at": 1}}, False),
+        ({"at": {"town": "Oslo", "more": 1}}, False),
+        ({"at": {"town": "Oslo"}, "more": 1}, False),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "go"}}])
+def test_a_tools_schema_may_refer_to_its_own_parts(
+    thinking: Running, arguments: dict[str, Any], fits: bool, choice: Any
+) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "go", "parameters": NESTED}}]
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": tools, "tool_choice": choice})
+    use = tool_use(body, None, 8)
+    assert use.grammar is not None
+    tokenizer = thinking.llm.get_tokenizer()
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
+    written = [{"name": "go", "arguments": arguments}] if choice == "required" else arguments
+    ids = tokenizer.encode(json.dumps(written), add_special_tokens=False)
+    assert (compiler.matcher(grammar_of(use.grammar)).validate_tokens(ids) == len(ids)) is fits
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "tides"}}])
+@pytest.mark.parametrize(("form", "pattern"), [("mistral", "[a-z0-9]{9}"), ("hermes", "call_[a-z0-9]{24}")])
+def test_ids_of_calls_are_such_as_the_template_takes_back(
+    thinking: Running, choice: Any, form: str, pattern: str
+) -> None:
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, "tool_choice": choice})
+    use = tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
+    call = {"name": "tides", "arguments": {}}
+    written = {"mistral": f"[TOOL_CALLS][{json.dumps(call)}]", "hermes": f"<tool_call>{json.dumps(call)}</tool_call>"}
+    text = written[form] if choice == "auto" else json.dumps([call]) if choice == "required" else "{}"
+    parser = DeltaParser(None, use.form, use.named, use.schemas, use.max_calls, short_ids=use.short_ids)
+    deltas = [*parser.push(text), *parser.finish()]
+    (identity,) = (made["id"] for delta in deltas for made in delta.get("tool_calls", ()) if "id" in made)
+    assert re.fullmatch(pattern, identity)
 
 
 def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenAI) -> None:

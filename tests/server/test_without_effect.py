@@ -110,6 +110,23 @@ def test_what_messages_bring_along(running: Running) -> None:
     }
 
 
+def test_an_answer_as_a_client_kept_it_is_taken_back(running: Running) -> None:
+    own = {"provider_specific_fields": None}
+    function = {"name": "look", "arguments": "{}", "provider_specific_fields": {"a": 1}}
+    answer = {
+        **{"role": "assistant", "content": None, "refusal": None, "images": [], "thinking_blocks": None, **own},
+        **{"reasoning": "Hm.", "reasoning_content": "Hm.", "reasoning_details": [{"type": "x"}]},
+        "tool_calls": [{"id": "1", "index": 0, "type": "function", "function": function, **own}],
+    }
+    talk = [*HI["messages"], answer, {"role": "tool", "tool_call_id": "1", "content": "x"}]
+    found = running.post(CHAT, {"messages": talk, "max_tokens": 1})
+    assert found.status_code == 200, found.text
+    warned = {warning["param"] for warning in found.json()["warnings"]}
+    assert warned == {"provider_specific_fields", "reasoning_details", "thinking_blocks"}
+    refused = running.post(CHAT, {"messages": [{**answer, "images": ["x"]}], "max_tokens": 1})
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize("name", ["best_of", "functions", "web_search_options", "use_beam_search", "surprise"])
 def test_what_would_change_an_answer_is_refused(running: Running, name: str) -> None:
     error = running.post(CHAT, HI | {name: 5}).json()["error"]

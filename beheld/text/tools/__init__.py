@@ -11,7 +11,7 @@ from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
 from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
 
-__all__ = ["MARKS", "READERS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
+__all__ = ["MARKS", "READERS", "SHORT_IDS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
 
 _HERMES = {"<tool_call>": Region("</tool_call>")}
 # Qwen3-Coder often omits the outer mark, or writes only the closing one.
@@ -34,6 +34,8 @@ MARKS: dict[str, tuple[str, ...]] = {
     "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
     "mistral": (mistral.MARK, "[ARGS]"),
 }
+# Templates of these formats refuse the id of a call that has not nine letters and digits.
+SHORT_IDS = frozenset({"mistral"})
 
 
 def form_of(template: str | None) -> str | None:

@@ -1,0 +1,54 @@
+"""EngineArgs as scripts use it: its flags in a parser of theirs, and options made of what was parsed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Self, TypeVar
+
+from beheld.core.config import EngineArgs
+from beheld.core.vllm_options import OPTIONS
+from beheld.flags.engine import add_engine_flags, spellings
+
+P = TypeVar("P", bound=argparse.ArgumentParser)
+
+
+class ScriptEngineArgs(EngineArgs):
+    """EngineArgs with vLLM's two methods for command lines; also AsyncEngineArgs."""
+
+    @staticmethod
+    def add_cli_args(parser: P, async_args_only: bool = False) -> P:
+        """Add a flag for each option of vLLM's engine; those that are not given have the options' defaults.
+
+        Args:
+            async_args_only: add none: no option is for servers only.
+        """
+        if async_args_only:
+            return parser
+        defaults = {field.name: field.default for field in fields(EngineArgs)}
+        parser.add_argument("--model", default=None, help="a folder or a hub name")
+        for action in add_engine_flags(parser, "+"):
+            action.default = defaults[action.dest]
+        group = parser.add_argument_group("options of vLLM that change nothing or are refused")
+        for name, option in OPTIONS.items():
+            if name.startswith("_"):
+                continue
+            reader: Callable[[str], Any] = _value
+            how: dict[str, Any] = {"type": reader} if option.values else {"action": argparse.BooleanOptionalAction}
+            group.add_argument(*spellings(name), dest=name, default=None, help=argparse.SUPPRESS, **how)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """The options among the parsed arguments; arguments of the script itself are left out."""
+        known = {field.name for field in fields(EngineArgs)} | set(OPTIONS)
+        return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

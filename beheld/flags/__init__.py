@@ -1,0 +1,1 @@
+"""Flags of the engine's options, for commands and for scripts."""

@@ -1,0 +1,174 @@
+"""Compares the names that vLLM offers with ours: options, parameters, methods, imports and routes.
+
+python -m tests.compat.census VLLM_SOURCE           prints what vLLM has and beheld has not, with the reasons known
+python -m tests.compat.census VLLM_SOURCE --names   writes vLLM's names into vllm_names.json, for a new version
+
+VLLM_SOURCE is a folder that contains the package `vllm`; its files are parsed and never run. The test needs no source:
+it compares the kept names with ours, and each one without a counterpart must stand in not_covered.json with a reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from beheld.api.llm import LLM
+from beheld.compat.names import MODULES
+from beheld.core.config import EngineArgs
+from beheld.core.outputs import CompletionOutput, RequestOutput
+from beheld.core.params import PoolingParams, SamplingParams, StructuredOutputs
+from beheld.core.vllm_options import OPTIONS
+
+HERE = Path(__file__).parent
+NAMES = HERE / "vllm_names.json"
+NOT_COVERED = HERE / "not_covered.json"
+
+Names = dict[str, set[str]]
+
+# Class of vLLM -> its file and our class.
+CLASSES = {
+    "SamplingParams": ("sampling_params.py", SamplingParams),
+    "StructuredOutputsParams": ("sampling_params.py", StructuredOutputs),
+    "PoolingParams": ("pooling_params.py", PoolingParams),
+    "CompletionOutput": ("outputs.py", CompletionOutput),
+    "RequestOutput": ("outputs.py", RequestOutput),
+}
+# Modules from which scripts import.
+_IMPORTED = (
+    *("assets.audio", "assets.image", "assets.video", "engine.arg_utils", "inputs", "lora.request"),
+    *("multimodal.utils", "multimodal.image", "outputs", "pooling_params", "sampling_params"),
+    *("utils.argparse_utils", "utils.network_utils"),
+)
+
+
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _classes(path: Path) -> dict[str, ast.ClassDef]:
+    return {node.name: node for node in ast.walk(_parse(path)) if isinstance(node, ast.ClassDef)}
+
+
+def _fields(kind: ast.ClassDef) -> set[str]:
+    """Annotated fields of the class; where it has none, the arguments of its constructor."""
+    found = {
+        node.target.id for node in kind.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    for node in kind.body:
+        if not found and isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            found = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)} - {"self"}
+    return {name for name in found if not name.startswith("_")}
+
+
+def _methods(package: Path) -> set[str]:
+    """Public methods of LLM and of the classes that it is made of."""
+    known: dict[str, ast.ClassDef] = {}
+    for path in (package / "entrypoints").rglob("*.py"):
+        known |= _classes(path)
+    found: set[str] = set()
+    left = ["LLM"]
+    while left:
+        kind = known.get(left.pop())
+        if kind is not None:
+            found |= {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
+            left += [ast.unparse(parent) for parent in kind.bases]
+    return {name for name in found if not name.startswith("_")}
+
+
+def _imports(package: Path) -> set[str]:
+    """`module.name` of each public name that stands in `__all__`, or else is defined in the module."""
+    found = set()
+    for module in ("", *_IMPORTED):
+        path = package / module.replace(".", "/") / "__init__.py"
+        tree = _parse(path if path.is_file() else path.parent.with_suffix(".py"))
+        names: Iterable[str] = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names = ast.literal_eval(node.value)
+        home = f"vllm.{module}".rstrip(".")
+        found |= {f"{home}.{name}" for name in names if not name.startswith("_")}
+    return found
+
+
+def _routes(package: Path) -> set[str]:
+    """Paths of the HTTP routes, whatever their methods."""
+    called = re.compile(r"@\w*router\.(?:get|post|put|delete|api_route|websocket)\(\s*\"(/[^\"]*)\"")
+    texts = (path.read_text(encoding="utf-8") for path in (package / "entrypoints").rglob("*.py"))
+    return {_path(found) for text in texts for found in called.findall(text)}
+
+
+def _path(path: str) -> str:
+    """A route with its parameters' names left out."""
+    return re.sub(r"\{[^}]*\}", "{}", path)
+
+
+def names_of(source: Path) -> Names:
+    """vLLM's names by kind."""
+    package = source / "vllm" if (source / "vllm").is_dir() else source
+    arguments = _classes(package / "engine" / "arg_utils.py")
+    found = {
+        "EngineArgs": _fields(arguments["EngineArgs"]) | _fields(arguments["AsyncEngineArgs"]),
+        "LLM": _methods(package),
+        "imports": _imports(package),
+        "routes": _routes(package),
+    }
+    for name, (path, _) in CLASSES.items():
+        found[name] = _fields(_classes(package / path)[name])
+    return found
+
+
+def our_names() -> Names:
+    """Beheld's names by kind, options that are refused with a remedy included."""
+    from tests.server.running import Running
+
+    running = Running()
+    try:
+        routes = {_path(route.path) for route in running.app.routes}  # type: ignore[attr-defined]
+    finally:
+        running.close()
+    found = {
+        "EngineArgs": {each.name for each in fields(EngineArgs)}
+        | {name for name in OPTIONS if not name.startswith("_")},
+        "LLM": {name for name in dir(LLM) if not name.startswith("_")},
+        "imports": {f"{module}.{name}" for module, names in MODULES.items() for name in names},
+        "routes": routes,
+    }
+    for name, (_, kind) in CLASSES.items():
+        found[name] = {each for each in dir(kind) if not each.startswith("_")} | {each.name for each in fields(kind)}
+    return found
+
+
+def missing(theirs: Mapping[str, Iterable[str]], ours: Names) -> dict[str, list[str]]:
+    """By kind, what vLLM has and beheld has not."""
+    return {kind: sorted(set(names) - ours[kind]) for kind, names in theirs.items()}
+
+
+def reasons() -> dict[str, dict[str, str]]:
+    """Kind -> name -> why it is not covered."""
+    kept = json.loads(NOT_COVERED.read_text(encoding="utf-8"))
+    return {kind: {name: why for why, names in told.items() for name in names} for kind, told in kept.items()}
+
+
+def main(words: list[str]) -> int:
+    """Print or write; the exit status is 1 where a name has no reason."""
+    theirs = names_of(Path(words[0]))
+    if "--names" in words:
+        kept = {kind: sorted(names) for kind, names in theirs.items()}
+        NAMES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    ours, told, status = our_names(), reasons(), 0
+    for kind, names in missing(theirs, ours).items():
+        print(f"{kind}: {len(theirs[kind]) - len(names)} of {len(theirs[kind])}")
+        for name in names:
+            why = told.get(kind, {}).get(name)
+            status |= why is None
+            print(f"  {name}: {why or 'NO REASON'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

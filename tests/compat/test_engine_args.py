@@ -1,0 +1,78 @@
+"""EngineArgs in scripts: flags in the script's own parser, and options made of what was parsed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from beheld import LLM, EngineArgs
+from beheld.compat.arguments import FlexibleArgumentParser
+from beheld.compat.engine_args import ScriptEngineArgs
+from beheld.core.errors import ConfigError
+from tests.compat import census
+
+
+def parser() -> FlexibleArgumentParser:
+    made = ScriptEngineArgs.add_cli_args(FlexibleArgumentParser(description="A script."))
+    made.set_defaults(model="m")
+    made.add_argument("--temperature", type=float, default=0.5)
+    return made
+
+
+def test_what_is_not_given_is_as_by_default() -> None:
+    arguments = parser().parse_args([])
+    assert vars(ScriptEngineArgs.from_cli_args(arguments)) == vars(EngineArgs("m"))
+    options = vars(arguments)
+    assert options.pop("temperature") == 0.5
+    assert EngineArgs(**options) == EngineArgs("m")
+
+
+def test_each_option_of_vllm_has_a_flag() -> None:
+    known = parser()._option_string_actions
+    names = set(json.loads(census.NAMES.read_text(encoding="utf-8"))["EngineArgs"]) - {"logits_processors"}
+    assert not [name for name in names if "--" + name.replace("_", "-") not in known]
+
+
+def test_what_is_given_reaches_the_options() -> None:
+    words = ["--max-model-len", "2k", "--enforce_eager", "--limit-mm-per-prompt", '{"image": 2}', "--moe-backend", "x"]
+    found = ScriptEngineArgs.from_cli_args(parser().parse_args([*words, "--allowed-media-domains", "a", "b"]))
+    assert (found.max_model_len, found.enforce_eager, found.limit_mm_per_prompt) == (2000, True, {"image": 2})
+    assert found.allowed_media_domains == ["a", "b"]
+    with pytest.raises(ConfigError, match="spec_model is not available here"):
+        ScriptEngineArgs.from_cli_args(parser().parse_args(["--spec-model", "x"]))
+
+
+def test_a_model_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr(LLM, "__init__", lambda self, **options: given.update(options))
+    monkeypatch.setattr(LLM, "close", lambda self: None)
+    LLM.from_engine_args(ScriptEngineArgs("m", seed=3))
+    assert given == vars(EngineArgs("m", seed=3))
+    assert set(given) == {field.name for field in fields(EngineArgs)}
+
+
+def test_a_script_with_them_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from beheld.cli import main
+    from beheld.compat import finder
+    from tests import tiny
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from vllm import LLM, EngineArgs\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser = EngineArgs.add_cli_args(FlexibleArgumentParser())\n"
+        "args = vars(parser.parse_args())\n"
+        "llm = LLM(**args)\n"
+        "print(len(llm.generate('Once', use_tqdm=False)[0].outputs))\n"
+        "llm.close()\n"
+    )
+    try:
+        assert (
+            main.main(["run-vllm", str(script), "--model", str(tiny.checkpoint("qwen2")), "--max-model-len", "64"]) == 0
+        )
+    finally:
+        finder.uninstall()
+    assert capsys.readouterr().out == "1\n"
