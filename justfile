@@ -2,7 +2,7 @@
 
 # All tests on the CPU in two processes, or those of the arguments in one: just test tests/scheduler -x
 test *arguments:
-    pytest {{ if arguments == "" { "-n 2 --dist loadgroup" } else { arguments } }}
+    pytest {{ if arguments == "" { "-n 2" } else { arguments } }}
 
 # Style.
 lint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -51,18 +52,24 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.extra_keyword_matches.update(OTHER_NAMES.get(family, ()))
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist writes the groups into the tests' names next.
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour.
-
-    Side by side (`-n 2 --dist loadgroup`), a process takes all of a file's tests of one family, which share an engine;
-    a file without families it takes whole.
-    """
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour."""
     for item in items if LONG else ():
         item.add_marker(pytest.mark.timeout(7200))
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        family = getattr(getattr(item, "callspec", None), "params", {}).get("family", "")
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-{family}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Side by side (`-n 2`), a process takes a whole file, whose tests share engines; of the oracle, one family of it."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesAndFamilies(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path, _, test = nodeid.partition("::")
+            family = test.partition("[")[2].rstrip("]").partition("-")[0] if path.startswith("tests/oracle/") else ""
+            return f"{path} {family}"
+
+    return FilesAndFamilies(config, log)
 
 
 def pytest_collection_finish() -> None:
