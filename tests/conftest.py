@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Side by side (`-n 2`), a process takes a whole file, whose tests share engines; of the oracle, one family of it."""
+    """Side by side (`-n 2`), a process takes a whole file, whose tests share engines; of the oracle, a family of it."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndFamilies(LoadScopeScheduling):
