@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +59,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour."""
     for item in items if LONG else ():
         item.add_marker(pytest.mark.timeout(7200))
+
+
+class Turns:
+    """Lets a test that measures time have the machine alone, among the processes of one run.
+
+    Every test holds one lock, shared or, alone, exclusively. A second lock is held while waiting for the first, so that
+    those that share it do not keep it from one that waits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._gate, self._lock = ((folder / name).open("w") for name in ("gate", "lock"))
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """Within the block no test runs beside, if `alone`; else none that is alone."""
+        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        fcntl.flock(self._lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+
+@pytest.fixture(scope="session")
+def turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Turns | None:
+    """The run's, whose processes have folders side by side; None if it has one process."""
+    return Turns(tmp_path_factory.getbasetemp().parent) if hasattr(request.config, "workerinput") else None
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(request: pytest.FixtureRequest, turns: Turns | None) -> Iterator[None]:
+    """Tests marked `alone` compute alone."""
+    with nullcontext() if turns is None else turns.turn(alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -155,11 +155,21 @@ def product(
         x_TK.dtype == torch.bfloat16,
         num_warps=warps,
         num_stages=stages,
+        enable_fp_fusion=True,
     )
     if parts > 1:
         size = 512
         _added[(triton.cdiv(rows * outputs, size),)](
-            out, bias_N, y_TN, rows * outputs, outputs, parts, size, bias_N is not None, num_warps=4
+            out,
+            bias_N,
+            y_TN,
+            rows * outputs,
+            outputs,
+            parts,
+            size,
+            bias_N is not None,
+            num_warps=4,
+            enable_fp_fusion=True,
         )
 
 
@@ -168,7 +178,16 @@ def dequantized(weight_NX: Tensor, scale_GN: Tensor, low_GN: Tensor, out_NK: Ten
     groups, outputs = scale_GN.shape
     grid = triton.cdiv(outputs, 32), groups
     _dequantized[grid](
-        weight_NX, scale_GN, low_GN, out_NK, outputs, groups, weight_NX.shape[1] // groups, 32, num_warps=4
+        weight_NX,
+        scale_GN,
+        low_GN,
+        out_NK,
+        outputs,
+        groups,
+        weight_NX.shape[1] // groups,
+        32,
+        num_warps=4,
+        enable_fp_fusion=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,7 +156,8 @@ def test_a_lack_of_memory_names_stage_sizes_and_remedy(stage: str, gpu: Gpu, mon
     if stage == "load":
         monkeypatch.setattr(load, "_from_files", oom)
     else:
-        monkeypatch.setattr(load, "load_model", lambda *given: None)
+        loaded = SimpleNamespace(target=SimpleNamespace(shards=None))
+        monkeypatch.setattr(load, "load_model", lambda *given: loaded)
         monkeypatch.setattr(prepare, "prepare", oom)
     with pytest.raises(CapacityError) as caught:
         registry.build(*wants())
@@ -181,7 +183,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
 
     hf_config, model, config = wants(show_progress=False)
     with pytest.raises(CapacityError), out_of_memory.explained("load the weights", CUDA, "Take a smaller one."):
-        load._from_files(Loading, hf_config, model, torch.float32, config)
+        load._from_files(Loading, hf_config, model, torch.float32, config, None)
     hidden_before = gpu.ooms
 
     class Broken:
@@ -190,7 +192,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
             raise RuntimeError("truncated")
 
     with pytest.raises(ModelError, match="Fetch the checkpoint again"):
-        load._from_files(Broken, hf_config, model, torch.float32, config)
+        load._from_files(Broken, hf_config, model, torch.float32, config, None)
     assert gpu.ooms == hidden_before
 
 

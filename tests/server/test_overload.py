@@ -17,6 +17,8 @@ from tests.long import lasting_s
 from tests.server.running import ENGINE, Running
 from tests.server.slowness import slowness
 
+pytestmark = pytest.mark.alone
+
 ROWS, PLACES, TOKENS, TIMES = 4, 8, 40, 10
 GOODPUT, REFUSED_S, RECOVERED_S = 0.9, 0.050, 5.0
 

@@ -51,6 +51,7 @@ FACTORS: dict[str, list[Any]] = {
     "presence_penalty": [None, -2, 2],
     "frequency_penalty": [None, 2],
     "repetition_penalty": [None, 0.5, 100],
+    "repetition_detection": [None, {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 50}],
     "logit_bias": [None, {"5": -100}, {"5": 100, "6": 1}],
     "allowed_token_ids": [None, [3, 4, 5]],
     "bad_words": [None, ["a", "bc"]],

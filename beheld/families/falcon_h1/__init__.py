@@ -6,7 +6,7 @@ from typing import Any
 
 from beheld.core.config import StateShape
 from beheld.families._shared.mamba.config import head_state
-from beheld.families.family import Family, KnownCheckpoint
+from beheld.families.family import Family, KnownCheckpoint, ReferenceOptions
 
 
 def state_of(text: Any) -> StateShape:
@@ -27,4 +27,6 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
+    # Its decoder multiplies embeddings that it makes of ids itself.
+    reference=ReferenceOptions(merges_inside=True),
 )
