@@ -21,7 +21,7 @@ _HEAD = re.compile(rb'\{"id": "batch_req_[0-9a-f]+", "custom_id": ("(?:[^"\\]|\\
 def key_of(custom_id: str | None, line: int = 0) -> bytes:
     """A digest of 16 bytes that names an item: by its custom_id, or by its line if the line has none that counts.
 
-    A set of digests takes about 100 bytes an item, whatever the length of the ids.
+    A set of a million digests takes 83 MB, whatever the length of the ids.
     """
     name = f"line {line}" if custom_id is None else f"id {custom_id}"
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()

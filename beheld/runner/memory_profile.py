@@ -14,8 +14,9 @@ from beheld.models.call_graphs import KEPT_BYTES
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import graphs, mixed_graphs
-from beheld.runner.rank_sampler import TokenSampler
+from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.runner import PROMPT_ROWS, ModelRunner
+from beheld.sample.sampler import Sampler
 
 # A tower call is bounded by its embeddings (`encoder.py`), each made of four patches in most families.
 _CALL_ROWS = 4 * 4096
@@ -98,7 +99,7 @@ def graph_rows(config: EngineConfig) -> int:
 
 
 def sample_full_batch(
-    sampler: TokenSampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+    sampler: Sampler | RankSampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Sample a token for every row with the options that take most memory; the rows are free again afterwards.
 

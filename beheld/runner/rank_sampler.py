@@ -8,7 +8,6 @@ Shapes: B rows of a batch, V vocabulary, T positions of a prompt.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,33 +16,7 @@ from beheld.core.params import Sampling
 from beheld.core.plan import TokenLogprobs
 from beheld.parallel.group import RankGroup
 from beheld.sample.filters import Masks
-from beheld.sample.sampler import SampleOutput
-
-
-class TokenSampler(Protocol):
-    """What the runner needs of a sampler; see Sampler."""
-
-    def admit(self, row: int, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> None:
-        """See Sampler."""
-
-    def release(self, row: int) -> None:
-        """See Sampler."""
-
-    def sample(
-        self,
-        logits_BV: Tensor,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        masks: Masks | None = None,
-        best: tuple[Tensor, Tensor] | None = None,
-    ) -> SampleOutput:
-        """See Sampler."""
-
-    def append(self, rows: Sequence[int], ids_B: Tensor) -> None:
-        """See Sampler."""
-
-    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> list[TokenLogprobs]:
-        """See Sampler."""
+from beheld.sample.sampler import SampleOutput, Sampler
 
 
 class RankSampler:
@@ -53,7 +26,7 @@ class RankSampler:
         sampler: samples, on the first rank; unused on the others.
     """
 
-    def __init__(self, sampler: TokenSampler, ranks: RankGroup) -> None:
+    def __init__(self, sampler: Sampler, ranks: RankGroup) -> None:
         self._sampler = sampler if ranks.rank == 0 else None
         self._ranks = ranks
 
@@ -76,18 +49,22 @@ class RankSampler:
         best: tuple[Tensor, Tensor] | None = None,
     ) -> SampleOutput:
         """See Sampler. On the other ranks no row is broken, and no log-probabilities are reported."""
-        none_B = torch.zeros(len(rows), dtype=torch.int64, device=logits_BV.device)
         if self._sampler is None:
-            self._ranks.copy_from(none_B, 0)
-            return SampleOutput(none_B, torch.zeros_like(none_B, dtype=torch.bool), None)
+            ids_B = self._no_tokens(logits_BV, rows)
+            self._ranks.copy_from(ids_B, 0)
+            return SampleOutput(ids_B, torch.zeros_like(ids_B, dtype=torch.bool), None)
         try:
             out = self._sampler.sample(logits_BV, rows, lengths, masks, best)
         except BaseException:
             # The other ranks wait for tokens. This step is launched again, and gives them the right ones.
-            self._ranks.copy_from(none_B, 0)
+            self._ranks.copy_from(self._no_tokens(logits_BV, rows), 0)
             raise
         self._ranks.copy_from(out.ids_B.contiguous(), 0)
         return out
+
+    @staticmethod
+    def _no_tokens(logits_BV: Tensor, rows: Sequence[int]) -> Tensor:
+        return torch.zeros(len(rows), dtype=torch.int64, device=logits_BV.device)
 
     def append(self, rows: Sequence[int], ids_B: Tensor) -> None:
         """See Sampler."""

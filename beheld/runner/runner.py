@@ -34,7 +34,7 @@ from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
-from beheld.runner.rank_sampler import RankSampler, TokenSampler
+from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
 from beheld.sample.filters import Masks
@@ -99,9 +99,8 @@ class ModelRunner:
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
         self.kv = self.caches.allocate(config, capacity, adapter.device)
         self.encoder = EncoderStore(adapter)
-        self.sampler: TokenSampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
-        if ranks is not None:
-            self.sampler = RankSampler(self.sampler, ranks)
+        sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
+        self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
         # How wide a pass's outputs are.
         self._width = info.vocab_size if info.pooler is None else info.pooler.width

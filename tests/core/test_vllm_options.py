@@ -16,7 +16,7 @@ from beheld.core.vllm_options import OPTIONS
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """The log of options that nothing has told of before."""
+    """The log, as if no option was named in it yet."""
     logger = logging.getLogger(vllm_options.__name__)
     monkeypatch.setattr(vllm_options, "_told", set())
     monkeypatch.setattr(logger, "handlers", [caplog.handler])

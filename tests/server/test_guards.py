@@ -253,8 +253,7 @@ def test_86_guards_of_every_route(running: Running, path: str, guard: Guard) -> 
 
 @pytest.mark.parametrize("path", [CHAT, "/none"])
 def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str) -> None:
-    """Few routes take forms: whoever sends one without end (parts in parts, names that lead elsewhere) is told so at
-    once, and what comes is neither kept nor written."""
+    """A route that takes no form refuses one at once, although the form never ends, and keeps and writes none of it."""
     part = b'--x\r\nContent-Disposition: form-data; name="f"; filename="../../' + b"x" * 65_000 + b'\0"\r\n'
     part += b"Content-Type: multipart/mixed; boundary=x\r\n\r\n"
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=x\r\n"
