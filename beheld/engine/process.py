@@ -37,7 +37,7 @@ from beheld.engine.messages import (
     TryItems,
     Unread,
 )
-from beheld.sandbox.link import FrameError, Link, pair
+from beheld.sandbox.link import FrameError, Link, end_with, pair
 from beheld.utils import working_directory
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
@@ -373,23 +373,10 @@ def _readable(files: list[int], timeout_ms: int | None) -> list[int]:
     return [file for file, _ in waiting.poll(timeout_ms)]
 
 
-def _end_with(end: socket.socket) -> None:
-    """End this process as soon as the other side ends, whatever this process is doing."""
-
-    def watch() -> None:
-        gone = select.poll()
-        gone.register(end, 0)
-        gone.poll()
-        # There is nothing to save and no one to answer to.
-        os._exit(0)
-
-    threading.Thread(target=watch, name="beheld-watch", daemon=True).start()
-
-
 def main(descriptor: int) -> None:
     """The engine's process: start the engine, serve it, end."""
     end = socket.socket(fileno=descriptor)
-    _end_with(end)
+    end_with(end)
     from beheld.engine.loop import serve
     from beheld.engine.setup import preload, start
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -33,7 +32,7 @@ from beheld.executor.wire import (
     Synced,
     unpacked,
 )
-from beheld.sandbox.link import Link
+from beheld.sandbox.link import Link, end_with
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -144,18 +143,6 @@ class Rank:
             self._answers.send(StepFailed(message.id, first_line(error)))
 
 
-def _end_with(end: socket.socket) -> None:
-    """End this process as soon as the first rank's ends, whatever this process is doing."""
-
-    def watch() -> None:
-        gone = select.poll()
-        gone.register(end, 0)
-        gone.poll()
-        os._exit(0)
-
-    threading.Thread(target=watch, name="beheld-watch", daemon=True).start()
-
-
 def _beat(answers: Answers, group: Any, ended: threading.Event) -> None:
     while not ended.wait(BEAT_S):
         try:
@@ -170,7 +157,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
-    _end_with(end)
+    end_with(end)
     from beheld.parallel.group import RankGroup
     from beheld.platform.registry import platform_of
     from beheld.runner.build import build_runner

@@ -14,6 +14,7 @@ pages are already allocated and mapped.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -263,3 +264,16 @@ def _content(file: int, size: int, start: int) -> memoryview:
             raise ValueError("the frame's memory file is too short")
         done += count
     return body
+
+
+def end_with(end: socket.socket) -> None:
+    """End this process as soon as the other side ends, whatever this process is doing."""
+
+    def watch() -> None:
+        gone = select.poll()
+        gone.register(end, 0)
+        gone.poll()
+        # There is nothing to save and no one to answer to.
+        os._exit(0)
+
+    threading.Thread(target=watch, name="beheld-watch", daemon=True).start()

@@ -5,7 +5,6 @@ Shapes: T tokens of the step, E positions of an encoder's prompt, S size of a st
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention import hook
 from beheld.attention.cross import CrossView
 from beheld.core.errors import ModelError, StepError
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.families._shared.bart_decoder import adapt_decoder
 from beheld.families.model import FamilyModel
-from beheld.models.cross import CrossAttention, keys_and_values
+from beheld.models.cross import keys_and_values
 from beheld.models.surgery.operation import Changes
 
 # BART's layers only test whether there are states; our attention finds the states itself.
@@ -27,16 +26,7 @@ _SOME = True
 
 def adapt(model: Any, changes: Changes) -> None:
     """Direct the decoder's self-attention to our hook, add our cross-attention, and leave the encoder alone."""
-    decoder = model.model.language_model.decoder
-    config = copy.deepcopy(decoder.config)
-    config._attn_implementation = hook.register()
-    for index, layer in enumerate(decoder.layers):
-        changes.set(layer.self_attn, "config", config)
-        old = layer.encoder_attn
-        projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
-        projections["o"] = ("out_proj", old.out_proj)
-        new = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
-        changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
+    adapt_decoder(model.model.language_model.decoder, changes)
 
 
 # Weight names in microsoft/Florence-2-large, and in transformers' class.

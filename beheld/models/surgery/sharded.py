@@ -17,8 +17,8 @@ from beheld.parallel.group import RankGroup, joined_over_ranks, sum_over_ranks_
 _HEADS_IN_CONFIG = re.compile(r"config\.num_(attention|key_value)_heads")
 
 
-class SummedOverRanks(nn.Module):
-    """A module of which each rank computes a part of every output."""
+class OverRanks(nn.Module):
+    """A module of which each rank has a part."""
 
     def __init__(self, inner: nn.Module, group: RankGroup) -> None:
         super().__init__()
@@ -35,12 +35,16 @@ class SummedOverRanks(nn.Module):
         """Return the inner module's bias."""
         return self.inner.bias
 
+
+class SummedOverRanks(OverRanks):
+    """A module of which each rank computes a part of every output."""
+
     def forward(self, *args: Any, **keywords: Any) -> Tensor:
         """Return the sum of all ranks' outputs."""
         return sum_over_ranks_(self.inner(*args, **keywords), self.__dict__["group"])
 
 
-class JoinedOverRanks(nn.Module):
+class JoinedOverRanks(OverRanks):
     """A head of which each rank computes some of the logits.
 
     Args:
@@ -48,20 +52,8 @@ class JoinedOverRanks(nn.Module):
     """
 
     def __init__(self, inner: nn.Module, group: RankGroup, size: int) -> None:
-        super().__init__()
-        self.inner = inner
+        super().__init__(inner, group)
         self.size = size
-        self.__dict__["group"] = group
-
-    @property
-    def weight(self) -> Any:
-        """Return the inner module's weight, for models that ask for its type."""
-        return self.inner.weight
-
-    @property
-    def bias(self) -> Any:
-        """Return the inner module's bias."""
-        return self.inner.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return all logits, on every rank."""
