@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.long import LONG
 
@@ -19,6 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+# Each run of CI tries the same examples, so that a change fails by what it changed; long forms draw others each time.
+settings.register_profile("beheld", derandomize=not LONG)
+settings.load_profile("beheld")
 
 
 @pytest.fixture(autouse=True)

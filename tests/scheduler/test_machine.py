@@ -143,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_draft_tokens=drafts,
         )
         capacity = fake_capacity(self.info, self.config, num_blocks)
-        self.most_positions = (num_blocks - 1) * 4 if FULL in groups else max_model_len
+        self.most_positions = (num_blocks - 1) * 4 if {FULL, LATENT} & {*groups} else max_model_len
         self.scheduler = Scheduler(self.config, self.info, capacity)
         # Prompts are short here.
         self.scheduler._shared_prefills = SharedPrefills(self.config.block_size, min_shared)
@@ -377,5 +377,6 @@ TestSchedulerMachine.settings = settings(
     max_examples=sized(200, 4_000),
     stateful_step_count=100,
     deadline=None,
+    report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
