@@ -94,14 +94,16 @@ async def run_job(
         progress.answered += not failed
         tell(progress)
 
-    def reject(bad: BadLine) -> None:
-        key = key_of(None, bad.line)
-        if key in done:
-            done.discard(key)
-            progress.skipped += 1
-            return
+    def reject(bad: BadLine, custom_id: str | None) -> None:
         error = {"code": bad.code, "message": bad.message, "line": bad.line, "custom_id": bad.custom_id}
-        write({"custom_id": None, "response": None, "error": error}, failed=True)
+        write({"custom_id": custom_id, "response": None, "error": error}, failed=True)
+
+    def is_done(key: bytes) -> bool:
+        if key not in done:
+            return False
+        done.discard(key)
+        progress.skipped += 1
+        return True
 
     async def answer(item: Item) -> None:
         try:
@@ -122,18 +124,18 @@ async def run_job(
                 if number % 256 == 0:
                     # Skipping many items leaves the loop no other moment.
                     await asyncio.sleep(0)
-                if isinstance(item, BadLine):
-                    reject(item)
-                    continue
-                key = key_of(item.custom_id)
-                if key in seen:
+                # Of lines with one custom_id the first has it; the others are known by their numbers.
+                custom_id = item.custom_id
+                if custom_id is not None and key_of(custom_id) in seen:
                     message = "An earlier line has this custom_id. Give each line its own."
-                    reject(BadLine(item.line, "duplicate_custom_id", message, item.position, item.custom_id))
-                    continue
+                    item = BadLine(item.line, "duplicate_custom_id", message, item.position, custom_id)
+                    custom_id = None
+                key = key_of(custom_id, item.line)
                 seen.add(key)
-                if key in done:
-                    done.discard(key)
-                    progress.skipped += 1
+                if is_done(key):
+                    continue
+                if isinstance(item, BadLine):
+                    reject(item, custom_id)
                     continue
                 await room.enter(len(item.body))
                 group.create_task(answer(item))
