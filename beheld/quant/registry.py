@@ -18,6 +18,7 @@ from beheld.quant.requantized import Requantized
 METHODS: dict[str, str] = {
     "auto-round": "beheld.quant.auto_round:make",
     "awq": "beheld.quant.awq:make",
+    "bitsandbytes": "beheld.quant.bitsandbytes:make",
     "compressed-tensors": "beheld.quant.compressed_tensors:make",
     "fp8": "beheld.quant.fp8:make",
     "gguf": "beheld.quant.gguf:make",

@@ -170,6 +170,58 @@ def whole_numbers(
     return form
 
 
+# The numbers of NF4's codes: quantiles of the normal distribution, to 7 digits (QLoRA, appendix E).
+NF4 = np.array(
+    [-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+     0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0], np.float32,
+)  # fmt: skip
+
+
+def blocks_of_codes(blocksize: int, nested: int | None = None, storage: torch.dtype = torch.uint8) -> Form:
+    """bitsandbytes' NF4: codes in blocks of the whole weight in one row; `nested` quantizes scales, in blocks of it."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        flat = weight_NK.reshape(-1)
+        block_of = np.arange(flat.size) // blocksize
+        scales = np.maximum.reduceat(np.abs(flat), np.arange(0, flat.size, blocksize)).astype(np.float32)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": blocksize, "shape": list(weight_NK.shape)}
+        parts = {"weight.absmax": torch.from_numpy(scales)}
+        if nested is not None:
+            offset = float(np.float32(scales.mean()))
+            levels = np.linspace(-1, 1, 256, dtype=np.float32)
+            own = np.arange(scales.size) // nested
+            largest = np.maximum.reduceat(np.abs(scales - offset), np.arange(0, scales.size, nested)).astype(np.float32)
+            places = np.abs(((scales - offset) / largest[own])[:, None] - levels).argmin(1)
+            scales = levels[places] * largest[own] + np.float32(offset)
+            state |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": offset}
+            parts = {
+                "weight.absmax": torch.from_numpy(places.astype(np.uint8)),
+                "weight.nested_absmax": torch.from_numpy(largest),
+                "weight.nested_quant_map": torch.from_numpy(levels),
+            }
+        codes = np.abs((flat / scales[block_of])[:, None] - NF4).argmin(1).astype(np.uint8)
+        meant = (NF4[codes] * scales[block_of]).reshape(weight_NK.shape)
+        packed = torch.from_numpy(codes[::2] << 4 | codes[1::2]).view(storage).unsqueeze(1)
+        told = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        parts |= {"weight": packed, "weight.quant_map": torch.from_numpy(NF4.copy())}
+        return parts | {"weight.quant_state.bitsandbytes__nf4": told}, meant
+
+    return form
+
+
+def eight_bit_rows() -> Form:
+    """bitsandbytes' int8: the largest magnitude of each output is 127."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        largest = np.abs(weight_NK).max(1).astype(np.float32)
+        scale = largest / np.float32(127)
+        whole = np.clip(np.round(weight_NK / scale[:, None]), -127, 127).astype(np.int8)
+        parts = {"weight": torch.from_numpy(whole), "SCB": torch.from_numpy(largest)}
+        return parts | {"weight_format": torch.tensor(0, dtype=torch.uint8)}, whole.astype(np.float32) * scale[:, None]
+
+    return form
+
+
 def padded_words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Write numbers along the last dimension as words of 32 bits; a last one is filled up with zeros."""
     return as_words(np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % (32 // bits)))), bits)

@@ -24,7 +24,7 @@ from beheld.quant.linear import join, same_form
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.vnni import VnniWeights
 from tests import tiny
-from tests.quant import stored_forms, test_awq, test_compressed_integers, test_gptq
+from tests.quant import stored_forms, test_awq, test_bitsandbytes, test_compressed_integers, test_gptq
 from tests.quant.test_compressed_tensors import load
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy
 from tests.quant.test_int8 import load as surgery
@@ -145,10 +145,17 @@ def compressed(path: Path, name: str) -> None:
     stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form, "lm_head")
 
 
+def eights(path: Path) -> None:
+    stored_forms.write(
+        tiny.checkpoint("qwen2"), path, test_bitsandbytes.EIGHT, stored_forms.eight_bit_rows(), "lm_head"
+    )
+
+
 KEPT: dict[str, Callable[[Path], None]] = {
     "AWQ with experts": awq,
     "GPTQ, 4 bits, act-order": lambda path: gptq(path, 4, act_order=True),
     "GPTQ, 3 bits": lambda path: gptq(path, 3, act_order=False),
+    "bitsandbytes, 8 bits": eights,
     "GPTQ, 8 bits": lambda path: gptq(path, 8, act_order=False),
     **{
         name: lambda path, name=name: compressed(path, name)  # type: ignore[misc]
