@@ -22,7 +22,9 @@ QUANTIZED_AT_LOAD = ("int4", "int8")
 # Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
 # Those of them whose weights may stay in their bits.
 KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
-QUANTIZED_CHECKPOINTS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4")
+QUANTIZED_CHECKPOINTS = (
+    "auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "torchao",
+)  # fmt: skip
 
 
 def _taking_vllm_options(kind: type[T]) -> type[T]:

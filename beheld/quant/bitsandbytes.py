@@ -83,7 +83,7 @@ class BlockState:
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    four, eight = (bool(stated.get(f"load_in_{bits}bit") or stated.get(f"_load_in_{bits}bit")) for bits in (4, 8))
+    four, eight = (bool(stated.get(name) or stated.get(f"_{name}")) for name in ("load_in_4bit", "load_in_8bit"))
     if four == eight:
         raise ModelError("The checkpoint states neither load_in_4bit nor load_in_8bit, or both.", REFETCH)
     if eight:

@@ -24,6 +24,7 @@ METHODS: dict[str, str] = {
     "gguf": "beheld.quant.gguf:make",
     "gptq": "beheld.quant.gptq:make",
     "mxfp4": "beheld.quant.mxfp4:make",
+    "torchao": "beheld.quant.torchao:make",
 }
 
 # The option's value -> the function that makes the method that quantizes any checkpoint's weights as they are loaded.

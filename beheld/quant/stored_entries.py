@@ -21,15 +21,18 @@ class StoredEntries:
 
     Attributes:
         slices: name -> an unread entry, which indexing with `...` reads.
+        metadata: what the files' headers say but for their entries.
     """
 
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
         self.slices: dict[str, Any] = {}
+        self.metadata: dict[str, str] = {}
         self._files: dict[str, str] = {}
         for file in weight_files(path):
             opened = safe_open(file, framework="pt", device="cpu")
+            self.metadata |= opened.metadata() or {}
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
                 self.slices[name] = opened.get_slice(name)
                 self._files[name] = file.name

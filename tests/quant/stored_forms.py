@@ -222,6 +222,50 @@ def eight_bit_rows() -> Form:
     return form
 
 
+def torchao_integers(bits: int, group_size: int | None, one: bool = False) -> Form:
+    """torchao's whole numbers in int8, with zero points: of `bits`; groups of inputs, outputs, or `one` block."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        half = 1 << (bits - 1)
+        groups_K = np.arange(weight_NK.shape[1]) // (group_size or weight_NK.shape[1])
+        whole_NK, zeros_NG, scales_NG, meant = rounded(weight_NK, bits, groups_K, (half - 2, half + 1))
+        if one:
+            zeros_NG, scales_NG = zeros_NG[:1, :1], scales_NG[:1, :1]
+            meant = (whole_NK - zeros_NG).astype(np.float32) * scales_NG.astype(np.float32)
+        parts = {"qdata": whole_NK - half, "zero_point": zeros_NG - half}
+        entries = {f"_weight_{name}": torch.from_numpy(value.astype(np.int8)) for name, value in parts.items()}
+        return entries | {"_weight_scale": torch.from_numpy(scales_NG)}, meant
+
+    return form
+
+
+def torchao_nibbles(group_size: int) -> Form:
+    """torchao's Int4Tensor: zero points are numbers that are added."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        groups_K = np.arange(weight_NK.shape[1]) // group_size
+        whole_NK, zeros_NG, scales_NG, _ = rounded(weight_NK, 4, groups_K, (5, 10))
+        added_NG = ((8 - zeros_NG) * scales_NG).astype(np.float16)
+        scale_NK, added_NK = (each.astype(np.float32)[:, groups_K] for each in (scales_NG, added_NG))
+        packed = (whole_NK[:, ::2] - 8 & 15) | (whole_NK[:, 1::2] - 8 & 15) << 4
+        entries = {"qdata": packed.astype(np.uint8).view(np.int8), "scale": scales_NG.T, "zero_point": added_NG.T}
+        stored = {f"_weight_{name}": torch.from_numpy(value.copy()) for name, value in entries.items()}
+        return stored, (whole_NK - 8).astype(np.float32) * scale_NK + added_NK
+
+    return form
+
+
+def torchao_fp8(blocks: tuple[int, int] | None) -> Form:
+    """torchao's Float8Tensor; a size of 0 is that of the weight."""
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        own = None if blocks is None else (blocks[0], blocks[1] or weight_NK.shape[1])
+        parts, meant = block_fp8(own)(weight_NK, count)
+        return {"_weight_qdata": parts["weight"], "_weight_scale": parts["weight_scale_inv"]}, meant
+
+    return form
+
+
 def padded_words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Write numbers along the last dimension as words of 32 bits; a last one is filled up with zeros."""
     return as_words(np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % (32 // bits)))), bits)
