@@ -60,7 +60,7 @@ def open_weights(path: Path, device: str) -> dict[str, Any]:
     if not modules:
         raise ModelError(
             "config.json declares weights of torchao, but none in the safetensors files is so.",
-            "Save it to safetensors with current versions of torchao and transformers, or use the unquantized checkpoint.",
+            "Save it anew with current versions of torchao and transformers, or use the unquantized one.",
         )
     for module in modules:
         weight = _Weight(entries, module)
