@@ -152,7 +152,7 @@ def test_the_option_may_name_what_the_checkpoint_is(dense: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["quantization_config", "compression_config", "text_config"])
-@pytest.mark.parametrize("method", ["aqlm", "hqq", "hqq", None])
+@pytest.mark.parametrize("method", ["aqlm", "hqq", None])
 def test_another_method_is_refused_by_name(copied: Path, place: str, method: str | None) -> None:
     def change(config: dict[str, Any]) -> None:
         own = config.pop("quantization_config") | {"quant_method": method}
