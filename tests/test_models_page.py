@@ -12,7 +12,7 @@ from beheld.checkpoint.info import read_info
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
-from beheld.families import page
+from beheld.families import page, registry
 from beheld.families.family import TOLERANCE, KnownCheckpoint
 from tests import tiny, tiny_new
 from tests.census_media import RECIPES
@@ -99,3 +99,16 @@ def test_families_whose_kinds_are_joined_by_hand_say_so() -> None:
     assert {name for name, words in told.items() if "images with a video (joined)" in words} == joined
     compared = {family for family in tiny.VIDEO_FAMILIES if "video_and_picture" in (c.name for c in cases(family))}
     assert {name for name in tiny.TINY if "images with a video" in told.get(name, "")} == compared & set(told)
+
+
+def test_short_names() -> None:
+    layouts = {row.name for row in page.tested()}
+    found = registry.short_names()
+    assert len(found) == sum(len(family.short_names) for family in registry.families().values()), "one name, one model"
+    for short in found.values():
+        assert short.name == short.name.lower(), short
+        assert short.repository.count("/") == 1, short
+        assert short.layout in layouts, short
+        assert "/" not in short.name, short
+        assert short.name != "mote", short
+        assert 0 < short.billions < 1000, short

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, TypeVar
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.weights import check_weights, chosen, has_weights, lacking, shown
@@ -14,6 +16,7 @@ from beheld.core.errors import ModelError
 from beheld.utils.log import get_logger, once
 
 logger = get_logger(__name__)
+T = TypeVar("T")
 
 # What neither describes a model nor reads text or media for it.
 _WEIGHTS = (
@@ -136,6 +139,33 @@ class Repository:
             )
         check_weights(folder, self.name)
 
+    def licence(self) -> str | None:
+        """Return the licence that the repository's card states; None if it states none.
+
+        Raises:
+            ModelError: the hub cannot be asked.
+        """
+        info = self._asked(lambda api: api.model_info(self.name, revision=self.revision))
+        card = info.card_data or {}
+        name = card.get("license_name") if card.get("license") == "other" else card.get("license")
+        return str(name or card.get("license")) if card.get("license") else None
+
+    def check(self, folder: Path) -> int:
+        """Compare the files in `folder` with the hashes that the hub states, and return how many there are.
+
+        Raises:
+            ModelError: a file differs, or the hub cannot be asked.
+        """
+        listed = self._asked(lambda api: list(api.list_repo_tree(self.name, recursive=True, revision=folder.name)))
+        files = [each for each in listed if hasattr(each, "blob_id") and (folder / each.path).is_file()]
+        wrong = [each.path for each in files if not _has_hash(folder / each.path, each)]
+        if wrong:
+            raise ModelError(
+                f"Files of {self.name!r} are not what the hub states: {shown(wrong)}.",
+                f"Delete them from {folder}, and pull again.",
+            )
+        return len(files)
+
     def tokenizer(self) -> Path:
         """The folder with the files of the tokenizer; of nothing else, unless the cache has more.
 
@@ -222,6 +252,16 @@ class Repository:
             return known
         return huggingface_hub.HfApi(token=self.token).list_repo_files(self.name, revision=folder.name)
 
+    def _asked(self, question: Callable[[Any], T]) -> T:
+        import huggingface_hub
+
+        try:
+            return question(huggingface_hub.HfApi(token=self.token))
+        except Exception as error:
+            raise ModelError(
+                f"The hub cannot be asked about {self.name!r} ({type(error).__name__}).", _REMEDY
+            ) from error
+
     def _fetch(self, revision: str | None, wanted: Wanted) -> Path:
         import huggingface_hub
 
@@ -235,6 +275,15 @@ class Repository:
                 ignore_patterns=list(wanted.ignore),
             )
         )
+
+
+def _has_hash(path: Path, file: Any) -> bool:
+    """Return whether a file has the hash of the hub's entry: that of its content, or of git's object of it."""
+    if file.lfs is not None:
+        with path.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest() == str(file.lfs.sha256)
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == str(file.blob_id)
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

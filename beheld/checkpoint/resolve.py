@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG
@@ -12,12 +14,15 @@ from beheld.checkpoint.secondary import fetch_secondary
 from beheld.checkpoint.weights import check_weights
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
+from beheld.families import registry
 
 _EMBEDDED = "mote"
 
 
 def resolve(args: EngineArgs) -> Path:
     """The local folder of `args.model`: the embedded model, a folder, a GGUF file, or a repository of the hub.
+
+    A short name of a family (`registry.short_names`) means a repository, unless a file or folder is called so.
 
     A GGUF file's folder is made of its metadata.
 
@@ -47,9 +52,13 @@ def resolve(args: EngineArgs) -> Path:
     if given.suffix.lower() == SUFFIX:
         raise ModelError(f"There is no file {name!r}.", "Check the spelling.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        near = get_close_matches(name.lower(), registry.short_names(), 1)
         raise ModelError(
-            f"There is no folder {name!r}, and it is not a hub name of the form owner/name.",
-            f"Check the spelling, or leave the model out (or say {_EMBEDDED}) to use the embedded one.",
+            f"There is no folder {name!r}, and it is neither a hub name of the form owner/name nor a short name.",
+            f"Did you mean {near[0]!r}?"
+            if near
+            else "See `beheld models --fits` for short names, check the spelling, or leave the model out (or say "
+            f"{_EMBEDDED}) to use the embedded one.",
         )
     return _repository(args, name, args.revision).described()
 
@@ -87,9 +96,37 @@ def resolve_tokenizer(args: EngineArgs, model_path: Path) -> Path:
     return _repository(args, args.tokenizer, args.tokenizer_revision).tokenizer()
 
 
+def pull(args: EngineArgs, tell: Callable[[str], None]) -> Path:
+    """Fetch what the cache lacks of a repository, check its files, and return its folder.
+
+    Args:
+        tell: is given what is about to happen and what was found, in lines.
+
+    Raises:
+        ModelError: it is no repository, it could not be fetched, or a file is not what the hub says.
+    """
+    name = _named(args)
+    if name is None or Path(name).expanduser().exists():
+        raise ModelError(f"{args.model!r} is on this machine.", "Name a repository of the hub, or a short name.")
+    repository = _repository(args, name, args.revision)
+    if name.count("/") == 1:
+        tell(f"{name}, licence: {repository.licence() or 'none stated'}")
+    path = resolve(args)
+    fetch_weights(args, path)
+    count = repository.check(path)
+    tell(f"{count} files have the hashes that the hub states.")
+    return path
+
+
 def _named(args: EngineArgs) -> str | None:
     """The model that was named; None for the embedded one, unless a folder happens to be called as it is."""
-    return None if args.model == _EMBEDDED and not Path(_EMBEDDED).exists() else args.model
+    name = args.model
+    if name is None or Path(name).exists() or "/" in name:
+        return name
+    if name == _EMBEDDED:
+        return None
+    short = registry.short_names().get(name.lower())
+    return name if short is None else short.repository
 
 
 def _repository(args: EngineArgs, name: str, revision: str | None) -> Repository:

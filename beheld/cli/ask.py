@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("words", nargs="+", metavar="MEDIA... QUESTION", help="files, URLs or -; then the question")
-    parser.add_argument("--model", help="a folder, a GGUF file or a hub name; without it the embedded model answers")
+    parser.add_argument(
+        "-m", "--model", help="a folder, a GGUF file, a hub name or a short name; without it the embedded model answers"
+    )
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     # --json prints the whole answer at once, so it cannot be combined with --stream.
@@ -61,7 +63,21 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"note: {receipt.item}: {loss}", file=sys.stderr)
     if output.outputs[0].finish_reason == "length":
         print("note: the answer was cut at --max-tokens.", file=sys.stderr)
+    if media and arguments.model is None:
+        print(f"note: {_other_model()}", file=sys.stderr)
     return 0
+
+
+def _other_model() -> str:
+    """Return what the embedded model knows, and how to ask a model that knows more and fits this machine."""
+    from beheld.tools.fits import best_for
+
+    found = best_for("image")
+    text = "the embedded model knows drawn shapes and short printed texts."
+    if found is None:
+        return text
+    bits = "" if found.quantization is None else f" --quantization {found.quantization}"
+    return f"{text} For photographs: beheld ask -m {found.short.name}{bits} ..."
 
 
 def _whole(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -> RequestOutput:

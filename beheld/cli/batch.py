@@ -54,7 +54,9 @@ def add_run_batch_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("job options")
-    group.add_argument("--model", help="a folder, a GGUF file or a hub name; without it the embedded model answers")
+    group.add_argument(
+        "-m", "--model", help="a folder, a GGUF file, a hub name or a short name; without it the embedded model answers"
+    )
     group.add_argument("--resume", action="store_true", help="go on with the output of a job that ended early")
     group.add_argument("--concurrency", type=int, help="most requests under way (default: twice --max-num-seqs)")
     group.add_argument("--engine", choices=("process", "thread"), help="where the engine runs (as in serve)")

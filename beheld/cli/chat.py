@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("media", nargs="*", metavar="MEDIA", help="files or URLs shown with the first question")
     parser.add_argument("--url", help="a server, as http://127.0.0.1:8000; without it the model runs in this process")
     parser.add_argument("--api-key", help="of that server (or OPENAI_API_KEY)")
-    parser.add_argument("--model", help="a folder, a GGUF file or a hub name, or the model's name at --url")
+    parser.add_argument(
+        "-m", "--model", help="a folder, a GGUF file, a hub name or a short name, or the model's name at --url"
+    )
     parser.add_argument("--system", help="a system message that begins every conversation")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer, in tokens (default: 512)")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token (default: the model's own)")

@@ -24,7 +24,8 @@ _COMMANDS = {
     "batch": "answer a file of requests, or one question about many media files; a job that ended early resumes",
     "run-batch": "the same for files in OpenAI's batch format, with vLLM's flags",
     "plan": "print the tokens that media take and the memory that a model needs, without its weights",
-    "models": "list the model families that run, and those refused and why",
+    "models": "list the model families that run, those refused and why, and short names",
+    "pull": "fetch a model, check its files, and tell its licence",
     "verify": "compare a model's stages with those of transformers, and name the first that differs",
     "doctor": "print what this machine can run, and why",
     "run-vllm": "run a script that imports vllm, unmodified",
@@ -116,6 +117,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.batch import add_run_batch_arguments as add_arguments
     elif name == "models":
         from beheld.cli.models import add_arguments
+    elif name == "pull":
+        from beheld.cli.pull import add_arguments
     elif name == "plan":
         from beheld.cli.plan import add_arguments
     elif name == "verify":

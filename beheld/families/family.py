@@ -63,6 +63,27 @@ class KnownCheckpoint:
 
 
 @dataclass(frozen=True)
+class ShortName:
+    """A name by which users may call a public checkpoint of the family.
+
+    Attributes:
+        name: in lower case, without a slash.
+        repository: owner/name on the hub.
+        layout: the name of its KnownCheckpoint.
+        licence: as the repository's card states it.
+        billions: of parameters, towers included.
+        good_at: what to choose it for.
+    """
+
+    name: str
+    repository: str
+    layout: str
+    licence: str
+    billions: float
+    good_at: str
+
+
+@dataclass(frozen=True)
 class Definition:
     """The family's own classes, for a model that transformers does not define.
 
@@ -159,6 +180,7 @@ class Family:
         architectures: class names that distinguish it from other families with the same model type.
         processors: processor class names, in the checkpoint's files, that distinguish it from them as well.
         tested: its checkpoint layouts in the tests.
+        short_names: names for some of its public checkpoints.
         refused: why it cannot run, as a half sentence; empty if it can.
         definition: the family's own classes.
         secondary: further checkpoints that hold parts of the model.
@@ -191,6 +213,7 @@ class Family:
     architectures: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
     tested: tuple[KnownCheckpoint, ...] = ()
+    short_names: tuple[ShortName, ...] = ()
     refused: str = ""
     definition: Definition | None = None
     secondary: tuple[SecondaryCheckpoint, ...] = ()

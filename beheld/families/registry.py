@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beheld.families.family import Family
+from beheld.families.family import Family, ShortName
 
 if TYPE_CHECKING:
     from beheld.families.inputs import FamilyInputs
@@ -47,6 +47,12 @@ def families() -> Mapping[str, Family]:
     folders = sorted(found.name for found in pkgutil.iter_modules(beheld.families.__path__) if found.ispkg)
     packages = [*_registered, *(f"{_PACKAGE}.{folder}" for folder in folders if not folder.startswith("_"))]
     return {package: facts(package) for package in packages}
+
+
+def short_names() -> dict[str, ShortName]:
+    """Return the short names of public checkpoints, the smallest first."""
+    found = (each for family in families().values() for each in family.short_names)
+    return {each.name: each for each in sorted(found, key=lambda each: (each.billions, each.name))}
 
 
 def find(model_type: str | None, architectures: Collection[str] = (), processors: Collection[str] = ()) -> str:

@@ -11,7 +11,7 @@ from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline
 
 # What steps and captured graphs take besides, about: it is measured when an engine starts.
-_STEP_BYTES = 3 << 30
+STEP_BYTES = 3 << 30
 
 
 def plan(
@@ -28,7 +28,7 @@ def plan(
     """
     info, config, sizes = describe(args, None if ranks == 1 else ranks)
     if gpu_bytes is not None:
-        left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - _STEP_BYTES
+        left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - STEP_BYTES
         sizes["gpu_bytes"] = gpu_bytes
         sizes["kv_tokens"] = max(0, left // max(1, sizes["kv_bytes_per_token"]))
     receipts = InputPipeline(info, config, args).receipts(list(media)) if media else []

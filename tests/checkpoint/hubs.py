@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,18 @@ from huggingface_hub.hf_api import RepoFile
 COMMIT = "a" * 40
 
 
+def git_hash(content: bytes) -> str:
+    """What git calls a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def large(file: str, content: bytes) -> dict[str, Any] | None:
+    """What the hub says of a large file."""
+    if not file.endswith(".safetensors"):
+        return None
+    return {"size": len(content), "oid": hashlib.sha256(content).hexdigest(), "pointerSize": 130}
+
+
 @dataclass
 class Hub:
     """Repositories and what was asked of them.
@@ -28,6 +41,7 @@ class Hub:
         online: whether anybody answers.
         fetched: files that were fetched, in any order, since `forget`.
         questions: other questions, about revisions and lists of files.
+        cards: repository -> what heads its card.
     """
 
     cache: Path
@@ -35,6 +49,7 @@ class Hub:
     online: bool = True
     fetched: list[str] = field(default_factory=list)
     questions: int = 0
+    cards: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def publish(self, name: str, files: Mapping[str, bytes | dict[str, Any]]) -> None:
         """Put a repository there."""
@@ -70,6 +85,7 @@ class Hub:
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(self.cache))
         patch.setattr(HfApi, "repo_info", lambda api, **asked: self._info(asked["repo_id"]))
         patch.setattr(HfApi, "list_repo_tree", lambda api, repo_id, **asked: self._tree(repo_id))
+        patch.setattr(HfApi, "model_info", lambda api, repo_id, **asked: self._card(repo_id))
         patch.setattr(library, "hf_hub_download", self._download)
 
     def _answer(self) -> None:
@@ -85,8 +101,13 @@ class Hub:
     def _tree(self, name: str) -> list[RepoFile]:
         self._answer()
         return [
-            RepoFile(path=file, size=len(content), oid="0" * 40) for file, content in self.files_by_name[name].items()
+            RepoFile(path=file, size=len(content), oid=git_hash(content), lfs=large(file, content))
+            for file, content in self.files_by_name[name].items()
         ]
+
+    def _card(self, name: str) -> SimpleNamespace:
+        self._answer()
+        return SimpleNamespace(card_data=self.cards.get(name))
 
     def _download(self, name: str, *, filename: str, revision: str, cache_dir: str, **_: Any) -> str:
         assert (revision, cache_dir) == (COMMIT, str(self.cache.resolve()))

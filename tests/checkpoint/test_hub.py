@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from beheld import LLM, SamplingParams
-from beheld.checkpoint.resolve import fetch_weights, resolve, resolve_tokenizer
+from beheld.checkpoint.resolve import fetch_weights, pull, resolve, resolve_tokenizer
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
+from beheld.families import registry
 from tests import tiny
 from tests.checkpoint.hubs import COMMIT, Hub
 
@@ -276,3 +277,54 @@ def test_a_wrong_option_is_told_of_before_the_weights_are_fetched(hub: Hub) -> N
     with pytest.raises(ConfigError, match="max_model_len"):
         LLM(NAME, max_model_len=10**9)
     assert not [file for file in hub.fetched if file.endswith(".safetensors")]
+
+
+def test_a_short_name_is_its_repository(hub: Hub) -> None:
+    short = next(iter(registry.short_names().values()))
+    hub.publish(short.repository, SHARDED)
+    assert resolve(EngineArgs(model=short.name.upper())) == hub.folder(short.repository)
+
+
+def test_a_folder_goes_before_a_short_name(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = next(iter(registry.short_names()))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert resolve(EngineArgs(model=name)) == Path(name)
+
+
+def test_a_name_that_is_nearly_a_short_name(hub: Hub) -> None:
+    name = next(iter(registry.short_names()))
+    with pytest.raises(ModelError, match=f"Did you mean '{name}'"):
+        resolve(EngineArgs(model=name + "x"))
+
+
+def test_pulling_tells_the_licence_and_checks_hashes(hub: Hub) -> None:
+    hub.publish(NAME, SHARDED)
+    hub.cards[NAME] = {"license": "apache-2.0"}
+    told: list[str] = []
+    folder = pull(EngineArgs(model=NAME), told.append)
+    assert folder == hub.folder(NAME)
+    assert set(hub.fetched) == set(SHARDED)
+    assert told == [f"{NAME}, licence: apache-2.0", f"{len(SHARDED)} files have the hashes that the hub states."]
+    hub.cards[NAME] = {"license": "other", "license_name": "model-terms"}
+    told.clear()
+    pull(EngineArgs(model=NAME), told.append)
+    assert told[0].endswith("licence: model-terms")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", SHARDS[1]])
+def test_a_file_that_was_damaged_is_named(hub: Hub, file: str) -> None:
+    hub.publish(NAME, SHARDED)
+    pull(EngineArgs(model=NAME), print)
+    (hub.folder(NAME) / file).write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=f"not what the hub states: {file}"):
+        pull(EngineArgs(model=NAME), print)
+
+
+def test_what_is_on_this_machine_is_not_pulled(hub: Hub) -> None:
+    with pytest.raises(ModelError, match="is on this machine"):
+        pull(EngineArgs(model=str(tiny.checkpoint("qwen2"))), print)
+    hub.online = False
+    with pytest.raises(ModelError, match="cannot be asked"):
+        pull(EngineArgs(model=NAME), print)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from beheld.cli.main import main
+from beheld.families import registry
 from tests import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -208,3 +209,29 @@ def test_a_working_directory_that_was_deleted_is_left(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+def test_short_names_that_fit(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.platform.cpu import Cpu
+
+    def rows(*words: str) -> dict[str, list[str]]:
+        _, text, _ = run(capsys, "models", *words)
+        return {line.split()[0]: line.split() for line in text.splitlines()[2:-1]}
+
+    every = rows("--short")
+    assert set(every) == set(registry.short_names())
+    monkeypatch.setattr(Cpu, "memory", lambda self: (6 << 30, 8 << 30))
+    fitting = rows("--fits")
+    short = registry.short_names()
+    assert {name for name in short if short[name].billions < 1.2} <= set(fitting)
+    assert not {name for name in fitting if short[name].billions > 10}
+    assert all(float(fitting[name][1]) <= 6 for name in fitting)
+
+
+def test_the_embedded_model_names_another_one(capsys: Capture, picture: Path, model: list[str]) -> None:
+    _, _, notes = run(capsys, "ask", picture, "What is this?", "--max-tokens", 2)
+    assert "For photographs: beheld ask -m" in notes
+    _, _, notes = run(capsys, "ask", "Hello?", "--max-tokens", 2)
+    assert "photographs" not in notes
+    _, _, notes = run(capsys, "ask", picture, "What is this?", "--max-tokens", 2, *model)
+    assert "photographs" not in notes

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("deepseek_ocr",),
     architectures=("DeepseekOCRForCausalLM",),
+    short_names=(
+        ShortName(
+            "deepseek-ocr",
+            "deepseek-ai/DeepSeek-OCR",
+            "deepseek_ocr",
+            "MIT",
+            3.3,
+            "reads pages as Markdown with few tokens",
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "deepseek_ocr",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ShortName
 
 
 def _placeholders(config: Any) -> dict[str, int]:
@@ -15,6 +15,9 @@ def _placeholders(config: Any) -> dict[str, int]:
 FAMILY = Family(
     model_types=("dots_ocr",),
     architectures=("DotsOCRForCausalLM",),
+    short_names=(
+        ShortName("dots-ocr", "rednote-hilab/dots.ocr", "dots_ocr", "MIT", 3.0, "reads pages with their layout"),
+    ),
     tested=(
         KnownCheckpoint(
             "dots_ocr",

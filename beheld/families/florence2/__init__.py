@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.config import KVGroup
-from beheld.families.family import IMAGE, Family, KnownCheckpoint, decoder_group
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, ShortName, decoder_group
 
 # Our entry -> microsoft's entry, for names of DaViT's that differ from the class's.
 _DAVIT = {"embed_dim": "dim_embed"} | {
@@ -57,6 +57,16 @@ def _cross_group(config: Any) -> KVGroup:
 
 FAMILY = Family(
     model_types=("florence2",),
+    short_names=(
+        ShortName(
+            "florence2-large",
+            "florence-community/Florence-2-large",
+            "florence2",
+            "MIT",
+            0.8,
+            "captions, boxes and text by task words",
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "florence2",

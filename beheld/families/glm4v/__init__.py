@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 # Entries of a flat GLM-4V configuration that belong to the whole model; the others at its top level are the text's.
 _GLM_WHOLE = frozenset(
@@ -32,6 +32,9 @@ def _glm4v(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 FAMILY = Family(
     model_types=("glm4v", "glm4v_moe", "glm46v"),
+    short_names=(
+        ShortName("glm-4.1v-9b", "zai-org/GLM-4.1V-9B-Thinking", "glm4v", "MIT", 10.3, "reasons before it answers"),
+    ),
     tested=(
         KnownCheckpoint(
             "glm4v",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
     model_types=("glm_ocr",),
+    short_names=(
+        ShortName("glm-ocr", "zai-org/GLM-OCR", "glm_ocr", "MIT", 1.1, "reads pages: text, tables, formulas"),
+    ),
     tested=(
         KnownCheckpoint(
             "glm_ocr",

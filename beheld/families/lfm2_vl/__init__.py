@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("lfm2_vl",),
+    short_names=(
+        ShortName(
+            "lfm2-vl-450m", "LiquidAI/LFM2-VL-450M", "lfm2_vl", "LFM Open License 1.0", 0.45, "fast answers on a laptop"
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "lfm2_vl",

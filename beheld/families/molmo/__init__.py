@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
     model_types=("molmo",),
     architectures=("MolmoForCausalLM",),
+    short_names=(ShortName("molmo-7b", "allenai/Molmo-7B-D-0924", "molmo", "Apache-2.0", 8.0, "points at things"),),
     tested=(
         KnownCheckpoint(
             "molmo",

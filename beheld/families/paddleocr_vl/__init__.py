@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, ShortName
 
 
 def _placeholders(config: Any) -> dict[str, int]:
@@ -14,6 +14,16 @@ def _placeholders(config: Any) -> dict[str, int]:
 
 FAMILY = Family(
     model_types=("paddleocr_vl",),
+    short_names=(
+        ShortName(
+            "paddleocr-vl",
+            "PaddlePaddle/PaddleOCR-VL",
+            "paddleocr_vl",
+            "Apache-2.0",
+            1.0,
+            "reads parts of pages in many languages",
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "paddleocr_vl",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
     model_types=("phi3_v",),
     architectures=("Phi3VForCausalLM",),
+    short_names=(
+        ShortName(
+            "phi-3.5-vision", "microsoft/Phi-3.5-vision-instruct", "phi3_v", "MIT", 4.1, "several images, charts"
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "phi3_v",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.families.family import IMAGE_AND_AUDIO, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE_AND_AUDIO, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 # The class's audio entry -> the main revision's entry; the others have the same names.
 _PHI_AUDIO = {
@@ -96,6 +96,11 @@ def _placeholders(config: Any) -> dict[str, int]:
 
 FAMILY = Family(
     model_types=("phi4_multimodal", "phi4mm"),
+    short_names=(
+        ShortName(
+            "phi-4-multimodal", "microsoft/Phi-4-multimodal-instruct", "phi4_mm", "MIT", 5.6, "images and speech"
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "phi4_mm",

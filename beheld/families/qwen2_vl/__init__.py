@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("qwen2_vl",),
+    short_names=(
+        ShortName(
+            "qwen2-vl-2b", "Qwen/Qwen2-VL-2B-Instruct", "qwen2_vl", "Apache-2.0", 2.2, "images and videos, documents"
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "qwen2_vl",

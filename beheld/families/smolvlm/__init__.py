@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
     model_types=("smolvlm",),
+    short_names=(
+        ShortName(
+            "smolvlm2-2b",
+            "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+            "smolvlm",
+            "Apache-2.0",
+            2.2,
+            "images and short videos on a small machine",
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "smolvlm",

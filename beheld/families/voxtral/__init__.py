@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from beheld.families.family import AUDIO, Family, KnownCheckpoint
+from beheld.families.family import AUDIO, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("voxtral",),
+    short_names=(
+        ShortName(
+            "voxtral-mini-3b",
+            "mistralai/Voxtral-Mini-3B-2507",
+            "voxtral",
+            "Apache-2.0",
+            4.7,
+            "speech: transcripts, questions, summaries",
+        ),
+    ),
     tested=(
         KnownCheckpoint(
             "voxtral",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from beheld.core.config import KVGroup
-from beheld.families.family import AUDIO, Family, KnownCheckpoint, decoder_group
+from beheld.families.family import AUDIO, Family, KnownCheckpoint, ShortName, decoder_group
 
 
 def _placeholders(config: Any) -> dict[str, int]:
@@ -20,6 +20,10 @@ def _cross_group(config: Any) -> KVGroup:
 
 FAMILY = Family(
     model_types=("whisper",),
+    short_names=(
+        ShortName("whisper-small", "openai/whisper-small", "whisper", "Apache-2.0", 0.24, "speech to text on a laptop"),
+        ShortName("whisper-large-v3-turbo", "openai/whisper-large-v3-turbo", "whisper", "MIT", 0.8, "speech to text"),
+    ),
     tested=(
         KnownCheckpoint(
             "whisper",

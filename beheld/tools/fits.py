@@ -1,0 +1,72 @@
+"""Which checkpoints that have short names fit this machine, by their number of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from beheld.families import page, registry
+from beheld.families.family import ShortName
+from beheld.platform.platform import Platform
+from beheld.platform.registry import choose
+from beheld.tools.plan import STEP_BYTES
+
+# The share of an accelerator's memory that an engine takes by default.
+_SHARE = 0.9
+# What a step on a CPU takes, and the least cache that is of use.
+_CPU_STEP_BYTES = 1 << 30
+# (option `quantization`, bytes a parameter), best first, where the device multiplies numbers of few bits.
+_AT_LOAD = (("int8", 1.06), ("int4", 0.6))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a checkpoint runs on this machine.
+
+    Attributes:
+        short: the checkpoint.
+        bytes: that it takes, with what steps and a small cache take.
+        quantization: the option with which it fits; None if it fits as it is.
+        fits: whether it does.
+    """
+
+    short: ShortName
+    bytes: int
+    quantization: str | None
+    fits: bool
+
+
+def machine() -> tuple[Platform, int]:
+    """Return the device that an engine takes by default, and its bytes for weights, steps and cache."""
+    platform = choose("auto")
+    free, total = platform.memory()
+    return platform, free if platform.shares_host_memory else int(_SHARE * total)
+
+
+def fits() -> Iterator[Fit]:
+    """Yield how each checkpoint runs here, the smallest first."""
+    platform, room = machine()
+    steps = _CPU_STEP_BYTES if platform.shares_host_memory else STEP_BYTES
+    width = 4.0 if platform.default_dtype("bfloat16")[0] == "float32" else 2.0
+    ways: list[tuple[str | None, float]] = [(None, width)]
+    if platform.shares_host_memory and platform.no_grouped_products is None:
+        ways += _AT_LOAD
+    for short in registry.short_names().values():
+        sizes = [(name, int(short.billions * 1e9 * each) + steps) for name, each in ways]
+        name, size = next((way for way in sizes if way[1] <= room), sizes[0])
+        yield Fit(short, size, name, size <= room)
+
+
+def best_for(modality: str) -> Fit | None:
+    """Return what to suggest for a medium: on a CPU the smallest model that takes it, else the largest that fits.
+
+    A large model on a CPU answers slowly. A checkpoint that is quantized at load, or gated, is not suggested if another
+    fits.
+    """
+    takes = {row.name: row.modalities for row in page.tested()}
+    found = [each for each in fits() if each.fits and modality in takes[each.short.layout]]
+    found = [each for each in found if "gated" not in each.short.licence]
+    if not found:
+        return None
+    on_host = machine()[0].shares_host_memory
+    return found[0] if on_host else max(found, key=lambda each: (each.quantization is None, each.short.billions))
