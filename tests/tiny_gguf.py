@@ -160,3 +160,92 @@ def _tokenizer(source: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.merges": [" ".join(pair) for pair in raw["model"]["merges"]],
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+def write_vision(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write an Idefics 3 checkpoint as two files, the text model's and `mmproj-a.gguf`, and return the first.
+
+    Args:
+        source: a folder.
+        folder: where the files are written.
+        kind: of the text model's matrices' numbers.
+        edit: changes metadata and arrays of the vision part before they are written.
+    """
+    config = json.loads((source / "config.json").read_text())
+    preprocessor = json.loads((source / "preprocessor_config.json").read_text())
+    weights = load_file(source / "model.safetensors")
+    text = folder / "text"
+    text.mkdir(parents=True)
+    (text / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    template = (source / "chat_template.jinja").read_text()
+    (text / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    ends = json.loads((source / "generation_config.json").read_text())["eos_token_id"]
+    said = {"tie_word_embeddings": False, "eos_token_id": ends if isinstance(ends, int) else ends[0]}
+    (text / "config.json").write_text(json.dumps(config["text_config"] | said))
+    own = {
+        name.replace("model.text_model.", "model."): weight
+        for name, weight in weights.items()
+        if name.startswith(("model.text_model.", "lm_head"))
+    }
+    save_file(own, text / "model.safetensors")
+    file = write(text, folder / "a.gguf", kind)
+    vision = config["vision_config"]
+    metadata = {
+        "general.type": "mmproj",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "idefics3",
+        "clip.use_gelu": True,
+        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.patch_size": vision["patch_size"],
+        "clip.vision.embedding_length": vision["hidden_size"],
+        "clip.vision.feed_forward_length": vision["intermediate_size"],
+        "clip.vision.block_count": vision["num_hidden_layers"],
+        "clip.vision.attention.head_count": vision["num_attention_heads"],
+        "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.projector.scale_factor": config["scale_factor"],
+        "clip.vision.preproc_image_size": preprocessor["size"]["longest_edge"],
+        "clip.vision.image_mean": preprocessor["image_mean"],
+        "clip.vision.image_std": preprocessor["image_std"],
+    }
+    arrays = {
+        _vision_name(name): weight.float().numpy()
+        for name, weight in weights.items()
+        if name.startswith(("model.vision_model.", "model.connector."))
+    }
+    if edit is not None:
+        edit(metadata, arrays)
+    writer = GGUFWriter(folder / "mmproj-a.gguf", "clip")
+    for name, value in metadata.items():
+        _add(writer, name, value)
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+# llama.cpp's names, by what distinguishes transformers'.
+_VISION = {
+    "patch_embedding": "v.patch_embd",
+    "position_embedding": "v.position_embd",
+    "post_layernorm": "v.post_ln",
+    "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "out_proj": "attn_out",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+    "proj": "mm.model.fc",
+}
+
+
+def _vision_name(name: str) -> str:
+    """The file's name of transformers' weight of a tower."""
+    *parts, last, suffix = name.split(".")
+    layer = next((part for part in parts if part.isdecimal()), None)
+    return f"{_VISION[last]}.{suffix}" if layer is None else f"v.blk.{layer}.{_VISION[last]}.{suffix}"

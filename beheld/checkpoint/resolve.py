@@ -46,7 +46,8 @@ def resolve(args: EngineArgs) -> Path:
             )
         return given
     if given.is_file() and is_gguf(given):
-        return described(given, with_tokenizer=args.tokenizer in (None, name) and not args.skip_tokenizer_init)
+        own = args.tokenizer in (None, name) and not args.skip_tokenizer_init
+        return described(given, mmproj=args.mmproj, with_tokenizer=own)
     if given.exists():
         raise ModelError(f"{name!r} is a file.", "Give a GGUF file, the folder that holds the model, or a hub name.")
     if given.suffix.lower() == SUFFIX:

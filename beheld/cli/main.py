@@ -59,7 +59,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="beheld",
         description="An engine for vision- and video-language models. A model is a folder, the name of a repository of "
-        "the Hugging Face hub, or a GGUF file (text only).",
+        "the Hugging Face hub, or a GGUF file.",
     )
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)

@@ -55,6 +55,7 @@ class EngineArgs:
     """
 
     model: str | None = None
+    mmproj: str | None = None
     tokenizer: str | None = None
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False

@@ -166,6 +166,24 @@ class GGUFLayout:
     permuted: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class GGUFProjector:
+    """How a GGUF file with a model's vision part (mmproj) is read, next to the one with its text model.
+
+    Attributes:
+        projector: the file's `clip.projector_type`.
+        files: "module:function", the module relative to the family's folder; makes the checkpoint's files of
+            checkpoint/gguf/projector.py's ProjectorFile.
+        names: the file's names of weights -> transformers'; "{}" is a layer's number.
+        text_prefix: what transformers' names of the text model's weights begin with.
+    """
+
+    projector: str
+    files: str
+    names: Mapping[str, str]
+    text_prefix: str
+
+
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in
 # that layout.
 Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
@@ -206,6 +224,7 @@ class Family:
             eos_token_id does not name them.
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
         gguf: how GGUF files of its first model type are read; None if they are not.
+        gguf_projector: how GGUF files of its vision part are read; None if they are not.
         reference: how to run transformers.
     """
 
@@ -235,6 +254,7 @@ class Family:
     ends: Callable[[Any, Mapping[str, Any]], tuple[int, ...]] | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     gguf: GGUFLayout | None = None
+    gguf_projector: GGUFProjector | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 

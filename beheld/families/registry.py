@@ -82,6 +82,15 @@ def facts(package: str) -> Family:
     return family
 
 
+def gguf_projectors() -> dict[str, str]:
+    """Return the families whose vision part is read from GGUF files, by the files' name of the projector."""
+    return {
+        family.gguf_projector.projector: package
+        for package, family in families().items()
+        if family.gguf_projector is not None
+    }
+
+
 @cache
 def inputs(package: str) -> FamilyInputs:
     """Return how a family's prompts and media are prepared."""

@@ -26,6 +26,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "pooler_config": ("the checkpoint's", "the same as `--override-pooler-config`"),
     "trust_remote_code": ("", "run Python code that the checkpoint brings"),
     "revision": ("newest", "branch, tag or commit of a hub model"),
+    "mmproj": ("the one next to it", "of a GGUF model, the file of its vision part; empty for none"),
     "tokenizer_revision": ("newest", "the same for the tokenizer"),
     "download_dir": ("the hub's cache", "where hub models are kept"),
     "hf_token": (

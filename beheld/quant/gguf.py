@@ -16,6 +16,7 @@ from torch import Tensor
 
 from beheld.checkpoint.convert import family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.gguf import projector
 from beheld.checkpoint.gguf.config import METHOD
 from beheld.checkpoint.gguf.header import StoredTensor, read_header
 from beheld.checkpoint.gguf.names import renamed
@@ -34,7 +35,9 @@ logger = get_logger(__name__)
 
 # Numbers that are dequantized at a time: they take several times their memory on the way.
 _CHUNK = 1 << 21
-_EMBEDDINGS = "model.embed_tokens.weight"
+_EMBEDDINGS = "embed_tokens.weight"
+# What our names of the text model's weights begin with, but for its head's.
+_TEXT = "model."
 
 
 def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> GGUF:
@@ -68,7 +71,7 @@ class GGUF:
         """Return the class, with room for weights that are kept."""
         kinds = sorted({tensor.kind for tensor in weights.values()})
         if self._groups.objection is None and set(kinds) & set(gguf_blocks.KINDS):
-            self._embeddings = weights.get(_EMBEDDINGS)
+            self._embeddings = next((part for name, part in weights.items() if name.endswith(_EMBEDDINGS)), None)
             return self._groups.loading(model_class, weights)
         logger.info(
             "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory.",
@@ -95,7 +98,7 @@ class GGUF:
             return None
         weights = open_weights(path, self._dtype)
         head = model.get_output_embeddings()
-        embeddings = weights.pop(_EMBEDDINGS, None)
+        embeddings = next((weights.pop(name) for name in list(weights) if name.endswith(_EMBEDDINGS)), None)
         total = self._groups.stored_bytes(weights.values(), model)
         if is_tied(model, head) and isinstance(embeddings, KeptTensor):
             total += embeddings.form.kept_bytes(embeddings.outputs)
@@ -191,14 +194,31 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     header = read_header(file)
     with file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    found: dict[str, Any] = {}
+    vision = said["quantization_config"].get("mmproj")
+    found = {} if vision is None else _vision_weights(Path(vision), dtype)
+    family = registry.facts(family_of_config(said))
+    prefix = _TEXT if vision is None or family.gguf_projector is None else family.gguf_projector.text_prefix
+    said = said.get("text_config") or said
     for name, stored in header.tensors.items():
         known = renamed(name)
         if known is not None:
+            known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
             form = gguf_blocks.form_of(stored.kind, stored.shape[-1]) if len(stored.shape) == 2 else None
             rest = (data, stored, _heads(name, said), dtype)
             found[known] = GGUFTensor(*rest) if form is None else KeptTensor(*rest, form)
     return found
+
+
+def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the weights of the vision part's file, by transformers' names, unread."""
+    header = read_header(file)
+    layout = projector.projector_of(header, file)
+    with file.open("rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    return {
+        str(projector.renamed(layout, name)): GGUFTensor(data, stored, None, dtype)
+        for name, stored in header.tensors.items()
+    }
 
 
 def _heads(name: str, said: Mapping[str, Any]) -> int | None:

@@ -38,6 +38,11 @@ def families_by_architecture() -> dict[str, Family]:
     return {family.gguf.architecture: family for family in registry.families().values() if family.gguf is not None}
 
 
+def is_vision_part(said: Mapping[str, Any]) -> bool:
+    """Return whether a file with this metadata holds the part of a model that reads images or audio (mmproj)."""
+    return said.get("general.type") == "mmproj" or said.get("general.architecture") == "clip"
+
+
 def config_of(header: Header, file: Path) -> dict[str, Any]:
     """Return the content of config.json.
 
@@ -107,12 +112,12 @@ def generation_config_of(header: Header) -> dict[str, Any]:
 def _family(header: Header, file: Path) -> tuple[str, Family]:
     said = header.metadata
     architecture = said.get("general.architecture")
-    if said.get("general.type") == "mmproj" or architecture == "clip":
+    if is_vision_part(said):
         raise ModelError(
             f"{file.name} is an mmproj file: the part of a model that reads images or audio, without the "
             "language model.",
-            "For text, give the language model's own GGUF file. GGUF files run with text only: for images, use the "
-            "model's checkpoint in transformers' layout.",
+            "Give the language model's own GGUF file; the mmproj file next to it, or the one that the option mmproj "
+            "names, is read with it.",
         )
     if said.get("general.type", "model") != "model":
         raise ModelError(f"{file.name} is not a model, but of the type {said['general.type']!r}.", _ELSEWHERE)

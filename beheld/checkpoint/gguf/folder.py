@@ -13,6 +13,7 @@ from typing import Any
 from beheld.checkpoint.files import CONFIG, GENERATION
 from beheld.checkpoint.gguf.config import config_of, generation_config_of
 from beheld.checkpoint.gguf.header import read_header
+from beheld.checkpoint.gguf.projector import beside, files_of
 from beheld.checkpoint.gguf.tokenizer import templates, tokenizer_files
 from beheld.core.errors import ModelError
 from beheld.utils import env
@@ -21,16 +22,17 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Raise it when anything that is written changes: folders of another number are made anew.
-_LAYOUT = 1
+_LAYOUT = 2
 
 
-def described(file: Path, *, with_tokenizer: bool = True) -> Path:
+def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = True) -> Path:
     """Return a folder that is read as any checkpoint's: its config.json names `file` as the one with the weights.
 
-    It is made once for each state of a file, in the cache.
+    It is made once for each state of the files, in the cache.
 
     Args:
         file: a GGUF file.
+        mmproj: the file of the vision part; None for the one next to `file`, if there is one; "" for none.
         with_tokenizer: whether the file's own tokenizer is needed.
 
     Raises:
@@ -39,20 +41,28 @@ def described(file: Path, *, with_tokenizer: bool = True) -> Path:
     file = file.resolve()
     try:
         state = file.stat()
-        said = (str(file), state.st_size, state.st_mtime_ns, with_tokenizer, _LAYOUT)
+        vision = beside(file, mmproj)
+        other = None if vision is None else vision.stat()
+        said = (str(file), state.st_size, state.st_mtime_ns, with_tokenizer, _LAYOUT, str(vision)) + (
+            () if other is None else (other.st_size, other.st_mtime_ns)
+        )
         folder = Path(env.GGUF_CACHE()).expanduser() / hashlib.sha256(repr(said).encode()).hexdigest()[:32]
         if (folder / CONFIG).is_file():
             return folder
-        made = _files(file, with_tokenizer)
+        made = _files(file, vision, with_tokenizer)
         return _written(made, folder)
     except OSError as error:
         raise ModelError(f"{file.name} cannot be read: {error}.", "Check the file's permissions.") from error
 
 
-def _files(file: Path, with_tokenizer: bool) -> dict[str, Any]:
+def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, Any]:
     """Return the content of each file: a text, or what becomes JSON."""
     header = read_header(file)
     found: dict[str, Any] = {CONFIG: config_of(header, file), GENERATION: generation_config_of(header)}
+    if vision is not None:
+        tokens = {token: index for index, token in enumerate(header.metadata.get("tokenizer.ggml.tokens") or ())}
+        found |= files_of(vision, tokens, found[CONFIG])
+        found[CONFIG]["quantization_config"]["mmproj"] = str(vision)
     if not with_tokenizer:
         return found
     found |= tokenizer_files(header, file)

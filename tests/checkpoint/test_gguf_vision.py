@@ -1,0 +1,106 @@
+"""A GGUF file with the file of its vision part answers as the checkpoint that both were made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from beheld import LLM, SamplingParams
+from beheld.checkpoint.gguf.projector import beside
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
+from tests import tiny, tiny_gguf
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_GGUF_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the filter that GGUF's models have."""
+    path = tmp_path_factory.mktemp("idefics3") / "source"
+    shutil.copytree(tiny.checkpoint("idefics3"), path)
+    file = path / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"resample": 1}))
+    return path
+
+
+def answers(model: Path, **options: Any) -> list[tuple[list[int], list[int]]]:
+    asked = [
+        [{"type": "image_pil", "image_pil": picture}, {"type": "text", "text": "What is it?"}]
+        for picture in tiny.pictures(3, 0)
+    ]
+    asked.append([*asked[0][:1], *asked[1]])
+    messages = [[{"role": "user", "content": content}] for content in [*asked, [asked[0][1]]]]
+    with LLM(str(model), dtype="float32", seed=0, max_model_len=512, **options) as llm:
+        found = llm.chat(messages, GREEDY, use_tqdm=False)
+    return [(list(output.prompt_token_ids or ()), list(output.outputs[0].token_ids)) for output in found]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16], ids=lambda kind: kind.name)
+def test_answers_are_those_of_the_checkpoint(source: Path, tmp_path: Path, kind: Kind) -> None:
+    assert answers(tiny_gguf.write_vision(source, tmp_path / "files", kind)) == answers(source)
+
+
+def test_the_file_is_the_one_next_to_it_or_the_one_that_is_named(source: Path, tmp_path: Path) -> None:
+    file = tiny_gguf.write_vision(source, tmp_path / "files")
+    vision = file.with_name("mmproj-a.gguf")
+    assert beside(file, None) == vision
+
+    def modality(**options: Any) -> str:
+        folder = resolve(EngineArgs(model=str(file), **options))
+        return str(json.loads((folder / "config.json").read_text())["model_type"])
+
+    assert modality() == "idefics3"
+    assert modality(mmproj="") == "llama"
+    elsewhere = tmp_path / "elsewhere.gguf"
+    vision.rename(elsewhere)
+    assert modality() == "llama"
+    assert modality(mmproj=str(elsewhere)) == "idefics3"
+    for name in ("mmproj-f16.gguf", "x.mmproj.gguf"):
+        shutil.copy(elsewhere, file.with_name(name))
+    with pytest.raises(ModelError, match=r"2 mmproj files are next to a\.gguf.*--mmproj"):
+        modality()
+    with pytest.raises(ModelError, match="no mmproj file"):
+        modality(mmproj=str(tmp_path / "none.gguf"))
+
+
+def said(**entries: Any) -> tiny_gguf.Edit:
+    return lambda metadata, arrays: metadata.update({f"clip.{k.replace('__', '.')}": v for k, v in entries.items()})
+
+
+REFUSED: dict[str, tuple[tiny_gguf.Edit, str]] = {
+    "projector": (said(projector_type="ldp"), "of the kind 'ldp'; idefics3 can be run"),
+    "size": (said(vision__image_size=57), "is not a whole number of 2 x 2 patches"),
+    "zero": (said(vision__block_count=0), r"clip\.vision\.block_count is 0"),
+    "missing": (lambda metadata, arrays: metadata.pop("clip.vision.image_mean"), r"clip\.vision\.image_mean is None"),
+    "weights": (
+        lambda metadata, arrays: arrays.update({"v.other.weight": arrays["v.post_ln.weight"]}),
+        "v.other.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_read_is_refused(source: Path, tmp_path: Path, name: str) -> None:
+    edit, reason = REFUSED[name]
+    file = tiny_gguf.write_vision(source, tmp_path / "files", edit=edit)
+    with pytest.raises(ModelError, match=reason):
+        resolve(EngineArgs(model=str(file)))
+
+
+def test_a_vision_part_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
+    tiny_gguf.write_vision(source, tmp_path / "files")
+    other = tiny_gguf.write(tiny.checkpoint("llama"), tmp_path / "llama.gguf")
+    with pytest.raises(ModelError, match="needs the token '<image>'"):
+        resolve(EngineArgs(model=str(other), mmproj=str(tmp_path / "files" / "mmproj-a.gguf")))
