@@ -162,7 +162,7 @@ def _tokenizer(source: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_vision(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+def idefics3(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
     """Write an Idefics 3 checkpoint as two files, the text model's and `mmproj-a.gguf`, and return the first.
 
     Args:
@@ -171,52 +171,117 @@ def write_vision(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit |
         kind: of the text model's matrices' numbers.
         edit: changes metadata and arrays of the vision part before they are written.
     """
-    config = json.loads((source / "config.json").read_text())
-    preprocessor = json.loads((source / "preprocessor_config.json").read_text())
-    weights = load_file(source / "model.safetensors")
+    config, preprocessor, weights = _parts(source)
+    file = _text_file(source, folder, "model.text_model.", {}, kind)
+    vision = config["vision_config"]
+    said = _vision_said(vision | {"layer_norm_eps": 1e-6}, preprocessor) | {
+        "clip.projector_type": "idefics3",
+        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.projector.scale_factor": config["scale_factor"],
+        "clip.vision.preproc_image_size": preprocessor["size"]["longest_edge"],
+    }
+    arrays = {
+        _vision_name(name, _IDEFICS3): weight.float().numpy()
+        for name, weight in weights.items()
+        if name.startswith(("model.vision_model.", "model.connector."))
+    }
+    _write_vision(folder, said, arrays, edit)
+    return file
+
+
+def qwen3_vl(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write a Qwen3-VL checkpoint as two files; see `idefics3`."""
+    config, preprocessor, weights = _parts(source)
+    sections = config["text_config"]["rope_scaling"]["mrope_section"]
+    positions = {"model_type": "qwen3vl", "sections": [*sections, 0]}
+    file = _text_file(source, folder, "model.language_model.", positions, kind)
+    vision = config["vision_config"]
+    deep = vision["deepstack_visual_indexes"]
+    named = {"num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"]}
+    said = _vision_said(vision | named | {"layer_norm_eps": 1e-6}, preprocessor) | {
+        "clip.projector_type": "qwen3vl_merger",
+        "clip.vision.image_size": int(vision["num_position_embeddings"] ** 0.5) * vision["patch_size"],
+        "clip.vision.spatial_merge_size": vision["spatial_merge_size"],
+        "clip.vision.is_deepstack_layers": [index in deep for index in range(vision["depth"])],
+        "clip.vision.image_min_pixels": preprocessor["size"]["shortest_edge"],
+        "clip.vision.image_max_pixels": preprocessor["size"]["longest_edge"],
+    }
+    arrays: dict[str, Any] = {}
+    for name, weight in weights.items():
+        if not name.startswith("model.visual."):
+            continue
+        array = weight.float().numpy()
+        if name == "model.visual.patch_embed.proj.weight":
+            arrays["v.patch_embd.weight"], arrays["v.patch_embd.weight.1"] = (
+                np.ascontiguousarray(array[:, :, time]) for time in (0, 1)
+            )
+            continue
+        *parts, last, suffix = name.split(".")
+        if "deepstack_merger_list" in parts:
+            layer = deep[int(parts[-1])]
+            arrays[f"v.deepstack.{layer}.{last.removeprefix('linear_')}.{suffix}"] = array
+        elif "merger" in parts:
+            arrays[f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[last] }.{suffix}"] = array
+        else:
+            own = f"attn.{last}" if "attn" in parts else "patch" if "patch_embed" in parts else last
+            arrays[_vision_name(name, {last: _QWEN3_VL[own]})] = array
+    _write_vision(folder, said, arrays, edit)
+    return file
+
+
+def _parts(source: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
+    config, preprocessor = (
+        json.loads((source / name).read_text()) for name in ("config.json", "preprocessor_config.json")
+    )
+    return config, preprocessor, load_file(source / "model.safetensors")
+
+
+def _text_file(source: Path, folder: Path, prefix: str, said: dict[str, Any], kind: Kind) -> Path:
+    """Write the text model of a checkpoint, whose weights' names begin so, and return the file."""
     text = folder / "text"
     text.mkdir(parents=True)
     (text / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     settings = json.loads((source / "tokenizer_config.json").read_text())
     template = (source / "chat_template.jinja").read_text()
     (text / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
+    config = json.loads((source / "config.json").read_text())["text_config"]
     ends = json.loads((source / "generation_config.json").read_text())["eos_token_id"]
-    said = {"tie_word_embeddings": False, "eos_token_id": ends if isinstance(ends, int) else ends[0]}
-    (text / "config.json").write_text(json.dumps(config["text_config"] | said))
+    config |= {"tie_word_embeddings": False, "eos_token_id": ends if isinstance(ends, int) else ends[0], **said}
+    (text / "config.json").write_text(json.dumps(config))
+    weights = load_file(source / "model.safetensors")
     own = {
-        name.replace("model.text_model.", "model."): weight
-        for name, weight in weights.items()
-        if name.startswith(("model.text_model.", "lm_head"))
+        name.replace(prefix, "model."): each for name, each in weights.items() if name.startswith((prefix, "lm_head"))
     }
     save_file(own, text / "model.safetensors")
-    file = write(text, folder / "a.gguf", kind)
-    vision = config["vision_config"]
-    metadata = {
+
+    def edit(metadata: dict[str, Any], arrays: dict[str, Any]) -> None:
+        if "sections" in said:
+            metadata[f"{config['model_type']}.rope.dimension_sections"] = said["sections"]
+
+    return write(text, folder / "a.gguf", kind, edit)
+
+
+def _vision_said(vision: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, Any]:
+    return {
         "general.type": "mmproj",
         "clip.has_vision_encoder": True,
-        "clip.projector_type": "idefics3",
         "clip.use_gelu": True,
-        "clip.vision.image_size": vision["image_size"],
         "clip.vision.patch_size": vision["patch_size"],
         "clip.vision.embedding_length": vision["hidden_size"],
         "clip.vision.feed_forward_length": vision["intermediate_size"],
         "clip.vision.block_count": vision["num_hidden_layers"],
         "clip.vision.attention.head_count": vision["num_attention_heads"],
-        "clip.vision.attention.layer_norm_epsilon": 1e-6,
-        "clip.vision.projector.scale_factor": config["scale_factor"],
-        "clip.vision.preproc_image_size": preprocessor["size"]["longest_edge"],
+        "clip.vision.attention.layer_norm_epsilon": vision["layer_norm_eps"],
         "clip.vision.image_mean": preprocessor["image_mean"],
         "clip.vision.image_std": preprocessor["image_std"],
     }
-    arrays = {
-        _vision_name(name): weight.float().numpy()
-        for name, weight in weights.items()
-        if name.startswith(("model.vision_model.", "model.connector."))
-    }
+
+
+def _write_vision(folder: Path, said: dict[str, Any], arrays: dict[str, Any], edit: Edit | None) -> None:
     if edit is not None:
-        edit(metadata, arrays)
+        edit(said, arrays)
     writer = GGUFWriter(folder / "mmproj-a.gguf", "clip")
-    for name, value in metadata.items():
+    for name, value in said.items():
         _add(writer, name, value)
     for name, array in arrays.items():
         writer.add_tensor(name, array)
@@ -224,11 +289,10 @@ def write_vision(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit |
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 # llama.cpp's names, by what distinguishes transformers'.
-_VISION = {
+_IDEFICS3 = {
     "patch_embedding": "v.patch_embd",
     "position_embedding": "v.position_embd",
     "post_layernorm": "v.post_ln",
@@ -242,10 +306,20 @@ _VISION = {
     "fc2": "ffn_down",
     "proj": "mm.model.fc",
 }
+_QWEN3_VL = {
+    "patch": "v.patch_embd",
+    "pos_embed": "v.position_embd",
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "attn.qkv": "attn_qkv",
+    "attn.proj": "attn_out",
+    "linear_fc1": "ffn_up",
+    "linear_fc2": "ffn_down",
+}
 
 
-def _vision_name(name: str) -> str:
+def _vision_name(name: str, names: dict[str, str]) -> str:
     """The file's name of transformers' weight of a tower."""
     *parts, last, suffix = name.split(".")
     layer = next((part for part in parts if part.isdecimal()), None)
-    return f"{_VISION[last]}.{suffix}" if layer is None else f"v.blk.{layer}.{_VISION[last]}.{suffix}"
+    return f"{names[last]}.{suffix}" if layer is None else f"v.blk.{layer}.{names[last]}.{suffix}"

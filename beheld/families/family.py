@@ -154,6 +154,7 @@ class GGUFLayout:
 
     Attributes:
         architecture: the files' `general.architecture`.
+        also: architectures that are the same for a text, and have positions of several axes with a vision part.
         model_class: transformers' class.
         biases: an entry of config.json -> the tensor whose presence makes it true.
         permuted: a layer's matrix -> the entry of config.json with its number of heads, if the files have the two
@@ -162,6 +163,7 @@ class GGUFLayout:
 
     architecture: str
     model_class: str
+    also: tuple[str, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)
     permuted: Mapping[str, str] = field(default_factory=dict)
 
@@ -174,7 +176,9 @@ class GGUFProjector:
         projector: the file's `clip.projector_type`.
         files: "module:function", the module relative to the family's folder; makes the checkpoint's files of
             checkpoint/gguf/projector.py's ProjectorFile.
-        names: the file's names of weights -> transformers'; "{}" is a layer's number.
+        names: the file's names of weights -> transformers', both without "weight" or "bias"; "{}" is a number.
+        listed: entries of the file, lists of truths, by what `names` begins with: their "{}" numbers the true ones.
+        stacked: names whose weights the file holds in slices along this dimension, the further ones with numbers.
         text_prefix: what transformers' names of the text model's weights begin with.
     """
 
@@ -182,6 +186,8 @@ class GGUFProjector:
     files: str
     names: Mapping[str, str]
     text_prefix: str
+    listed: Mapping[str, str] = field(default_factory=dict)
+    stacked: Mapping[str, int] = field(default_factory=dict)
 
 
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in

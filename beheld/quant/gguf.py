@@ -146,6 +146,23 @@ class GGUFTensor:
         return found_NK.view(shape)[index]
 
 
+class StackedTensor:
+    """A tensor whose slices along a dimension are tensors of the file; see GGUFTensor."""
+
+    def __init__(self, parts: Sequence[GGUFTensor], dim: int) -> None:
+        self._parts, self._dim = parts, dim
+        self.kind = parts[0].kind
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as a slice of a safetensors file does."""
+        shape = self._parts[0].get_shape()
+        return [*shape[: self._dim], len(self._parts), *shape[self._dim :]]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index`."""
+        return torch.stack([part[...] for part in self._parts], self._dim)[index]
+
+
 class KeptTensor(GGUFTensor):
     """A matrix of the file whose blocks are grouped numbers.
 
@@ -215,10 +232,12 @@ def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:
     layout = projector.projector_of(header, file)
     with file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    return {
-        str(projector.renamed(layout, name)): GGUFTensor(data, stored, None, dtype)
-        for name, stored in header.tensors.items()
-    }
+    found: dict[str, Any] = {}
+    for theirs, names in projector.weights_of(layout, header).items():
+        parts = [GGUFTensor(data, header.tensors[name], None, dtype) for name in names]
+        dim = layout.stacked.get(names[0].rpartition(".")[0])
+        found[theirs] = parts[0] if dim is None or len(parts) == 1 else StackedTensor(parts, dim)
+    return found
 
 
 def _heads(name: str, said: Mapping[str, Any]) -> int | None:

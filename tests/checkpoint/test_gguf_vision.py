@@ -49,11 +49,28 @@ def answers(model: Path, **options: Any) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16], ids=lambda kind: kind.name)
 def test_answers_are_those_of_the_checkpoint(source: Path, tmp_path: Path, kind: Kind) -> None:
-    assert answers(tiny_gguf.write_vision(source, tmp_path / "files", kind)) == answers(source)
+    assert answers(tiny_gguf.idefics3(source, tmp_path / "files", kind)) == answers(source)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16], ids=lambda kind: kind.name)
+def test_a_tower_that_enters_the_first_layers(tmp_path: Path, kind: Kind) -> None:
+    source = tiny.checkpoint("qwen3_vl")
+    assert answers(tiny_gguf.qwen3_vl(source, tmp_path / "files", kind)) == answers(source)
+
+
+def test_its_text_model_alone(tmp_path: Path) -> None:
+    source = tiny.checkpoint("qwen3_vl")
+    file = tiny_gguf.qwen3_vl(source, tmp_path / "files")
+    prompt = {"prompt_token_ids": [5 + 7 * number % 80 for number in range(40)]}
+    found = []
+    for model, options in ((source, {}), (file, {"mmproj": ""})):
+        with LLM(str(model), dtype="float32", max_model_len=512, **options) as llm:
+            found.append(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+    assert found[0] == found[1]
 
 
 def test_the_file_is_the_one_next_to_it_or_the_one_that_is_named(source: Path, tmp_path: Path) -> None:
-    file = tiny_gguf.write_vision(source, tmp_path / "files")
+    file = tiny_gguf.idefics3(source, tmp_path / "files")
     vision = file.with_name("mmproj-a.gguf")
     assert beside(file, None) == vision
 
@@ -80,7 +97,7 @@ def said(**entries: Any) -> tiny_gguf.Edit:
 
 
 REFUSED: dict[str, tuple[tiny_gguf.Edit, str]] = {
-    "projector": (said(projector_type="ldp"), "of the kind 'ldp'; idefics3 can be run"),
+    "projector": (said(projector_type="ldp"), "of the kind 'ldp'; idefics3, .* can be run"),
     "size": (said(vision__image_size=57), "is not a whole number of 2 x 2 patches"),
     "zero": (said(vision__block_count=0), r"clip\.vision\.block_count is 0"),
     "missing": (lambda metadata, arrays: metadata.pop("clip.vision.image_mean"), r"clip\.vision\.image_mean is None"),
@@ -94,13 +111,22 @@ REFUSED: dict[str, tuple[tiny_gguf.Edit, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_read_is_refused(source: Path, tmp_path: Path, name: str) -> None:
     edit, reason = REFUSED[name]
-    file = tiny_gguf.write_vision(source, tmp_path / "files", edit=edit)
+    file = tiny_gguf.idefics3(source, tmp_path / "files", edit=edit)
     with pytest.raises(ModelError, match=reason):
         resolve(EngineArgs(model=str(file)))
 
 
 def test_a_vision_part_of_another_model_is_refused(source: Path, tmp_path: Path) -> None:
-    tiny_gguf.write_vision(source, tmp_path / "files")
+    tiny_gguf.idefics3(source, tmp_path / "files")
     other = tiny_gguf.write(tiny.checkpoint("llama"), tmp_path / "llama.gguf")
     with pytest.raises(ModelError, match="needs the token '<image>'"):
         resolve(EngineArgs(model=str(other), mmproj=str(tmp_path / "files" / "mmproj-a.gguf")))
+
+
+def test_layers_that_nothing_lists_are_refused(tmp_path: Path) -> None:
+    def edit(metadata: dict[str, Any], arrays: dict[str, Any]) -> None:
+        metadata["clip.vision.is_deepstack_layers"] = [True, False, False]
+
+    file = tiny_gguf.qwen3_vl(tiny.checkpoint("qwen3_vl"), tmp_path / "files", edit=edit)
+    with pytest.raises(ModelError, match=r"6 weights that no model of its kind has, such as 'v\.deepstack\.1"):
+        resolve(EngineArgs(model=str(file)))

@@ -35,7 +35,8 @@ _CONTROL = 3
 
 def families_by_architecture() -> dict[str, Family]:
     """Return the families whose GGUF files can be read, by the files' name of the architecture."""
-    return {family.gguf.architecture: family for family in registry.families().values() if family.gguf is not None}
+    known = [(family.gguf, family) for family in registry.families().values() if family.gguf is not None]
+    return {name: family for layout, family in known for name in (layout.architecture, *layout.also)}
 
 
 def is_vision_part(said: Mapping[str, Any]) -> bool:

@@ -60,8 +60,7 @@ def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, A
     header = read_header(file)
     found: dict[str, Any] = {CONFIG: config_of(header, file), GENERATION: generation_config_of(header)}
     if vision is not None:
-        tokens = {token: index for index, token in enumerate(header.metadata.get("tokenizer.ggml.tokens") or ())}
-        found |= files_of(vision, tokens, found[CONFIG])
+        found |= files_of(vision, header.metadata, found[CONFIG])
         found[CONFIG]["quantization_config"]["mmproj"] = str(vision)
     if not with_tokenizer:
         return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +27,12 @@ class ProjectorFile:
     Attributes:
         file: where it is.
         header: of it.
-        tokens: the text model's tokens -> their ids.
+        text_said: the metadata of the text model's file.
     """
 
     file: Path
     header: Header
-    tokens: Mapping[str, int]
+    text_said: Mapping[str, Any]
 
     def number(self, name: str) -> int:
         """Return a whole number from 1.
@@ -60,12 +62,13 @@ class ProjectorFile:
         Raises:
             ModelError: the text model has none.
         """
-        if text not in self.tokens:
+        try:
+            return list(self.text_said.get("tokenizer.ggml.tokens") or ()).index(text)
+        except ValueError:
             raise ModelError(
                 f"{self.file.name} needs the token {text!r}, which the text model does not have.",
                 "Give the text model and the mmproj file of one model.",
-            )
-        return self.tokens[text]
+            ) from None
 
     def refused(self, words: str) -> ModelError:
         """Return an error about the file."""
@@ -95,12 +98,12 @@ def beside(file: Path, named: str | None) -> Path | None:
     return found[0].resolve() if found else None
 
 
-def files_of(file: Path, tokens: Mapping[str, int], text: Mapping[str, Any]) -> dict[str, Any]:
+def files_of(file: Path, text_said: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the checkpoint's files: config.json and those of the processor.
 
     Args:
         file: the vision part's.
-        tokens: the text model's tokens -> their ids.
+        text_said: the metadata of the text model's file.
         text: the text model's config.json.
 
     Raises:
@@ -108,18 +111,24 @@ def files_of(file: Path, tokens: Mapping[str, int], text: Mapping[str, Any]) -> 
     """
     header = read_header(file)
     projector = projector_of(header, file)
+    unknown = unknown_names(projector, header)
+    if unknown:
+        raise ModelError(
+            f"{file.name} has {len(unknown)} weights that no model of its kind has, such as {unknown[0]!r}.",
+            "Use the model's checkpoint in transformers' layout instead.",
+        )
     module, name = projector.files.split(":")
     make: Callable[[ProjectorFile, Mapping[str, Any]], dict[str, Any]] = getattr(
         importlib.import_module(f"{registry.gguf_projectors()[projector.projector]}.{module}"), name
     )
-    return make(ProjectorFile(file, header, tokens), text)
+    return make(ProjectorFile(file, header, text_said), text)
 
 
 def projector_of(header: Header, file: Path) -> GGUFProjector:
     """Return how the file is read.
 
     Raises:
-        ModelError: nobody here knows its projector, or it holds weights that are unknown.
+        ModelError: nobody here knows its projector.
     """
     said = header.metadata
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
@@ -131,22 +140,46 @@ def projector_of(header: Header, file: Path) -> GGUFProjector:
         )
     projector = registry.facts(known[str(kind)]).gguf_projector
     assert projector is not None
-    unknown = [name for name in header.tensors if renamed(projector, name) is None]
-    if unknown:
-        raise ModelError(
-            f"{file.name} has {len(unknown)} weights that no model of its kind has, such as {unknown[0]!r}.",
-            "Use the model's checkpoint in transformers' layout instead.",
-        )
     return projector
 
 
-def renamed(projector: GGUFProjector, name: str) -> str | None:
+def weights_of(projector: GGUFProjector, header: Header) -> dict[str, tuple[str, ...]]:
+    """Return transformers' names of the weights -> the file's, of slices in order."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in header.tensors:
+        theirs = _renamed(projector, header, name)
+        if theirs is None:
+            continue
+        stem = name.rpartition(".")[0]
+        further = (f"{name}.{number}" for number in range(1, len(header.tensors))) if stem in projector.stacked else ()
+        found[theirs] = (name, *itertools.takewhile(header.tensors.__contains__, further))
+    return found
+
+
+def unknown_names(projector: GGUFProjector, header: Header) -> list[str]:
+    """Return the names of weights that no such model has."""
+    known = {name for names in weights_of(projector, header).values() for name in names}
+    return sorted(header.tensors.keys() - known)
+
+
+def _renamed(projector: GGUFProjector, header: Header, name: str) -> str | None:
     """Return transformers' name of a weight of the file; None if there is none."""
     stem, _, suffix = name.rpartition(".")
-    parts = stem.split(".")
-    layer = next((index for index, part in enumerate(parts) if part.isdecimal()), None)
-    number = "" if layer is None else parts[layer]
-    if layer is not None:
-        parts[layer] = "{}"
-    theirs = projector.names.get(".".join(parts))
-    return None if theirs is None or suffix not in ("weight", "bias") else f"{theirs.format(number)}.{suffix}"
+    if suffix not in ("weight", "bias"):
+        return None
+    if stem in projector.names:
+        return f"{projector.names[stem]}.{suffix}"
+    place = re.fullmatch(r"(.*\.)(\d+)(\..*)?", stem)
+    if place is None:
+        return None
+    before, number, after = place[1], int(place[2]), place[3] or ""
+    theirs = projector.names.get(f"{before}{{}}{after}")
+    if theirs is None:
+        return None
+    entry = next((entry for start, entry in projector.listed.items() if stem.startswith(start)), None)
+    if entry is not None:
+        truths = header.metadata.get(entry) or ()
+        if number >= len(truths) or truths[number] is not True:
+            return None
+        number = sum(truths[:number])
+    return f"{theirs.format(number)}.{suffix}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
+from beheld.families.family import IMAGE_AND_VIDEO, Family, GGUFProjector, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("qwen3_vl", "qwen3_vl_moe"),
@@ -39,6 +39,29 @@ FAMILY = Family(
             31.1,
             "as qwen3-vl-8b; experts, so it answers fast",
         ),
+    ),
+    gguf_projector=GGUFProjector(
+        "qwen3vl_merger",
+        "gguf:files",
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.position_embd": "model.visual.pos_embed",
+            "v.post_ln": "model.visual.merger.norm",
+            "v.blk.{}.ln1": "model.visual.blocks.{}.norm1",
+            "v.blk.{}.ln2": "model.visual.blocks.{}.norm2",
+            "v.blk.{}.attn_qkv": "model.visual.blocks.{}.attn.qkv",
+            "v.blk.{}.attn_out": "model.visual.blocks.{}.attn.proj",
+            "v.blk.{}.ffn_up": "model.visual.blocks.{}.mlp.linear_fc1",
+            "v.blk.{}.ffn_down": "model.visual.blocks.{}.mlp.linear_fc2",
+            "v.deepstack.{}.norm": "model.visual.deepstack_merger_list.{}.norm",
+            "v.deepstack.{}.fc1": "model.visual.deepstack_merger_list.{}.linear_fc1",
+            "v.deepstack.{}.fc2": "model.visual.deepstack_merger_list.{}.linear_fc2",
+            "mm.0": "model.visual.merger.linear_fc1",
+            "mm.2": "model.visual.merger.linear_fc2",
+        },
+        "model.language_model.",
+        listed={"v.deepstack.": "clip.vision.is_deepstack_layers"},
+        stacked={"v.patch_embd": 2},
     ),
     tested=(
         KnownCheckpoint(
