@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from beheld.attention.triton_latent import tiles_of
 from beheld.attention.triton_paged import TritonBackend
 from tests.attention.naive import LatentCase, make_latent_case
+from tests.long import LONG
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
 SPLIT = [(0, 1), (600, 601), (130, 131)]
@@ -29,18 +32,27 @@ def check(case: LatentCase, out: torch.Tensor) -> None:
     assert (case.kv.latents[0] == 0).all(), "the null block stays empty"
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [MIXED, SPLIT, [(0, 33)], [(7, 8), (0, 9), (0, 40)], [(20, 21)], [(9, 60)]],
-    ids=["mixed", "split", "prompt", "decodes and prompts", "one", "prefix"],
-)
-@pytest.mark.parametrize(
-    "shape",
-    [{}, {"heads": 5, "rank": 16, "rotary": 4, "plain": 6, "values": 14}, {"heads": 40, "rank": 40, "block_size": 16}],
-    ids=["", "odd", "tiles"],
-)
-def test_equals_naive(pieces: list[tuple[int, int]], shape: dict[str, int]) -> None:
-    case = make_latent_case(pieces, **shape)
+STEPS = {
+    "mixed": MIXED,
+    "split": SPLIT,
+    "prompt": [(0, 33)],
+    "decodes and prompts": [(7, 8), (0, 9), (0, 40)],
+    "one": [(20, 21)],
+    "prefix": [(9, 60)],
+}
+SHAPES = {
+    "": {},
+    "odd": {"heads": 5, "rank": 16, "rotary": 4, "plain": 6, "values": 14},
+    "tiles": {"heads": 40, "rank": 40, "block_size": 16},
+}
+# Forty heads take most of the time.
+SLOW = {("mixed", "tiles"), ("prompt", "tiles"), ("prefix", "tiles")}
+PAIRS = [pair for pair in itertools.product(STEPS, SHAPES) if LONG or pair not in SLOW]
+
+
+@pytest.mark.parametrize(("step", "shape"), PAIRS)
+def test_equals_naive(step: str, shape: str) -> None:
+    case = make_latent_case(STEPS[step], **SHAPES[shape])
     check(case, run(case))
 
 
