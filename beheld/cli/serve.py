@@ -188,7 +188,29 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     keys = tuple(said.pop("api_keys", None) or _keys_of_environment())
     loras = adapters(said.pop("loras", ()), (*names, *alias), engine)
     hosts = tuple(said.pop("allowed_hosts", ()))
+    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+        if name in said:
+            said[name] = _words(said[name], name)
+    # `--root-path /` is none.
+    said |= {"root_path": ""} if said.get("root_path") == "/" else {}
     return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, allowed_hosts=hosts, **said)
+
+
+def _words(given: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the words of an option, or, as vLLM's flags have them, of one JSON list.
+
+    Raises:
+        ConfigError: it looks like a list, and is none of words.
+    """
+    if len(given) != 1 or not given[0].startswith("["):
+        return tuple(given)
+    try:
+        found = json.loads(given[0])
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise ConfigError(f"--{name.replace('_', '-')} is no JSON list of texts.", "Write words.", param=name)
+    return tuple(found)
 
 
 def _keys_of_environment() -> tuple[str, ...]:

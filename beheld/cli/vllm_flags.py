@@ -8,8 +8,6 @@ from beheld.utils.log import get_logger
 
 _LIBRARY = "llguidance compiles all grammars"
 _LOG = "the log has one line for each request, without its content; BEHELD_LOG_LEVEL=WARNING leaves it out"
-_TLS = "Put a proxy that speaks TLS before the server."
-_CORS = "The page comes from the same address; for others, let a proxy add the headers."
 _PROXY = "Let the proxy before the server do it."
 
 FLAGS: dict[str, VllmOption] = {
@@ -23,7 +21,6 @@ FLAGS: dict[str, VllmOption] = {
     "response-role": VllmOption(
         "answers have that role", "Answers have the role assistant; leave it out.", values=1, only=("assistant",)
     ),
-    "root-path": VllmOption("routes begin there", f"Routes begin at /. {_PROXY}", values=1, only=("/", "")),
     "enable-reasoning": VllmOption("--reasoning-parser says it"),
     "enable-prompt-tokens-details": VllmOption("usage always has them"),
     "enable-request-id-headers": VllmOption("every answer has an X-Request-Id"),
@@ -44,15 +41,8 @@ FLAGS: dict[str, VllmOption] = {
     "default-chat-template-kwargs": VllmOption(remedy="Requests say it in chat_template_kwargs.", values=1),
     "return-tokens-as-token-ids": VllmOption(remedy="Leave it out; logprobs have the bytes of each token."),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
+    "enable-ssl-refresh": VllmOption(remedy="Restart the server after its certificate has changed."),
     "middleware": VllmOption(remedy=_PROXY, values=1),
-    "ssl-keyfile": VllmOption(remedy=_TLS, values=1),
-    "ssl-certfile": VllmOption(remedy=_TLS, values=1),
-    "ssl-ca-certs": VllmOption(remedy=_TLS, values=1),
-    "ssl-cert-reqs": VllmOption(remedy=_TLS, values=1),
-    "allowed-origins": VllmOption(remedy=_CORS, values=1),
-    "allowed-methods": VllmOption(remedy=_CORS, values=1),
-    "allowed-headers": VllmOption(remedy=_CORS, values=1),
-    "allow-credentials": VllmOption(remedy=_CORS),
 }
 
 # Options of the engine; the server has a flag of its own for one, and vLLM keeps two to itself.

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -139,12 +140,28 @@ class Service:
                 Middleware(CutOff, admission=self.admission),
                 Middleware(FrameGuard, crowded=self.admission.crowded),
                 Middleware(HostGuard, options=self.options),
+                *self._cross_origin(),
                 Middleware(KeyGuard, keys=self.options.api_keys),
             ],
             exception_handlers={HTTPException: _refused, Exception: _broken},
         )
         app.router.redirect_slashes = False
         return app
+
+    def _cross_origin(self) -> list[Middleware]:
+        """What lets other sites' pages ask; before the keys, because a browser asks for leave without one."""
+        if not self.options.allowed_origins:
+            return []
+        return [
+            Middleware(
+                CORSMiddleware,
+                allow_origins=self.options.allowed_origins,
+                allow_methods=self.options.allowed_methods,
+                allow_headers=self.options.allowed_headers,
+                allow_credentials=self.options.allow_credentials,
+                expose_headers=("X-Request-Id", _WARNED),
+            )
+        ]
 
     def _guarded(self, handler: Handler) -> Handler:
         """The handler with error responses and its name in the access log."""

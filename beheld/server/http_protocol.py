@@ -299,6 +299,9 @@ class DeadlineProtocol(H11Protocol):
         responses are sent, which every client must skip. If the client has gone, sending causes a reset, which ends the
         request.
         """
+        if self.transport.get_extra_info("ssl_object") is not None:
+            # TLS closes both sides at once.
+            return False
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
         if not waits or self.scope["http_version"] != "1.1":
             return False

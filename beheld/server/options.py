@@ -52,6 +52,48 @@ class ServerOptions:
 
     host: str = _option("127.0.0.1", "host", "address to listen on")
     port: int = _option(8000, "port", "port to listen on; 0 takes a free one", low=0, high=65535)
+    uds: str | None = _option(
+        None, "uds", "path of a Unix socket to listen on, in place of an address", metavar="FILE", shown="none"
+    )
+    root_path: str = _option(
+        "",
+        "root-path",
+        "what the addresses of requests begin with, if a proxy before the server does not take it off, such as "
+        "`/models/vision`",
+        shown="none",
+    )
+    ssl_certfile: str | None = _option(
+        None, "ssl-certfile", "certificate in PEM: the server speaks TLS", metavar="FILE", shown="none"
+    )
+    ssl_keyfile: str | None = _option(
+        None, "ssl-keyfile", "its private key, if it is in another file", metavar="FILE", shown="none"
+    )
+    ssl_ca_certs: str | None = _option(
+        None, "ssl-ca-certs", "certificates of the authorities that clients' certificates are checked with",
+        metavar="FILE", shown="none",
+    )  # fmt: skip
+    ssl_cert_reqs: int = _option(
+        0, "ssl-cert-reqs", "whether clients show a certificate: 0 never, 1 if they have one, 2 always", low=0, high=2
+    )
+    ssl_ciphers: str | None = _option(
+        None, "ssl-ciphers", "ciphers of TLS up to 1.2, as OpenSSL lists them", shown="OpenSSL's"
+    )
+    allowed_origins: tuple[str, ...] = _option(
+        (),
+        "allowed-origins",
+        "origins of other sites' pages whose scripts may ask the server (CORS), such as `https://example.org`, or a "
+        "JSON list; `*` for all",
+        many=True,
+        metavar="ORIGIN",
+        shown="none",
+    )
+    allowed_methods: tuple[str, ...] = _option(
+        ("*",), "allowed-methods", "methods that they may use", many=True, metavar="METHOD", shown="all"
+    )
+    allowed_headers: tuple[str, ...] = _option(
+        ("*",), "allowed-headers", "headers that they may send", many=True, metavar="HEADER", shown="all"
+    )
+    allow_credentials: bool = _option(False, "allow-credentials", "they may send cookies and certificates", shown="off")
     api_keys: tuple[str, ...] = _option(
         (),
         "api-key",
@@ -157,6 +199,7 @@ class ServerOptions:
         if not self.host.strip():
             # The system would take an empty host for all addresses.
             raise ConfigError("--host is empty.", "Give an address; 0.0.0.0 means all of them.", param="host")
+        self._check_reach()
         for key in self.api_keys:
             if not key or key != key.strip() or not key.isprintable():
                 raise ConfigError(
@@ -169,6 +212,33 @@ class ServerOptions:
                 "The limit of one body exceeds the limit of all bodies together.",
                 "Raise --max-reading-mib, or lower --max-body-mib.",
                 param="max_reading_mib",
+            )
+
+    def _check_reach(self) -> None:
+        """Check how clients reach the server.
+
+        Raises:
+            ConfigError: an option is of no use without another, or malformed.
+        """
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise ConfigError(
+                f"--root-path must begin with a slash and end without one, got {self.root_path!r}.",
+                "Write it like /models/vision.",
+                param="root_path",
+            )
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_ciphers):
+            raise ConfigError("TLS needs a certificate.", "Give --ssl-certfile.", param="ssl_certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(
+                "Clients' certificates are checked with those of authorities.",
+                "Give --ssl-ca-certs.",
+                param="ssl_ca_certs",
+            )
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError(
+                "--allow-credentials with all origins would let every site act as the user.",
+                "Name the origins, or leave it out: keys are sent in headers.",
+                param="allow_credentials",
             )
 
     @property

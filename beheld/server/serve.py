@@ -13,9 +13,12 @@ import uvicorn
 from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
+from beheld.server import tls
 from beheld.server.app import Service
 from beheld.server.http_protocol import DeadlineProtocol
+from beheld.server.listen import address, leave
 from beheld.server.options import ServerOptions
+from beheld.server.root_path import RootPath
 from beheld.utils.log import get_logger
 from beheld.utils.loop_share import LoopShare
 
@@ -112,7 +115,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     }
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
-        app,
+        RootPath(app, options.root_path),
+        **tls.settings(options),
         http=protocol,
         ws="none",
         lifespan="off",
@@ -133,10 +137,11 @@ def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
     """Serve until a signal; returns after the drain."""
     _raise_descriptors()
     server, _ = make(llm, options)
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    logger.info("Serving %s at http://%s:%d (page at /, API at /v1)", options.names[0], shown, port)
-    server.run(sockets=[listener])
+    logger.info("Serving %s at %s (page at /, API at /v1)", options.names[0], address(listener, options))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        leave(listener)
 
 
 class LoopErrors:

@@ -42,8 +42,8 @@ class Running:
     def __init__(self, family: str | Path = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
         self.options = replace(SMALL, **options)
         self.listener = listen(self.options)
-        self.port: int = self.listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.port: int = 0 if self.options.uds else self.listener.getsockname()[1]
+        self.url = f"http{'s' if self.options.ssl_certfile else ''}://127.0.0.1:{self.port}"
         # Making a client takes longer than most requests.
         self._client = httpx.Client(
             timeout=60, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
