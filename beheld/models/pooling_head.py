@@ -6,6 +6,7 @@ Shapes: S hidden states, H hidden size, D numbers of a vector, or classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,12 @@ def head_of(model: Any, info: ModelInfo) -> Callable[[Tensor], Tensor]:
     own = getattr(model, _OWN, None)
     if own is not None:
         return own
+    family = registry.model(info.family)
+    made = family.scores if pooler.scores else family.vectors
+    if made is not None:
+        return partial(made, model)
     if not pooler.scores:
         return nn.Identity()
-    family = registry.model(info.family)
-    if family.scores is not None:
-        scores = family.scores
-        return lambda hidden_SH: scores(model, hidden_SH)
     found = next((getattr(model, name) for name in _SCORES if hasattr(model, name)), None)
     if not isinstance(found, nn.Module):
         raise ModelError(
