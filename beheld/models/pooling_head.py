@@ -53,7 +53,6 @@ def give(model: Any, info: ModelInfo) -> None:
     pooler = info.pooler
     assert pooler is not None
     head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings().weight
     if pooler.scores == "tokens":
         rows_DH = head.weight[list(pooler.token_ids)].detach()
         own = nn.Linear(rows_DH.shape[1], pooler.width, bias=False, device=rows_DH.device, dtype=rows_DH.dtype)
@@ -62,6 +61,7 @@ def give(model: Any, info: ModelInfo) -> None:
         own.weight = nn.Parameter(chosen_DH.to(rows_DH.dtype))
         model.add_module(_OWN, own)
     elif pooler.dense:
+        embedding = model.get_input_embeddings().weight
         layers = [layer for entry in pooler.dense for layer in _dense(Path(info.path), entry)]
         model.add_module(_OWN, nn.Sequential(*layers).to(embedding.device, embedding.dtype))
     if head is not None:
