@@ -281,7 +281,8 @@ class LLM:
     ) -> list[ScoringRequestOutput]:
         """How well the texts of pairs go together: one with one, one with many, or many with as many.
 
-        A model with one class reads both at once; of a model of vectors, the score is the cosine of both vectors.
+        A model with one class reads both at once; of a model of vectors, the score is the cosine of both vectors, and
+        of a model with a vector for each token their late interaction (MaxSim).
 
         Args:
             data_1, data_2: texts, or {"content": [parts of a chat message]} with images.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.pooling import PoolerInfo
 from beheld.inputs.pipeline import Chat, Pair, PromptType
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Scored = str | Mapping[str, Any]
 
@@ -112,7 +115,8 @@ class PairScores:
                 self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
             ]
             return
-        self.task = "embed"
+        self.task = "token_embed" if info.late else "embed"
+        self._of_vectors = _interaction if info.late else _cosine
         once = first[:1] if all(entry is first[0] for entry in first) else first
         self._num_first = len(once)
         self.prompts = [self._alone(entry) for entry in (*once, *second)]
@@ -122,7 +126,7 @@ class PairScores:
         if self._crosses:
             return [ScoringRequestOutput.of(output) for output in outputs]
         first, second = outputs[: self._num_first], outputs[self._num_first :]
-        return _cosines(first if len(first) == len(second) else [first[0]] * len(second), second)
+        return _compared(first if len(first) == len(second) else [first[0]] * len(second), second, self._of_vectors)
 
     def _alone(self, entry: Scored) -> PromptType | Chat:
         if isinstance(entry, str):
@@ -156,18 +160,28 @@ class PairScores:
         )
 
 
-def _cosines(
-    lefts: Sequence[PoolingRequestOutput], rights: Sequence[PoolingRequestOutput]
-) -> list[ScoringRequestOutput]:
-    """Return the cosine of each pair of vectors; the usage of a pair is that of both sides."""
+def _cosine(left_D: Tensor, right_D: Tensor) -> Tensor:
+    """Return the cosine of two vectors."""
     import torch.nn.functional as F
 
+    return F.cosine_similarity(left_D, right_D, dim=0)
+
+
+def _interaction(left_MD: Tensor, right_ND: Tensor) -> Tensor:
+    """Return the sum, over the first side's vectors, of the greatest product with one of the second's (MaxSim)."""
+    return (left_MD @ right_ND.T).amax(1).sum()
+
+
+def _compared(
+    lefts: Sequence[PoolingRequestOutput],
+    rights: Sequence[PoolingRequestOutput],
+    score: Callable[[Tensor, Tensor], Tensor],
+) -> list[ScoringRequestOutput]:
+    """Return the score of each pair of outputs; the usage of a pair is that of both sides."""
     found = []
     for left, right in zip(lefts, rights, strict=True):
         error = left.error or right.error
-        both = None
-        if error is None:
-            both = PoolingOutput(F.cosine_similarity(left.outputs.data, right.outputs.data, dim=0))
+        both = None if error is not None else PoolingOutput(score(left.outputs.data, right.outputs.data))
         found.append(
             ScoringRequestOutput.of(
                 replace(

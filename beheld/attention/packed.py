@@ -42,12 +42,13 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = False,
     how: str = "torch",
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend within each prompt: query, key, value (1, H, T, C) -> (1, T, H, C).
 
-    A token sees those whose distance is less than `sliding_window`.
+    A token sees those whose distance is less than `sliding_window`, and with `is_causal` none after it.
 
     Raises:
         ModelError: the layer brings a mask.
@@ -58,6 +59,8 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is not None and max(metadata.lengths) > sliding_window:
         return _windowed(query, key, value, metadata.lengths, scale, sliding_window), None
+    if is_causal:
+        return _causal(query, key, value, metadata.lengths, scale), None
     found: Tensor = torch.ops.beheld.tower(query, key, value, metadata.cu_q_B1, scale, how)
     return found, None
 
@@ -80,6 +83,13 @@ def _windowed(
         place_N = torch.arange(q_1HNC.shape[2], device=q_1HNC.device)
         seen_NN = (place_N[:, None] - place_N).abs() < reach
         found.append(F.scaled_dot_product_attention(q_1HNC, k_1HNC, v_1HNC, attn_mask=seen_NN, scale=scale))
+    return torch.cat(found, dim=2).transpose(1, 2)
+
+
+def _causal(q_1HTC: Tensor, k_1HTC: Tensor, v_1HTC: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+    """Compute prompts one by one, each token with those before it."""
+    parts = zip(*(x.split(list(lengths), dim=2) for x in (q_1HTC, k_1HTC, v_1HTC)), strict=True)
+    found = [F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale) for q, k, v in parts]
     return torch.cat(found, dim=2).transpose(1, 2)
 
 

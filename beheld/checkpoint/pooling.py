@@ -41,7 +41,8 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
     architecture = (getattr(config, "architectures", None) or [""])[0]
     tokens = _entry(config, "classifier_from_token")
     classifies = architecture.endswith((_CLASSIFIES, _CLASSIFIES_TOKENS))
-    cannot_generate = classifies or family.encodes or _is_bare(config, architecture, family)
+    own = family.pools is not None
+    cannot_generate = own or classifies or family.encodes or _is_bare(config, architecture, family)
     if runner == "generate" and cannot_generate:
         raise ConfigError(
             f"{architecture} is a pooling model and generates no text.",
@@ -57,7 +58,7 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
                 param="override_pooler_config",
             )
         return None
-    found = _with_head(path, config, convert, architecture, family)
+    found = _of_family(config, convert, architecture, family) or _with_head(path, config, convert, architecture, family)
     if found is None:
         found = _with_modules(path, config, modules, family)
     limits = _sentence_settings(path)
@@ -84,6 +85,19 @@ def _is_bare(config: Any, architecture: str, family: Family) -> bool:
 def _entry(config: Any, name: str) -> Any:
     """Return an entry of the configuration or of its text part."""
     return getattr(config, name, None) or getattr(config.get_text_config(decoder=True), name, None)
+
+
+def _of_family(config: Any, convert: str, architecture: str, family: Family) -> PoolerInfo | None:
+    """Return how a model pools whose class gives vectors of its own; None for others.
+
+    Raises:
+        ConfigError: scores are wanted of it.
+    """
+    if family.pools is None:
+        return None
+    if convert in ("classify", "reward"):
+        raise ConfigError(f"{architecture} gives vectors, and no scores.", "Leave out convert.", param="convert")
+    return family.pools(config)
 
 
 # ---------------------------------------------------------------------- classes

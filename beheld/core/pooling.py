@@ -54,6 +54,11 @@ class PoolerInfo:
         step_id, returned_ids: see Pooling.
         logit_mean, logit_sigma: subtracted from scores, and what they are divided by, before the activation.
         lowercase: whether text is in lower case before it is tokenized.
+        late: whether it gives a vector for each position only, and pairs are scored by late interaction: each vector of
+            the first side with the nearest of the second.
+        whole: whether there is a vector of a whole prompt only, and none of each position.
+        filled_to: how many tokens a text is filled up to, with those that its tokenizer fills batches with; None for as
+            many as it has.
         encodes: whether the model is an encoder: its attention is both ways, and nothing is kept of a prompt.
     """
 
@@ -76,13 +81,16 @@ class PoolerInfo:
     logit_mean: float = 0.0
     logit_sigma: float = 1.0
     lowercase: bool = False
+    late: bool = False
+    whole: bool = False
+    filled_to: int | None = None
     encodes: bool = False
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What a request may ask for."""
         if not self.scores:
-            return ("embed", "token_embed")
+            return ("token_embed",) if self.late else ("embed",) if self.whole else ("embed", "token_embed")
         return ("classify", "token_classify") if self.task == "classify" else ("token_classify",)
 
 

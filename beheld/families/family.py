@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.config import KVGroup, StateShape
+from beheld.core.pooling import PoolerInfo
 
 TOLERANCE = 1e-4
 """The largest difference of log-probabilities from transformers', unless a checkpoint sets another."""
@@ -220,6 +221,7 @@ class Family:
             one item of each prompt, which is the decoder's; empty for other models.
         encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
         first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
+        pools: reads from the configuration how a model pools whose class gives vectors of its own, and nothing else.
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.
@@ -251,6 +253,7 @@ class Family:
     encoder_reads: str = ""
     encodes: bool = False
     first_position: Callable[[Any], int] | None = None
+    pools: Callable[[Any], PoolerInfo] | None = None
     pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
     state: Callable[[Any], StateShape] | None = None

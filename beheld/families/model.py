@@ -95,6 +95,9 @@ class FamilyModel:
             first of them; None if there are none.
         scores: computes the classes' scores (S, D) from a model and pooled hidden states (S, H), if its head is not one
             matrix.
+        vectors: computes vectors (S, D) from a model and pooled hidden states (S, H), if its class has layers for that.
+        text_vectors: computes vectors (T, D) at each token from a model, embeddings (T, H) and positions (T), if the
+            model has one tower for text and one for images; see models/two_towers.py.
         plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
         plain_axes: whether the axes of a position are equal everywhere, and so the model has no get_rope_index.
@@ -120,6 +123,8 @@ class FamilyModel:
     keywords: Callable[[Any, Tensor], dict[str, Any]] | None = None
     tail_from: Callable[[Any, Changes], int | None] | None = None
     scores: Callable[[Any, Tensor], Tensor] | None = None
+    vectors: Callable[[Any, Tensor], Tensor] | None = None
+    text_vectors: Callable[[Any, Tensor, Tensor], Tensor] | None = None
     plain_head: bool = False
     position_unit: int = 1
     plain_axes: bool = False

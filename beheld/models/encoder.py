@@ -43,20 +43,21 @@ class EncoderAdapter:
         self.lora: LoRASlots | None = None
         self.model = model.eval().requires_grad_(False)
         self.device = next(model.parameters()).device
-        self.dtype = model.get_input_embeddings().weight.dtype
+        text = getattr(model, "text_model", model)
+        self._embedding = text.get_input_embeddings()
+        self.dtype = self._embedding.weight.dtype
         self.tail_from: int | None = None
         self.tail_stores = False
         self.position_unit = 1
-        self._embedding = model.get_input_embeddings()
-        self._core = model.base_model
+        self._core = text.base_model
         self._pool = head_of(model, info)
         first = registry.facts(info.family).first_position
         self._first = 0 if first is None else first(model.config)
         takes = inspect.signature(self._core.forward).parameters
         self._takes_types = "token_type_ids" in takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
         name = packed.register(how)
-        model.set_attn_implementation(name)
-        if model.config._attn_implementation != name:
+        text.set_attn_implementation(name)
+        if text.config._attn_implementation != name:
             raise ModelError(f"{info.architecture} does not support AttentionInterface, so it cannot be run.")
 
     def capture_calls(self) -> None:

@@ -60,7 +60,7 @@ class HFAdapter:
         self.device = next(model.parameters()).device
         self.dtype = model.get_input_embeddings().weight.dtype
         self._embedding = model.get_input_embeddings()
-        self._core = getattr(model, "model", model)
+        self._core = getattr(model, "model", model.base_model)
         self._family = family = registry.model(info.family)
         self._rope_index = self._positions_of(model)
         self.position_unit = family.position_unit
@@ -131,9 +131,13 @@ class HFAdapter:
         name = hook.register()
         config = self.model.config
         text = config.get_text_config(decoder=True)
+        routed = self.model
+        if not any(getattr(config, key, None) is text for key in config.sub_configs):
+            # A class around another model holds its configuration, and the text's only in it.
+            routed, config = self._core, self._core.config
         if text is config:
             towers = {"vision_config", "audio_config"} & set(config.sub_configs)
-            self.model.set_attn_implementation({"": name, **dict.fromkeys(towers, "sdpa")} if towers else name)
+            routed.set_attn_implementation({"": name, **dict.fromkeys(towers, "sdpa")} if towers else name)
         else:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
             if not keys:
@@ -144,7 +148,7 @@ class HFAdapter:
             if self._family.packs_attention:
                 towers = {"vision_config", "audio_config"} & set(config.sub_configs)
                 routes |= dict.fromkeys(towers, tower.register(windows))
-            self.model.set_attn_implementation(routes)
+            routed.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(
                 f"{self.info.architecture} does not support AttentionInterface, so its attention cannot be replaced."

@@ -6,6 +6,7 @@ Shapes: S hidden states, H hidden size, D numbers of a vector, or classes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ def give(model: Any, info: ModelInfo) -> None:
     pooler = info.pooler
     assert pooler is not None
     head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings().weight
     if pooler.scores == "tokens":
         rows_DH = head.weight[list(pooler.token_ids)].detach()
         own = nn.Linear(rows_DH.shape[1], pooler.width, bias=False, device=rows_DH.device, dtype=rows_DH.dtype)
@@ -61,6 +61,7 @@ def give(model: Any, info: ModelInfo) -> None:
         own.weight = nn.Parameter(chosen_DH.to(rows_DH.dtype))
         model.add_module(_OWN, own)
     elif pooler.dense:
+        embedding = model.get_input_embeddings().weight
         layers = [layer for entry in pooler.dense for layer in _dense(Path(info.path), entry)]
         model.add_module(_OWN, nn.Sequential(*layers).to(embedding.device, embedding.dtype))
     if head is not None:
@@ -79,12 +80,12 @@ def head_of(model: Any, info: ModelInfo) -> Callable[[Tensor], Tensor]:
     own = getattr(model, _OWN, None)
     if own is not None:
         return own
+    family = registry.model(info.family)
+    made = family.scores if pooler.scores else family.vectors
+    if made is not None:
+        return partial(made, model)
     if not pooler.scores:
         return nn.Identity()
-    family = registry.model(info.family)
-    if family.scores is not None:
-        scores = family.scores
-        return lambda hidden_SH: scores(model, hidden_SH)
     found = next((getattr(model, name) for name in _SCORES if hasattr(model, name)), None)
     if not isinstance(found, nn.Module):
         raise ModelError(

@@ -6,6 +6,7 @@ from typing import Any
 
 from beheld.attention.select import select_tower
 from beheld.core.config import EngineConfig, ModelInfo
+from beheld.families import registry as families
 from beheld.models.adapter import ModelAdapter
 from beheld.parallel.group import RankGroup
 from beheld.platform.registry import platform_of
@@ -27,6 +28,7 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGrou
     from beheld.models.load import load_model
     from beheld.models.out_of_memory import explained
     from beheld.models.prepare import prepare
+    from beheld.models.two_towers import TwoTowersAdapter
 
     platform = platform_of(config.device)
     with explained("load the weights", platform, _SMALLER):
@@ -37,5 +39,6 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGrou
         windows = select_tower(platform, config.attention_backend)
         prepare(surgery, info)
         if info.pooler is not None and info.pooler.encodes:
-            return EncoderAdapter(surgery, info, windows)
+            two = families.model(info.family).text_vectors is not None
+            return TwoTowersAdapter(surgery, info, windows) if two else EncoderAdapter(surgery, info, windows)
         return HFAdapter(surgery, info, windows)

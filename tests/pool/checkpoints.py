@@ -77,8 +77,8 @@ def drawn(model: Any) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn_like(weight)
-            if weight.ndim == 1:
-                weight.copy_(0.2 * noise + (1 if "orm.weight" in name else 0))
+            if weight.ndim < 2:
+                weight.copy_(0.2 * noise + (1 if "orm" in name and name.endswith(".weight") else 0))
             else:
                 weight.copy_(1.5 / weight.shape[-1] ** 0.5 * noise)
 
@@ -87,7 +87,7 @@ def encoder(folder: Path, architecture: str, **changes: Any) -> Path:
     """A checkpoint of an encoder: its tokenizer knows letters, its weights are drawn."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = getattr(transformers, architecture)
-    tokens = _write_letters(folder, "Roberta" in architecture)
+    tokens = write_letters(folder, "Roberta" in architecture)
     shape = {
         "hidden_size": 48,
         "intermediate_size": 64,
@@ -106,7 +106,7 @@ def encoder(folder: Path, architecture: str, **changes: Any) -> Path:
     return folder
 
 
-def _write_letters(folder: Path, bars: bool) -> int:
+def write_letters(folder: Path, bars: bool) -> int:
     """Write a tokenizer of letters with BERT's specials, or with RoBERTa's two separators; returns how many ids."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 

@@ -357,10 +357,19 @@ class PromptReader:
         """
         keep = self._keep(params)
         if keep is None or keep >= len(ids):
-            return ids
+            return ids if media else self._filled(ids)
         if media:
             raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
-        return self._cut(ids, params, self._tokenizer.ends()[1] if text is not None and text.ends else ())
+        return self._filled(self._cut(ids, params, self._tokenizer.ends()[1] if text is not None and text.ends else ()))
+
+    def _filled(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""
+        wanted = None if self._info.pooler is None else self._info.pooler.filled_to
+        if wanted is None or len(ids) >= wanted:
+            return ids
+        pad = getattr(self._tokenizer.inner, "pad_token_id", None)
+        pad = self._info.pad_id if pad is None else pad
+        return ids if pad is None else [*ids, *[int(pad)] * (wanted - len(ids))]
 
     def _cut(
         self, ids: Sequence[int], params: SamplingParams | PoolingParams, after: Sequence[int] = ()

@@ -24,6 +24,8 @@ from beheld.utils.lru import LRU
 logger = get_logger(__name__)
 
 FORMATS = ("auto", "openai", "string")
+# Templates of rerankers know no user.
+_PROBED_ROLES = ("user", "document")
 _PROBE = "beheld7probe"
 _FOREIGN_BYTES = 4 << 20
 _ENTRY_BYTES = 256
@@ -141,8 +143,11 @@ class ChatTemplates:
 
     def _probe(self, template: str, content: Any) -> bool:
         """Return whether content of this form is rendered as its text, not as a printed Python list."""
+        return any(self._probe_role(template, content, role) for role in _PROBED_ROLES)
+
+    def _probe_role(self, template: str, content: Any, role: str) -> bool:
         try:
-            text = self.render(Rendering([{"role": "user", "content": content}], template, add_generation_prompt=True))
+            text = self.render(Rendering([{"role": role, "content": content}], template, add_generation_prompt=True))
         except TemplateError as error:
             if error.stage == LIMIT:
                 raise

@@ -1,0 +1,1 @@
+"""Models with a tower for text and one for images, whose vectors share a space."""

@@ -1,0 +1,1 @@
+"""Late interaction: queries and page images become a vector for each token."""

@@ -1,0 +1,116 @@
+"""Rerankers and embedders made of Qwen2-VL and Qwen3-VL: their scores and vectors equal transformers'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from beheld import LLM
+from beheld.core.errors import ParamsError
+from tests import tiny
+from tests.oracle import reference
+from tests.tiny_media import picture
+
+SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 96}
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+SIZES = ((90, 60, 1), (60, 120, 2))
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the "
+    'answer can only be "yes" or "no".'
+)
+DEFAULT = "Given a search query, retrieve relevant candidates that answer the query."
+
+
+def side(text: str, *images: tuple[int, int, int]) -> dict[str, Any]:
+    """A side of a pair: images, then a text."""
+    parts: list[dict[str, Any]] = [{"type": "image_pil", "image_pil": picture(*image)} for image in images]
+    return {"content": [*parts, *([{"type": "text", "text": text}] if text else [])]}
+
+
+@torch.no_grad()
+def made(family: str, text: str, images: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """transformers' last state and last logits of a prompt."""
+    media = {"images": [images]} if images else {}
+    inputs = reference.processor(family)(text=[text], return_tensors="pt", **media)
+    found = reference.model(family)(**inputs, output_hidden_states=True)
+    return found.hidden_states[-1][0, -1], found.logits[0, -1]
+
+
+def judged(query: str, document: str, task: str = DEFAULT) -> str:
+    """The prompt, as Qwen3-VL-Reranker's own code writes it."""
+    return (
+        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {task}<Query>:{query}\n"
+        f"<Document>:{document}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Iterator[LLM]:
+    """As the model card starts it with vLLM."""
+    overrides = {
+        "architectures": ["Qwen3VLForSequenceClassification"],
+        "classifier_from_token": ["n", "y"],
+        "is_original_qwen3_reranker": True,
+    }
+    options = SMALL | {"chat_template": "template_qwen3_vl_reranker.jinja"}
+    with LLM(str(tiny.checkpoint("qwen3_vl")), runner="pooling", hf_overrides=overrides, **options) as llm:
+        yield llm
+
+
+def share(logits: torch.Tensor) -> float:
+    """The second token's probability among the two."""
+    ids = reference.processor("qwen3_vl").tokenizer.convert_tokens_to_ids(["n", "y"])
+    return float(logits[ids].softmax(-1)[1])
+
+
+def test_qwen3_vl_reranker(reranker: LLM) -> None:
+    documents = [side("a receipt", SIZES[0]), side("", SIZES[1]), "a dog on a chair", side("two", *SIZES)]
+    written = [f"{IMAGE}a receipt", IMAGE, "a dog on a chair", f"{IMAGE}{IMAGE}two"]
+    shown: list[list[Any]] = [[SIZES[0]], [SIZES[1]], [], [*SIZES]]
+    for _ in range(2):
+        outputs = reranker.score("what does it cost?", documents, use_tqdm=False)
+        for output, document, images in zip(outputs, written, shown, strict=True):
+            prompt = judged("what does it cost?", document)
+            _, logits = made("qwen3_vl", prompt, [picture(*image) for image in images])
+            assert output.outputs.score == pytest.approx(share(logits), abs=1e-5)
+    # The instruction and the query come before all documents.
+    assert outputs[2].num_cached_tokens >= 32
+
+
+def test_a_query_with_an_image(reranker: LLM) -> None:
+    (output,) = reranker.score([side("the same?", SIZES[0])], [side("", SIZES[1])], use_tqdm=False)
+    _, logits = made("qwen3_vl", judged(f"{IMAGE}the same?", IMAGE), [picture(*image) for image in SIZES])
+    assert output.outputs.score == pytest.approx(share(logits), abs=1e-5)
+
+
+def test_a_reranker_gives_no_vectors(reranker: LLM) -> None:
+    with pytest.raises(ParamsError, match="scores of classes"):
+        reranker.embed("x", use_tqdm=False)
+
+
+# As their own code writes them: Qwen3-VL-Embedding, and GME, which pools the state of a last token.
+FORMS = {
+    "qwen3_vl": "<|im_start|>system\nRepresent the user's input.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "qwen2_vl": "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n<|endoftext|>",
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_embedders(family: str) -> None:
+    """Texts, images and both in one batch; an image twice, whose text differs."""
+    asked = [("a cat", []), (IMAGE, [SIZES[0]]), (f"{IMAGE}a cat", [SIZES[0]]), (f"{IMAGE}{IMAGE}", [*SIZES])]
+    prompts: list[Any] = []
+    wanted = []
+    for content, sizes in asked:
+        text, images = FORMS[family].format(content), [picture(*size) for size in sizes]
+        prompts.append({"prompt": text, **({"multi_modal_data": {"image": images}} if images else {})})
+        wanted.append(F.normalize(made(family, text, images)[0], dim=0))
+    with LLM(str(tiny.checkpoint(family)), runner="pooling", **SMALL) as llm:
+        found = torch.tensor([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)])
+    torch.testing.assert_close(found, torch.stack(wanted), atol=2e-5, rtol=1e-4)
