@@ -153,6 +153,7 @@ MARKERS |= dict.fromkeys(TINY, ("(<image>./</image>)\n", "(<video>./</video>)\n"
 REFERENCE_ASKS = {
     "minicpmo": {
         "sounds": Ask("A sound {a} and another {a} then {a} are they alike?", sounds=((0.53, 3), (0.53, 4), (0.53, 3))),
+        "image_and_sound": Ask("{i}{a}Who is that?", ((84, 56, 1),), sounds=((0.53, 3),)),
         "odd_sound": Ask("{a}What?", sounds=((1.3337, 8),)),
         "two_windows": Ask("{a}Sum up", sounds=((30.5, 9),)),
     }
