@@ -139,7 +139,10 @@ class FamilyInputs:
         rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
             turn text that users wrote into a placeholder.
         rewritten_ends: how the tokenizer's special tokens combine with a rewritten text: "added", or "written" if the
-            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own.
+            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own; or
+            with "first piece": the first does, for tokenizers that only begin texts.
+        variant: returns the inputs of the checkpoint in a folder, if the texts of its prompts are rewritten in another
+            way than the family's usual.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
         unbuilt: unsupported processor options -> what to do instead.
@@ -182,6 +185,7 @@ class FamilyInputs:
     rewrite: Rewrite | None = None
     rewrite_chat: Rewrite | None = None
     rewritten_ends: str = "added"
+    variant: Callable[[Path], FamilyInputs] | None = None
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     named_here: Mapping[str, str] = field(default_factory=dict)

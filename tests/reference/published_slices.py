@@ -21,6 +21,8 @@ _TOKENS = {
     "im_id_start": "<image_id>",
     "im_id_end": "</image_id>",
 }
+# Slices, and rows and columns of patches of each.
+Item = tuple[list[Any], list[tuple[int, ...]]]
 # Values that are kept of an array.
 KEPT = 24
 
@@ -58,8 +60,8 @@ def name_tokens(tokenizer: Any, bos: bool) -> None:
     tokenizer.bos_id, tokenizer.add_bos_token = tokenizer.bos_token_id, bos
 
 
-def lay_out(part: Any, case: dict[str, Any], folder: Path) -> tuple[str, list[Any], list[Any]]:
-    """Return a case's prompt with the tokens of its slices, the slices, and their sizes in patches.
+def lay_out(part: Any, case: dict[str, Any], folder: Path) -> tuple[str, list[Item]]:
+    """Return a case's prompt with the tokens of its slices, and the slices of its images and videos.
 
     Frames are images without a number that are not cut, as the published code's users pass them.
     """
@@ -69,25 +71,33 @@ def lay_out(part: Any, case: dict[str, Any], folder: Path) -> tuple[str, list[An
 
     images = [Image.open(folder / name).convert("RGB") for name in case["images"]]
     videos = [np.load(folder / name) for name in case["videos"]]
-    text, slices, sizes, number = "", [], [], 0
+    text, number = "", 0
+    items: list[Item] = []
     for index, piece in enumerate(MARKS.split(case["prompt"])):
         if not index % 2:
             text += piece
             continue
         frames = [images[number]] if piece == "image" else [Image.fromarray(frame) for frame in videos.pop(0)]
         options = {} if piece == "image" else {"max_slice_nums": 1}
+        slices, grids = [], []
         for frame in frames:
             made = part.preprocess([frame], **options)
-            slices += [torch.as_tensor(one) for one in made["pixel_values"][0]]
-            sizes += [tuple(int(side) for side in size) for size in made["tgt_sizes"][0]]
+            slices += [torch.as_tensor(one) for one in flat(made["pixel_values"])]
+            grids += [tuple(int(side) for side in size) for size in np.reshape(made["tgt_sizes"], (-1, 2))]
             if piece == "video":
                 text += part.get_slice_image_placeholder(frame.size, 0, 1, False)
             elif hasattr(part, "use_image_id"):
                 text += part.get_slice_image_placeholder(frame.size, number)
             else:
                 text += part.get_slice_image_placeholder(frame.size)
+        items.append((slices, grids))
         number += piece == "image"
-    return text, slices, sizes
+    return text, items
+
+
+def flat(nested: Any) -> list[Any]:
+    """Return the arrays in lists of lists."""
+    return [one for part in nested for one in flat(part)] if isinstance(nested, list) else [nested]
 
 
 def patches(slices: list[Any], side: int) -> Any:
@@ -112,14 +122,14 @@ def probe(values: Any) -> dict[str, Any]:
     }
 
 
-def seen(slices: list[Any], sizes: list[Any], side: int, embeds: list[Any]) -> dict[str, Any]:
+def seen(items: list[Item], side: int, embeds: list[Any]) -> dict[str, Any]:
     """Return what is recorded of a case with images or videos; `embeds` as the published model keeps them."""
     import torch
 
-    if not slices:
+    if not items:
         return {}
     return {
-        "sizes": [list(size) for size in sizes],
-        "pixels": probe(patches(slices, side)),
+        "sizes": [list(size) for _, grids in items for size in grids],
+        "pixels": probe(patches([one for slices, _ in items for one in slices], side)),
         "embeds": probe(torch.cat([part.flatten(0, -2) for part in embeds if len(part)])),
     }

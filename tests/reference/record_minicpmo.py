@@ -3,7 +3,7 @@
     python record_minicpmo.py FOLDER CODE OUTPUTS.json
 
 CODE holds the repository's image_processing_minicpmv.py, modeling_minicpmo.py, modeling_navit_siglip.py,
-processing_minicpmo.py and resampler.py; they run in an environment of their own with transformers 4.48. What speaks is
+processing_minicpmo.py and resampler.py; they run in an environment of their own with transformers 4.51. What speaks is
 not made. Each answer is computed without a cache, in float32. OUTPUTS.json also has values of the slices and of their
 embeddings.
 """
@@ -118,15 +118,17 @@ def answers(folder: Path, code: Path) -> published.Answer:
         features, lengths, words = (
             processor.audio_feature_extract([waves], None, True, 16000) if waves else ([], [], [[]])
         )
-        prompt, slices, sizes = published_slices.lay_out(processor.image_processor, case, folder)
+        prompt, items = published_slices.lay_out(processor.image_processor, case, folder)
         for part in words[0]:
             prompt = prompt.replace("(<audio>./</audio>)", part, 1)
         ids, image_bounds, bounds, _ = processor._convert(prompt)
         ids = ids.long()[None]
-        data = {"pixel_values": [slices], "tgt_sizes": [torch.tensor(sizes)], "image_bound": [image_bounds]}
+        slices = [one for item in items for one in item[0]]
+        sizes = torch.tensor([size for item in items for size in item[1]])
+        data = {"pixel_values": [slices], "tgt_sizes": [sizes], "image_bound": [image_bounds]}
         with torch.inference_mode():
             _, embeds = model.get_vllm_embedding({"input_ids": ids} | data)
-        told = published_slices.seen(slices, sizes, raw["patch_size"], embeds)
+        told = published_slices.seen(items, raw["patch_size"], embeds)
         given = {"vision_hidden_states": embeds, "image_bound": [image_bounds]}
         heard = {"audio_features": features, "audio_feature_lens": lengths, "audio_bounds": [bounds]}
         found = published.greedy(model, ids, case["max_tokens"], given | heard)
