@@ -141,7 +141,7 @@ def _write(
 
     from beheld.families import registry
 
-    config = tiny.LLAMA_SHAPE | {
+    config: dict[str, Any] = tiny.LLAMA_SHAPE | {
         "architectures": [architecture],
         "attention_dropout": 0.0,
         "auto_map": {
@@ -260,6 +260,7 @@ TINY: dict[str, Callable[[Path], None]] = {
     "minicpmv_4_0": make_minicpmv_4_0,
     "minicpmv_4_5": make_minicpmv_4_5,
 }
+VISION = tuple(name for name in TINY if name != "minicpmo")
 IMAGE_FAMILIES = CHATLESS_FAMILIES = tuple(TINY)
 """Their templates are the tokenizers' and take text alone."""
 VIDEO_FAMILIES = ("minicpmv", "minicpmo", "minicpmv_4_0", "minicpmv_4_5")

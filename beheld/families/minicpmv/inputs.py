@@ -75,6 +75,13 @@ def rewrite_chat(text: str, counts: Mapping[str, int]) -> str | tuple[str | Item
     return rewrite(text, counts) if any(counts.values()) else text
 
 
+def sized(processor: Any, size: tuple[int, int], setting: str) -> str:
+    """Return the text that an image of `size` stands for; see FamilyInputs.embedded."""
+    part = processor.image_processor
+    text: str = processor.words(part.grid(size, {}), int(setting) - 1 if part.use_image_id else None)
+    return text
+
+
 def look(item: ProcessedItem) -> EffectiveSize | None:
     """Return an image's effective size: its slices together, else the overview; see FamilyInputs.looks."""
     return item.part.seen(item.size, item.arguments)
@@ -99,6 +106,6 @@ INPUTS = FamilyInputs(
     # Embeddings of both use `<unk>`; tokens that begin an image and a slice keep their places apart until then.
     places={"image": "<image>", "video": "<slice>"},
     numbered=frozenset(("image",)),
-    embedded={"image": LAID_OUT, "video": LAID_OUT},
+    embedded={"image": sized, "video": LAID_OUT},
     looks={"image": look, "video": look_at_frames},
 )
