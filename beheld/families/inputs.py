@@ -110,6 +110,8 @@ LAID_OUT = "the prompt says how {modality} is laid out or when it was, which emb
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
 # ids if the tokenizer cannot make them from a text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
+# (processor, width and height of an image, its setting) -> the text that it stands for.
+BySize = Callable[[Any, tuple[int, int], str], str]
 # (text of a prompt, modality -> number of its items) -> text with one placeholder per item, or its pieces, which the
 # tokenizer encodes one by one.
 Rewrite = Callable[[str, Mapping[str, int]], str | tuple[str | ItemPlace, ...]]
@@ -139,7 +141,10 @@ class FamilyInputs:
         rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
             turn text that users wrote into a placeholder.
         rewritten_ends: how the tokenizer's special tokens combine with a rewritten text: "added", or "written" if the
-            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own.
+            text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own; or
+            with "first piece": the first does, for tokenizers that only begin texts.
+        variant: returns the inputs of the checkpoint in a folder, if the texts of its prompts are rewritten in another
+            way than the family's usual.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
         unbuilt: unsupported processor options -> what to do instead.
@@ -153,7 +158,8 @@ class FamilyInputs:
             Empty if it can.
         most: modality -> the largest number of items in one prompt, if the processor has a limit.
         embedded: modality -> text before and after embeddings that replace an item, with "{setting}" for the item's
-            setting; or the reason, as a half sentence, why embeddings cannot replace it. Absent: no text.
+            setting; or a function that makes the whole text from an image's size, which then goes with the embeddings;
+            or the reason, as a half sentence, why embeddings cannot replace it. Absent: no text.
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
@@ -182,6 +188,7 @@ class FamilyInputs:
     rewrite: Rewrite | None = None
     rewrite_chat: Rewrite | None = None
     rewritten_ends: str = "added"
+    variant: Callable[[Path], FamilyInputs] | None = None
     begins: str = "as written"
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     named_here: Mapping[str, str] = field(default_factory=dict)
@@ -191,7 +198,7 @@ class FamilyInputs:
     added: tuple[str, ...] = ()
     closes: str = ""
     most: Mapping[str, int] = field(default_factory=dict)
-    embedded: Mapping[str, tuple[str, str] | str] = field(default_factory=dict)
+    embedded: Mapping[str, tuple[str, str] | BySize | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
     described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""

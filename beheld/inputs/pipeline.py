@@ -74,7 +74,8 @@ class InputPipeline:
     ) -> None:
         option_checks.check(args)
         self._info, self._config, self._args = info, config, args
-        self._family = registry.inputs(info.family)
+        usual = registry.inputs(info.family)
+        self._family = usual if usual.variant is None else usual.variant(Path(info.path))
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
         self._tokenizer = PromptTokenizer.of(inner, info, self._family)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from PIL import Image
 
@@ -10,14 +12,34 @@ from beheld.families.minicpmv.config import MiniCPMVConfig
 from beheld.families.minicpmv.processing import SliceImageProcessor, best_grid, fitted
 
 
-@pytest.mark.parametrize("version", [2.0, 2.5, 4.0, 4.5, 7, None])
-def test_another_version_is_refused_by_name(version: float | None) -> None:
-    with pytest.raises(ModelError, match=f"version {version} "):
+@pytest.mark.parametrize("version", [1.0, 2.8, "4.6", 7, "new", None])
+def test_an_unknown_version_is_refused_by_name(version: object) -> None:
+    with pytest.raises(ModelError, match=rf"version {version} .*2\.0, 2\.5, 2\.6, 4\.0 and 4\.5 are"):
         MiniCPMVConfig(version=version, vision_config={"hidden_size": 32})
 
 
-def test_version_2_6_is_read() -> None:
-    assert MiniCPMVConfig(version=2.6, vision_config={"hidden_size": 32}).vision_config.hidden_size == 32
+def test_the_first_version_without_slices_is_refused() -> None:
+    with pytest.raises(ModelError, match="version None"):
+        MiniCPMVConfig(scale_depth=1.4)
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ({"scale_depth": 1.4, "slice_mode": True}, "GraniteModel"),
+        ({"version": "2.5"}, "LlamaModel"),
+        ({"version": 2.6}, "Qwen2Model"),
+        ({"version": 4}, "LlamaModel"),
+        ({"version": "4.5"}, "Qwen3Model"),
+    ],
+)
+def test_versions_are_told_by_their_field(entries: dict[str, Any], text: str) -> None:
+    assert MiniCPMVConfig(**entries, vision_config={"hidden_size": 32}).facts.text == text
+
+
+def test_sizes_of_the_first_tower_are_known() -> None:
+    tower = MiniCPMVConfig(scale_depth=1.4, slice_mode=True).vision_config
+    assert (tower.hidden_size, tower.num_hidden_layers, tower.hidden_act) == (1152, 27, "gelu")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from beheld import SamplingParams
 from beheld.core.errors import MediaError
 from beheld.inputs.pipeline import RequestOrder
-from tests import tiny
+from tests import tiny, tiny_own_minicpm
 from tests.inputs import pipes
+from tests.oracle import cases, reference
+from tests.oracle.test_oracle import make
 
 HIDDEN = 64
 
@@ -148,11 +151,14 @@ def test_embeddings_can_be_switched_off() -> None:
 
 PICTURES_LAID_OUT = (
     *("aya_vision", "cohere2_vision", "fuyu", "hunyuan_vl", "idefics3", "lfm2_vl", "llama4", "mistral3", "molmo2"),
-    *("minicpmo", "minicpmv", "molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
+    *("molmo", "nvlm_d", "pixtral_hf", "smolvlm"),
 )
+# Their embeddings come with the sizes of the images.
+SIZED = ("minicpmo", *tiny_own_minicpm.VISION)
 VIDEOS_LAID_OUT = (
     *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
-    *("interns1", "internvl", "minicpmo", "minicpmv", "molmo2", "qwen3_5", "qwen3_5_moe", "smolvlm"),
+    *("interns1", "internvl", "minicpmo", "minicpmv", "minicpmv_4_0", "minicpmv_4_5", "molmo2", "qwen3_5"),
+    *("qwen3_5_moe", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {
@@ -187,6 +193,8 @@ def test_embeddings_leave_the_prompt_as_the_item_makes_it(family: str) -> None:
         value: Any = torch.randn(max(1, span.item.num_embeds), model.hidden_size)
         if (grid := f"{modality}_grid_thw") in span.item.layout:
             value = {f"{modality}_embeds": value, grid: [list(span.item.layout[grid])]}
+        if family in SIZED and modality == "image":
+            value = {"image_embeds": value, "image_sizes": [[84, 56]]}
         words = REFUSED.get((family, modality))
         if words is not None:
             with pytest.raises(MediaError, match=words):
@@ -211,3 +219,52 @@ def test_embeddings_have_the_number_of_their_picture() -> None:
     text = tiny.wrap("mantis", tiny.markers("mantis", 2) + "x")
     told = pipe.tokenizer.decode(prepared(pipe, text, "image", value).token_ids)
     assert told.count("(image 1: <Image>") == told.count("(image 2: <Image>") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.randn(1, 8, 128), "need the size of each image"),
+        ({"image_embeds": torch.randn(1, 8, 128)}, "need the size of each image"),
+        (
+            {"image_embeds": torch.randn(1, 9, 128), "image_sizes": [[84, 56]]},
+            "84 x 56 pixels requires 12 embeddings",
+        ),
+        ({"image_embeds": torch.randn(1, 12, 128), "image_sizes": [[84, 0]]}, "two whole numbers above 0"),
+        ({"image_embeds": torch.randn(1, 12, 128), "image_sizes": [[84, 56], [84, 56]]}, "2 rows for 1 images"),
+    ],
+)
+def test_sizes_of_embedded_images_are_checked(value: Any, words: str) -> None:
+    text = tiny.wrap("minicpmv", tiny.markers("minicpmv", 1) + "x")
+    with pytest.raises(MediaError, match=words):
+        prepared(pipes.shared("minicpmv"), text, "image", value)
+
+
+def test_sizes_are_refused_where_no_prompt_needs_them() -> None:
+    value = {"image_embeds": torch.randn(1, 4, HIDDEN), "image_sizes": [[84, 56]]}
+    with pytest.raises(MediaError, match="image_sizes"):
+        ask("llava", value)
+
+
+@pytest.mark.parametrize("family", ["minicpmv", "minicpmv_2_5"])
+def test_embeddings_with_sizes_are_answered_as_their_images(family: str) -> None:
+    """As a tensor for images of one size, as a list for others; each prompt numbers its images."""
+    asked = (cases.TWICE, cases.BETWEEN)
+    with make(family, cases.ROOMY) as llm:
+        for question in asked:
+            inputs = reference.inputs(family, question)
+            named = {name: inputs[name] for name in ("pixel_values", "tgt_sizes", "num_slices")}
+            with torch.inference_mode():
+                embeds = list(reference.model(family).get_image_features(**named).pooler_output)
+            embeds = [entry.flatten(0, -2) for entry in embeds]
+            value: Any = torch.stack(embeds) if question is cases.TWICE else embeds
+            sizes = torch.tensor([picture.size for picture in question.pictures()])
+            given = {"image": {"image_embeds": value, "image_sizes": sizes}}
+            (output,) = llm.generate(
+                [{"prompt": question.prompt(family), "multi_modal_data": given}],
+                SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True),
+                use_tqdm=False,
+            )
+            expected = reference.answer(family, question)
+            assert tuple(output.prompt_token_ids or ()) == expected.prompt_ids
+            assert tuple(output.outputs[0].token_ids) == expected.token_ids

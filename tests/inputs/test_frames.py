@@ -16,9 +16,9 @@ from tests.inputs import pipes
 
 # Families whose model is told when frames were, in words, on the frames or by positions.
 UNTIMED = ("llava_onevision", "llava_next_video", "hyperclovax_vlm", "interns1", "internvl", "minicpmv", "qwen2_vl")
-UNTIMED += ("minicpmo",)
+UNTIMED += ("minicpmo", "minicpmv_4_0", "minicpmv_4_5")
 # transformers has no processor of theirs to compare with.
-OWN_PROCESSOR = ("hyperclovax_vlm", "minicpmo", "minicpmv")
+OWN_PROCESSOR = ("hyperclovax_vlm", "minicpmo", "minicpmv", "minicpmv_4_0", "minicpmv_4_5")
 TIMED = tuple(family for family in tiny.VIDEO_FAMILIES if family not in UNTIMED)
 # They refuse frames without times.
 GLM = tuple(family for family in TIMED if family.startswith("glm"))

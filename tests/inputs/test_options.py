@@ -11,7 +11,7 @@ from transformers import AutoProcessor
 from beheld.core.errors import BeheldError, ConfigError, MediaError, ParamsError
 from beheld.inputs.media import processor_options as options_of
 from beheld.inputs.media.processor_options import GROUPS, merged
-from tests import tiny
+from tests import tiny, tiny_own_minicpm
 from tests.inputs import pipes
 
 SMALL = {"shortest_edge": 784, "longest_edge": 3136}
@@ -76,7 +76,7 @@ OF_OWN_CODE = {
     "deepseek_ocr": ("crop_mode", "crop_mod"),
     "deepseek_vl_v2": ("candidate_resolutions", "candidate_resolution"),
     "deepseek_vl_v2_small": ("candidate_resolutions", "candidate_resolution"),
-    **dict.fromkeys(("minicpmo", "minicpmv"), ("max_slice_nums", "max_slice_num")),
+    **dict.fromkeys(("minicpmo", *tiny_own_minicpm.VISION), ("max_slice_nums", "max_slice_num")),
     "molmo": ("max_crops", "max_crop"),
     "phi3_v": ("num_crops", "num_crop"),
     "hyperclovax_vlm": ("pad_to_square", "pad_to_sqare"),

@@ -228,7 +228,9 @@ def adapted(family: str, kind: str) -> Any:
 def image_token(family: str) -> int:
     """The id that stands for one embedding of a picture."""
     config = model(family).config
-    return int(getattr(config, "image_token_id", None) or config.vision_config.image_token_id)
+    # It may be 0.
+    known = getattr(config, "image_token_id", None)
+    return int(config.vision_config.image_token_id if known is None else known)
 
 
 def answered(speaker: Any, prepared: dict[str, Any], max_tokens: int) -> Answer:

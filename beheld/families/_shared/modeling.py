@@ -44,8 +44,13 @@ class HeadedModel(PreTrainedModel, GenerationMixin):
         keywords.pop("return_dict", None)
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(out.last_hidden_state[:, kept])
+        logits = self.logits(out.last_hidden_state[:, kept])
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (B, positions, vocabulary) of last hidden states (B, positions, H)."""
+        made: Tensor = self.lm_head(hidden)
+        return made
 
 
 class SplitHeads(ConversionOps):
@@ -68,3 +73,21 @@ class SplitHeads(ConversionOps):
     def reverse_op(self) -> ConversionOps:
         """Checkpoints are not written in this layout."""
         raise NotImplementedError("fused matrices are only read")
+
+
+class Unbatched(ConversionOps):
+    """Drops the first dimension of a tower's stored positions (1, patches, width)."""
+
+    @torch.no_grad()
+    def convert(  # type: ignore[override]
+        self, input_dict: dict[str, Any], target_patterns: list[str], **kwargs: Any
+    ) -> Any:
+        """Return the positions (patches, width)."""
+        (stored,) = input_dict.values()
+        weight: Tensor = stored[0] if isinstance(stored, list) else stored
+        return {target_patterns[0]: weight[0]}
+
+    @property
+    def reverse_op(self) -> ConversionOps:
+        """Checkpoints are not written in this layout."""
+        raise NotImplementedError("a tower's positions are only read")

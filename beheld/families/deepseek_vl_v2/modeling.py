@@ -5,16 +5,15 @@ Shapes: N views, P patches of a view, V width of the tower, H hidden size, E emb
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import SiglipVisionModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import Chunk, ConversionOps, WeightConverter, WeightRenaming
+from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 
 from beheld.families._shared.deepseek.modeling import EXPERTS, ViewsForCausalLM, ViewsModel
+from beheld.families._shared.modeling import Unbatched
 from beheld.families.deepseek_vl_v2.config import DeepseekVLV2Config
 
 _LAYERS = r"model.vision.encoder.layers.\1"
@@ -34,24 +33,6 @@ _NAMES = {
     r"^vision\.blocks\.(\d+)\.attn\.qkv\.": f"{_LAYERS}.self_attn.qkv.",
 }
 _QKV = ("q_proj", "k_proj", "v_proj")
-
-
-class Unbatched(ConversionOps):
-    """Drops the first dimension of the stored positions (1, P, V)."""
-
-    @torch.no_grad()
-    def convert(  # type: ignore[override]
-        self, input_dict: dict[str, Any], target_patterns: list[str], **kwargs: Any
-    ) -> Any:
-        """Return the positions (P, V)."""
-        (stored,) = input_dict.values()
-        weight: Tensor = stored[0] if isinstance(stored, list) else stored
-        return {target_patterns[0]: weight[0]}
-
-    @property
-    def reverse_op(self) -> ConversionOps:
-        """Checkpoints are not written in this layout."""
-        raise NotImplementedError("DeepSeek-VL2's positions are only read")
 
 
 class DeepseekVLV2Projector(nn.Module):

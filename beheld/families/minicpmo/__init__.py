@@ -13,7 +13,7 @@ FAMILY = Family(
             "MiniCPMO",
             "openbmb/MiniCPM-o-2_6",
             ALL,
-            "answers in text: what speaks is not loaded; version 2.6; embeddings in place of media are refused",
+            "answers in text: what speaks is not loaded; version 2.6",
         ),
     ),
     placeholder_tokens={"image": "<unk>", "audio": "<unk>"},

@@ -28,6 +28,8 @@ class MiniCPMOConfig(MiniCPMVConfig):
 
     model_type = "minicpmo"
     model_name: ClassVar[str] = "MiniCPM-o"
+    example: ClassVar[str] = "openbmb/MiniCPM-o-2_6"
+    known: ClassVar[tuple[str, ...]] = ("2.6",)
     sub_configs = {"vision_config": SiglipVisionConfig, "audio_config": WhisperConfig}  # noqa: RUF012
     audio_config: Any = None
     audio_pool_step: int = 2

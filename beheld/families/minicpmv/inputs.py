@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.files import CONFIG, read_json
 from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
 from beheld.inputs.media.effective_size import numbers
 
@@ -38,19 +40,46 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace
     return pieces_of(text, _MARKS)
 
 
-def pieces_of(text: str, marks: re.Pattern[str]) -> str | tuple[str | ItemPlace, ...]:
-    """Return the pieces of a text around `marks`, whose first group is the modality; a text without marks unchanged."""
+def pieces_of(text: str, marks: re.Pattern[str], after: str = "") -> str | tuple[str | ItemPlace, ...]:
+    """Return the pieces of a text around `marks`, whose first group is the modality; a text without marks unchanged.
+
+    The first piece is text, if only an empty one: a tokenizer that begins texts begins that. `after` follows each item.
+    """
     # The odd entries are the modalities.
     parts = marks.split(text)
     if len(parts) == 1:
         return text
-    pieces: list[str | ItemPlace] = [ItemPlace(part) if index % 2 else part for index, part in enumerate(parts)]
-    return tuple(piece for piece in pieces if piece)
+    pieces: list[str | ItemPlace] = [parts[0]]
+    for modality, following in zip(parts[1::2], parts[2::2], strict=True):
+        pieces += [ItemPlace(modality), after + following]
+    return (pieces[0], *(piece for piece in pieces[1:] if piece))
+
+
+def variant(path: Path) -> FamilyInputs:
+    """Return the inputs of the version in `path`; see FamilyInputs.variant."""
+    from beheld.checkpoint.convert import read_here
+
+    after = read_here(read_json(path / CONFIG)).facts.after  # type: ignore[union-attr]
+
+    def own(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
+        return pieces_of(text, _MARKS, after)
+
+    def own_chat(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
+        return own(text, counts) if any(counts.values()) else text
+
+    return replace(INPUTS, rewrite=own, rewrite_chat=own_chat) if after else INPUTS
 
 
 def rewrite_chat(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
     """Return the pieces of a rendered conversation; without media, the marks are text."""
     return rewrite(text, counts) if any(counts.values()) else text
+
+
+def sized(processor: Any, size: tuple[int, int], setting: str) -> str:
+    """Return the text that an image of `size` stands for; see FamilyInputs.embedded."""
+    part = processor.image_processor
+    text: str = processor.words(part.grid(size, {}), int(setting) - 1 if part.use_image_id else None)
+    return text
 
 
 def look(item: ProcessedItem) -> EffectiveSize | None:
@@ -69,11 +98,14 @@ INPUTS = FamilyInputs(
     load=load,
     call=call,
     placeholders=PLACEHOLDERS,
+    template="minicpmv/chat_template.jinja",
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
+    rewritten_ends="first piece",
+    variant=variant,
     # Embeddings of both use `<unk>`; tokens that begin an image and a slice keep their places apart until then.
     places={"image": "<image>", "video": "<slice>"},
     numbered=frozenset(("image",)),
-    embedded={"image": LAID_OUT, "video": LAID_OUT},
+    embedded={"image": sized, "video": LAID_OUT},
     looks={"image": look, "video": look_at_frames},
 )

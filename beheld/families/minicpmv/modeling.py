@@ -1,6 +1,6 @@
-"""MiniCPM-V's model: SigLIP's layers over slices of any shape, a resampler, and transformers' Qwen2.
+"""MiniCPM-V's model: a tower over slices of any shape, a resampler, and a text model of transformers.
 
-Shapes: S slices of all images, I images, P patches of all slices, V width of the tower, H hidden size, Q queries.
+Shapes: S slices of all images, I images, P patches of all slices, H hidden size.
 """
 
 from __future__ import annotations
@@ -8,93 +8,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Qwen2Model
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+from transformers.core_model_loading import Chunk, WeightConverter, WeightRenaming
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.models.siglip.modeling_siglip import SiglipEncoder
 
-from beheld.families._shared.modeling import HeadedModel, with_media
+from beheld.families._shared.modeling import HeadedModel, Unbatched, with_media
 from beheld.families.minicpmv.config import MiniCPMVConfig
-
-Grid = tuple[int, int]
-
-
-class MiniCPMVEmbeddings(nn.Module):
-    """Patches with learned positions, which are spread over each slice whatever its shape."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.side = config.image_size // config.patch_size
-        self.patch_embedding = nn.Conv2d(3, config.hidden_size, config.patch_size, config.patch_size)
-        self.position_embedding = nn.Embedding(self.side**2, config.hidden_size)
-
-    def forward(self, pixels: Tensor, grid: Grid) -> Tensor:
-        """Return (slices, patches, V) of patches (slices, patches, 3, side, side) of one grid (rows, columns)."""
-        x_NV = self.patch_embedding(pixels.flatten(0, 1).to(self.patch_embedding.weight.dtype)).flatten(1)
-        rows, columns = (self._buckets(count, pixels.device) for count in grid)
-        places = (rows[:, None] * self.side + columns).flatten()
-        return x_NV.unflatten(0, pixels.shape[:2]) + self.position_embedding(places)
-
-    def _buckets(self, count: int, device: Any) -> Tensor:
-        """Return the learned position of each of `count` patches along one axis."""
-        bounds = torch.arange(1 / self.side, 1.0, 1 / self.side)
-        places = torch.arange(0, 1 - 1e-6, 1 / count)
-        return torch.bucketize(places, bounds, right=True).to(device)
+from beheld.families.minicpmv.towers import Grid, MiniCPMVResampler, MiniCPMVTower
 
 
-class MiniCPMVTower(nn.Module):
-    """The tower under its published name."""
+class ScaledEmbedding(nn.Embedding):
+    """Embeddings of tokens that are multiplied by a factor; those of images are not."""
 
-    def __init__(self, config: MiniCPMVConfig) -> None:
-        super().__init__()
-        vision = config.vision_config
-        self.embeddings = MiniCPMVEmbeddings(vision)
-        self.encoder = SiglipEncoder(vision)
-        if config.drop_vision_last_layer:
-            self.encoder.layers = self.encoder.layers[:-1]
-        self.post_layernorm = nn.LayerNorm(vision.hidden_size, eps=vision.layer_norm_eps)
+    def __init__(self, rows: int, width: int, scale: float) -> None:
+        super().__init__(rows, width)
+        self.scale = scale
 
-    def forward(self, pixels: Tensor, grid: Grid) -> Tensor:
-        """Return the features (slices, patches, V) of slices of one grid."""
-        x_SPV = self.encoder(inputs_embeds=self.embeddings(pixels, grid)).last_hidden_state
-        features: Tensor = self.post_layernorm(x_SPV)
-        return features
-
-
-class MiniCPMVResampler(nn.Module):
-    """Queries that attend to a slice's features, whose keys have sinusoidal positions of both axes."""
-
-    def __init__(self, config: MiniCPMVConfig) -> None:
-        super().__init__()
-        width, hidden = config.vision_config.hidden_size, config.hidden_size
-        self.query = nn.Parameter(torch.zeros(config.query_num, hidden))
-        self.kv_proj = nn.Linear(width, hidden, bias=False) if width != hidden else nn.Identity()
-        self.attn = nn.MultiheadAttention(hidden, hidden // 128)
-        self.ln_q = nn.LayerNorm(hidden, eps=1e-6)
-        self.ln_kv = nn.LayerNorm(hidden, eps=1e-6)
-        self.ln_post = nn.LayerNorm(hidden, eps=1e-6)
-        self.proj = nn.Parameter(torch.zeros(hidden, hidden))
-
-    def forward(self, features: Tensor, grid: Grid) -> Tensor:
-        """Return the embeddings (slices, Q, H) of features (slices, patches, V) of one grid."""
-        x_PSH = self.ln_kv(self.kv_proj(features)).transpose(0, 1)
-        keys = x_PSH + self._positions(grid, x_PSH)[:, None]
-        queries = self.ln_q(self.query)[:, None].expand(-1, len(features), -1)
-        out = self.attn(queries, keys, x_PSH, need_weights=False)[0].transpose(0, 1)
-        embeds: Tensor = self.ln_post(out) @ self.proj
-        return embeds
-
-    def _positions(self, grid: Grid, like: Tensor) -> Tensor:
-        """Return sines and cosines (patches, H), of the column in the first half and of the row in the second."""
-        rows, columns = grid
-        quarter = like.shape[-1] // 4
-        omega = 1.0 / 10000 ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-        row, column = (torch.arange(count, dtype=torch.float32)[:, None] * omega for count in grid)
-        row, column = (torch.cat((angle.sin(), angle.cos()), -1) for angle in (row, column))
-        both = torch.cat((column.expand(rows, -1, -1), row[:, None].expand(-1, columns, -1)), -1)
-        return both.flatten(0, 1).to(like)
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the scaled embeddings of ids."""
+        return super().forward(input) * self.scale
 
 
 class MiniCPMVPreTrainedModel(PreTrainedModel):
@@ -113,7 +49,10 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
         super().__init__(config)
         self.vpm = MiniCPMVTower(config)
         self.resampler = MiniCPMVResampler(config)
-        self.language_model = Qwen2Model(config)
+        self.language_model = getattr(transformers, config.facts.text)(config)
+        if config.scale_emb != 1:
+            scaled = ScaledEmbedding(config.vocab_size, config.hidden_size, config.scale_emb)
+            self.language_model.set_input_embeddings(scaled)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -129,16 +68,34 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
             num_slices: (I,).
         """
         grids: list[Grid] = [(rows, columns) for rows, columns in tgt_sizes.tolist()]
+        counts = num_slices.tolist()
         slices = pixel_values.split([rows * columns for rows, columns in grids])
         found: dict[int, Tensor] = {}
-        for grid in dict.fromkeys(grids):
-            own = [index for index, other in enumerate(grids) if other == grid]
-            embeds = self.resampler(self.vpm(torch.stack([slices[index] for index in own]), grid), grid)
+        shapes = self._shapes(grids, counts)
+        for shape, grid in dict.fromkeys(zip(shapes, grids, strict=True)):
+            own = [index for index, other in enumerate(zip(shapes, grids, strict=True)) if other == (shape, grid)]
+            count = grid[0] * grid[1]
+            filled = pad(torch.stack([slices[index] for index in own]), (0,) * 7 + (shape[0] * shape[1] - count,))
+            embeds = self.resampler(self.vpm(filled, shape)[:, :count], grid)
             found |= dict(zip(own, embeds, strict=True))
         images = torch.cat([found[index] for index in range(len(grids))]).split(
-            [count * self.config.query_num for count in num_slices.tolist()]
+            [count * self.config.query_num for count in counts]
         )
         return BaseModelOutputWithPooling(pooler_output=images)
+
+    def _shapes(self, grids: list[Grid], counts: list[int]) -> list[Grid]:
+        """Return the grids that the tower sees of slices of `grids`, of images of `counts` slices.
+
+        In version 2.5 it sees a row. As in the published code, patches of zeros fill the rows of an image up to its
+        longest, and are seen by the others.
+        """
+        if self.config.facts.patches != "in a row":
+            return grids
+        lengths = [rows * columns for rows, columns in grids]
+        if self.config.batch_vision_input:
+            images = [lengths[sum(counts[:index]) :][:count] for index, count in enumerate(counts)]
+            lengths = [max(image) for image in images for _ in image]
+        return [(1, length) for length in lengths]
 
     def forward(
         self,
@@ -149,7 +106,7 @@ class MiniCPMVModel(MiniCPMVPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **keywords: Any,
     ) -> Any:
-        """As Qwen2Model's, with images and frames in the places of their placeholders, in the prompt's order."""
+        """As the text model's, with images and frames in the places of their placeholders, in the prompt's order."""
         if inputs_embeds is None:
             inputs_embeds = self.get_input_embeddings()(input_ids)
         if pixel_values is not None:
@@ -164,12 +121,17 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, HeadedModel):
     """The model with its head; a subclass may have another core."""
 
     core_class: Any = MiniCPMVModel
+    _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: MiniCPMVConfig) -> None:
         super().__init__(config)
         self.model = self.core_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As HeadedModel's; version 2.0 divides the hidden states."""
+        return super().logits(hidden / getattr(self.config, "logits_scaling", 1))
 
     def get_image_features(self, pixel_values: Tensor, tgt_sizes: Tensor, num_slices: Tensor, **keywords: Any) -> Any:
         """As MiniCPMVModel's."""
@@ -193,11 +155,26 @@ class MiniCPMVForConditionalGeneration(MiniCPMVPreTrainedModel, HeadedModel):
         return made | (media if is_first_iteration else {})
 
 
+_LAYERS = r"model.vpm.encoder.layers.\1"
+# Version 2.0's tower has the names of another library; its queries, keys and values are one matrix.
+FIRST_NAMES = {
+    r"^vpm\.patch_embed\.proj\.": "model.vpm.embeddings.patch_embedding.",
+    r"^vpm\.norm\.": "model.vpm.post_layernorm.",
+    r"^vpm\.blocks\.(\d+)\.norm1\.": f"{_LAYERS}.layer_norm1.",
+    r"^vpm\.blocks\.(\d+)\.norm2\.": f"{_LAYERS}.layer_norm2.",
+    r"^vpm\.blocks\.(\d+)\.mlp\.": f"{_LAYERS}.mlp.",
+    r"^vpm\.blocks\.(\d+)\.attn\.proj\.": f"{_LAYERS}.self_attn.out_proj.",
+    r"^vpm\.blocks\.(\d+)\.attn\.qkv\.": f"{_LAYERS}.self_attn.qkv.",
+}
+
 register_checkpoint_conversion_mapping(
     MiniCPMVForConditionalGeneration.__name__,
     [
         WeightRenaming(r"^llm\.lm_head\.", "lm_head."),
         WeightRenaming(r"^llm\.model\.", "model.language_model."),
+        *(WeightRenaming(theirs, ours) for theirs, ours in FIRST_NAMES.items()),
+        WeightConverter("vpm.pos_embed", "model.vpm.embeddings.position_embedding.weight", [Unbatched()]),
+        WeightConverter("self_attn.qkv", [f"self_attn.{part}_proj" for part in "qkv"], [Chunk(dim=0)]),
         WeightRenaming(r"^vpm\.", "model.vpm."),
         WeightRenaming(r"^resampler\.", "model.resampler."),
     ],

@@ -21,6 +21,7 @@ from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
 from beheld.families._shared.processing import FrameChoice
 from beheld.families.inputs import EffectiveSize
+from beheld.families.minicpmv.config import VERSIONS
 
 Size = tuple[float, float]
 Grid = tuple[int, int]
@@ -178,13 +179,17 @@ class MiniCPMVProcessor(ProcessorMixin):
         # transformers' own video processors read files and sample; this one is given frames.
         self.video_processor: Any = None
         self.marks = dict(marks)
+        self.facts = VERSIONS["2.6"]
 
     def words(self, grid: Grid | None, number: int | None) -> str:
         """Return the text that an image of a grid of slices stands for; `number` is the one it is given."""
         unknown = "<unk>" * self.image_processor.image_feature_size
         known = "" if number is None else f"<image_id>{number}</image_id>"
         columns, rows = grid or (0, 0)
-        return f"{known}<image>{unknown}</image>" + "\n".join([f"<slice>{unknown}</slice>" * columns] * rows)
+        if not self.facts.marked_together:
+            return f"{known}<image>{unknown}</image>" + "\n".join([f"<slice>{unknown}</slice>" * columns] * rows)
+        cut = "\n".join([f"<image>{unknown}</image>" * columns] * rows)
+        return f"{known}<image>{unknown}</image>" + (f"<slice>{cut}</slice>" if grid else "")
 
     def image(self, image: Any, number: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the outputs and the text of image `number` of a prompt."""
@@ -218,7 +223,7 @@ class MiniCPMVProcessor(ProcessorMixin):
             modality = min(marks, key=lambda name: marks[name])
             outputs, words = waiting[modality].pop(0)
             found.append(outputs)
-            prompt = prompt.replace(self.marks[modality], words, 1)
+            prompt = prompt.replace(self.marks[modality], words + self.facts.after, 1)
         media = {name: torch.cat([entry[name] for entry in found]) for name in (found[0] if found else ())}
         return BatchFeature({**self.tokenizer([prompt], return_tensors=return_tensors), **media})
 
@@ -236,10 +241,13 @@ def load(path: Path, marks: Mapping[str, str], kind: type[P]) -> P:
 
     from beheld.checkpoint.convert import own_config
 
-    settings = read_json(path / "preprocessor_config.json")
+    raw, settings = read_json(path / CONFIG), read_json(path / "preprocessor_config.json")
     if not settings:
         raise ModelError("MiniCPM-V's preprocessor_config.json is missing.", "Fetch the checkpoint again.")
-    tokenizer = AutoTokenizer.from_pretrained(str(path), **own_config(read_json(path / CONFIG)))
+    known = own_config(raw)
+    tokenizer = AutoTokenizer.from_pretrained(str(path), **known)
     made = kind(SliceImageProcessor(settings), tokenizer, marks)
-    made.video_processor = SliceVideoProcessor(settings)
+    made.facts = known["config"].facts
+    if made.facts.videos:
+        made.video_processor = SliceVideoProcessor(settings)
     return made

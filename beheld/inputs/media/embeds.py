@@ -21,14 +21,23 @@ _MAX_HEADER_BYTES = 1 << 16
 _FEWER = "Give fewer or shorter items."
 # The largest number of items whose grids one mapping may hold.
 _MAX_GRIDS = 4096
+_NUMBERS = {2: "two", 3: "three"}
+SIZES = "image_sizes"
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Embeddings of one item: a tensor (tokens, hidden), and the numbers that positions need, if any."""
+    """Embeddings of one item.
+
+    Attributes:
+        tensor: of the shape (tokens, hidden).
+        layout: the numbers that positions need, if any.
+        size: width and height in pixels of the image that they are of, if given.
+    """
 
     tensor: Any
     layout: Mapping[str, tuple[Any, ...]]
+    size: tuple[int, int] | None = None
 
 
 def given(value: Any) -> bool:
@@ -45,7 +54,8 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
 
     Args:
         value: a tensor (items, tokens, hidden) or (tokens, hidden), or a mapping with the tensor under
-            "<modality>_embeds" and, for families with multi-axis positions, "<modality>_grid_thw" (items, 3).
+            "<modality>_embeds" and, for families with multi-axis positions, "<modality>_grid_thw" (items, 3); or
+            "image_embeds" and "image_sizes" (items, 2), width and height, where a prompt says how an image is cut.
         modality: "image", "video" or "audio".
         info: the model.
         merge_size: patches per embedding along each side, for families with a grid.
@@ -79,6 +89,7 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
 def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
     name, grid_name = f"{modality}_embeds", f"{modality}_grid_thw"
     known = {name, grid_name} | ({"second_per_grid_ts"} if modality == "video" else set())
+    known |= {SIZES} if modality == "image" and info.position_axes == 1 else set()
     for key in value:
         if key not in known:
             raise DecodeError(
@@ -86,12 +97,14 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
             )
     if name not in value:
         raise DecodeError(f"The embeddings lack the tensor {name!r}.", f'Give {{"{name}": tensor}}.')
+    if SIZES in value:
+        return _sized(value[name], value[SIZES], info)
     if grid_name not in value:
         if info.position_axes > 1:
             raise DecodeError(f"The embeddings lack the tensor {grid_name!r}.", "Its shape is (items, 3).")
         return split(value[name], modality, info, merge_size)
     tensor = _tensor(value[name])
-    grids = _grids(value[grid_name], grid_name)
+    grids = _rows(value[grid_name], grid_name, 3)
     flat = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim in (2, 3) else tensor
     for grid in grids:
         if grid[1] % merge_size or grid[2] % merge_size:
@@ -117,23 +130,36 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     return items
 
 
-def _grids(value: Any, name: str) -> list[tuple[int, int, int]]:
+def _sized(value: Any, sizes: Any, info: ModelInfo) -> list[Embeddings]:
+    """Return one Embeddings per size; `value` may also be a list of tensors (tokens, hidden)."""
+    known = _rows(sizes, SIZES, 2)
+    entries: Any = value
+    if not isinstance(value, list | tuple):
+        tensor = _tensor(value)
+        entries = tensor[None] if tensor.ndim == 2 else tensor
+    if len(entries) != len(known):
+        raise DecodeError(f"{SIZES} has {len(known)} rows for {len(entries)} images.", "Give one row for each.")
+    return [Embeddings(check(entry, info), {}, size) for entry, size in zip(entries, known, strict=True)]
+
+
+def _rows(value: Any, name: str, width: int) -> list[Any]:
     if is_tensor(value):
         _dense(value)
-    if is_tensor(value) and value.numel() > 3 * _MAX_GRIDS:
-        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} grids.", "Give fewer items.")
+    if is_tensor(value) and value.numel() > width * _MAX_GRIDS:
+        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} rows.", "Give fewer items.")
     rows = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(rows, list | tuple) and len(rows) == 3 and all(isinstance(n, int) for n in rows):
+    if isinstance(rows, list | tuple) and len(rows) == width and all(isinstance(n, int) for n in rows):
         rows = [rows]
     if not isinstance(rows, list | tuple) or not rows:
-        raise DecodeError(f"{name} must have the shape (items, 3).")
-    grids = []
+        raise DecodeError(f"{name} must have the shape (items, {width}).")
+    found = []
     for row in rows:
-        whole = isinstance(row, list | tuple) and len(row) == 3 and all(isinstance(n, int) and n > 0 for n in row)
+        row = row.tolist() if hasattr(row, "tolist") else row
+        whole = isinstance(row, list | tuple) and len(row) == width and all(isinstance(n, int) and n > 0 for n in row)
         if not whole:
-            raise DecodeError(f"{name} must hold three whole numbers above 0 per item, got {row!r}.")
-        grids.append((row[0], row[1], row[2]))
-    return grids
+            raise DecodeError(f"{name} must hold {_NUMBERS[width]} whole numbers above 0 per item, got {row!r}.")
+        found.append(tuple(row))
+    return found
 
 
 def _seconds(value: Any, count: int) -> list[float | None]:
@@ -196,7 +222,10 @@ def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaIte
     """Return the item: embeddings are its features, and each takes one placeholder."""
     tensor = embeddings.tensor
     count = tensor.shape[0]
-    content = digest.of_array("embeds", tensor.numpy(), {name: list(v) for name, v in embeddings.layout.items()})
+    told = {name: list(v) for name, v in embeddings.layout.items()} | (
+        {SIZES: embeddings.size} if embeddings.size else {}
+    )
+    content = digest.of_array("embeds", tensor.numpy(), told)
     return MediaItem(
         modality=modality,
         digest=digest.of_item(content, modality, b"embeds", {}, ""),

@@ -268,6 +268,13 @@ class ItemMaker:
         with clock.stage("digest"):
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
         around = self._family.embedded.get(ref.modality)
+        size = found[0].size
+        if callable(around):
+            item = self._processor.sized(item, around, size, order.setting)
+        elif size is not None:
+            raise DecodeError(
+                f"Unknown tensor {embeds.SIZES!r} among the embeddings.", "Leave it out: this model needs no sizes."
+            )
         if isinstance(around, tuple):
             before, after = (text.format(setting=order.setting) for text in around)
             item = self._processor.between(item, before, after)

@@ -15,7 +15,7 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
-from beheld.families.inputs import FamilyInputs, ProcessedItem
+from beheld.families.inputs import BySize, FamilyInputs, ProcessedItem
 from beheld.inputs.media import effective_size, frames
 from beheld.inputs.media import processor_options as options_of
 from beheld.inputs.media.cache import Processed
@@ -244,10 +244,37 @@ class ItemProcessor:
                     f"The embeddings of the {item.modality} are {item.num_embeds}, its beginning and end included.",
                     f"Give all that the model's tower makes of one {item.modality}.",
                 )
-        lead, core, tail = tokenizer.edges(before + text * count + after)
+        made = self._around(item, before + text * count + after, tokenizer)
+        assert made.embed_mask is None or sum(made.embed_mask) == item.num_embeds, f"{text!r} is not one token"
+        return made
+
+    def sized(self, item: MediaItem, text: BySize, size: tuple[int, int] | None, setting: str) -> MediaItem:
+        """Return an item of embeddings only, with the text of an image of `size`, width and height.
+
+        Raises:
+            DecodeError: there is no size, or an image of this size has another number of embeddings.
+        """
+        if size is None:
+            raise DecodeError(
+                "Embeddings for this model need the size of each image, by which its slices are laid out.",
+                'Give {"image_embeds": tensor, "image_sizes": tensor of (items, 2), width and height}.',
+            )
+        processor = self.loaded()
+        made = self._around(item, text(processor, size, setting), self._prompt_tokenizer(processor))
+        count = len(made.replacement_ids) if made.embed_mask is None else sum(made.embed_mask)
+        if count != item.num_embeds:
+            raise DecodeError(
+                f"An image of {size[0]} x {size[1]} pixels requires {count} embeddings; {item.num_embeds} are given.",
+                "Give all that the model's tower makes of the image, and its width and height in pixels.",
+            )
+        return made
+
+    def _around(self, item: MediaItem, text: str, tokenizer: PromptTokenizer) -> MediaItem:
+        """Return an item of embeddings with its text, which has their placeholders."""
+        placeholder, everywhere = item.replacement_ids[0], item.modality in self._family.embeds_all
+        lead, core, tail = tokenizer.edges(text)
         ids = tokenizer.replacement(core)
         mask = tuple(everywhere or token == placeholder for token in ids)
-        assert sum(mask) == item.num_embeds, f"{text!r} is not one token"
         return replace(item, replacement_ids=ids, embed_mask=None if all(mask) else mask, lead=lead, tail=tail)
 
     def _prompt_tokenizer(self, processor: Any) -> PromptTokenizer:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
 from beheld.core.params import PoolingParams, SamplingParams
-from beheld.families.inputs import FamilyInputs
+from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt import chat, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
@@ -26,6 +26,10 @@ from beheld.utils.cancellation import CancelToken
 _SPARE_IDS = 16
 # Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
+
+
+class _Encode(Protocol):
+    def __call__(self, piece: str, *, ends: bool) -> list[int]: ...
 
 
 class PromptReader:
@@ -108,9 +112,10 @@ class PromptReader:
                     written, ends = rewritten, self._family.rewritten_ends != "written"
                 else:
                     # Items of these families have no text around them.
-                    ends = self._family.rewritten_ends == "each piece"
-                    plain = partial(self._tokenizer.encode, add_special_tokens=ends, most=most)
-                    ids = self._tokenizer.encode_pieces(rewritten, plain)
+                    ids = self._of_pieces(
+                        rewritten,
+                        lambda piece, *, ends: self._tokenizer.encode(piece, add_special_tokens=ends, most=most),
+                    )
                     return self._checked(ids, parsed, None, params, counts)
             text = PromptText(self._family.begun(written, self._tokenizer.inner), None, ends, most)
             ids = self._ids_of(text, params, parsed.media)
@@ -270,19 +275,36 @@ class PromptReader:
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
             if not isinstance(rewritten, str):
-                ends = self._family.rewritten_ends == "each piece"
-                pieces = self._tokenizer.encode_pieces(
+                ids = self._of_pieces(
                     rewritten,
-                    lambda piece: self._encode(PromptText(piece, talk.stand_ins, ends=ends, most=most), {}),
+                    lambda piece, *, ends: self._encode(PromptText(piece, talk.stand_ins, ends=ends, most=most), {}),
+                    begun=self._begun(rendered),
                 )
-                return None, pieces
+                return None, ids
             rendered, ends = rewritten, self._family.rewritten_ends != "written"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
         # never does.
-        bos = getattr(self._tokenizer.inner, "bos_token", None)
-        ends = ends and bool(self._info.modalities) and not (bos and rendered.startswith(bos))
+        ends = ends and bool(self._info.modalities) and not self._begun(rendered)
         return PromptText(rendered, talk.stand_ins, ends, most), ()
+
+    def _begun(self, rendered: str) -> bool:
+        """Whether a template wrote the token that begins texts."""
+        bos = getattr(self._tokenizer.inner, "bos_token", None)
+        return bool(bos and rendered.startswith(bos))
+
+    def _of_pieces(self, pieces: Sequence[str | ItemPlace], encode: _Encode, begun: bool = False) -> list[int]:
+        """Return the ids of pieces of a text.
+
+        Args:
+            pieces: as FamilyInputs.rewrite returns them.
+            encode: a piece, and whether it gets the tokenizer's special tokens -> its ids.
+            begun: whether the text has the token that begins it.
+        """
+        each = self._family.rewritten_ends == "each piece"
+        first = each or (self._family.rewritten_ends == "first piece" and not begun)
+        ids = self._tokenizer.encode_pieces(pieces[:1], partial(encode, ends=first))
+        return ids + self._tokenizer.encode_pieces(pieces[1:], partial(encode, ends=each))
 
     # ------------------------------------------------------------------ text to ids
 
