@@ -11,7 +11,7 @@ from beheld.core.config import MODEL_CLASSES, EngineArgs, EngineConfig, MediaLim
 from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
 from beheld.families import registry
-from beheld.inputs.media import audio, digest, video
+from beheld.inputs.media import audio, digest, header, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
@@ -19,6 +19,9 @@ from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+
+# Time for an image, however small, and for each of its pixels: many times what they take.
+_IMAGE_S, _PIXEL_S = 8.0, 200e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +92,7 @@ def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, D
         load=load_decoder,
         settings=lambda: limits,
         answer=Decoded,
-        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=max_workers,
         error=lambda task, fault: _error(task.modality, limits, fault),
@@ -104,17 +107,25 @@ def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> Tas
         load=load_processor,
         settings=lambda: settings,
         answer=ProcessedMedia,
-        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=config.media_workers,
         error=lambda task, fault: _error(task.modality, limits, fault),
     )
 
 
+def _timeout_s(task: DecodeTask | ProcessTask, limits: MediaLimits) -> float:
+    """Seconds for a task: by the size of an image, as its header tells it; by the limit for all else."""
+    most = limits.work_timeout_s[task.modality]
+    size = header.size_of(task.source.payload) if isinstance(task.source.payload, bytes) else None
+    if task.modality != "image" or size is None:
+        return most
+    return min(most, _IMAGE_S + size[0] * size[1] * _PIXEL_S)
+
+
 def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
     if fault.fault is Fault.TIME:
-        seconds = limits.work_timeout_s[modality]
-        return LimitError(f"Preparing the {modality} took more than {seconds:g} s.", "Send a smaller one.")
+        return LimitError(f"Preparing the {modality} took more time than its size allows.", "Send a smaller one.")
     if fault.fault is Fault.MEMORY:
         return LimitError(f"Preparing the {modality} took more memory than is allowed.", "Send a smaller one.")
     return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")
