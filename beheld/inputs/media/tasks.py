@@ -20,8 +20,8 @@ from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_to
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
-# Time for an image, however small, and for each of its pixels: many times what they take.
-_IMAGE_S, _PIXEL_S = 8.0, 200e-9
+# Of the time for an image, the part that one has however small it is; from so many pixels on, it has all.
+_SMALL_PART, _ALL_PIXELS = 0.4, 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, D
         timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=max_workers,
-        error=lambda task, fault: _error(task.modality, limits, fault),
+        error=lambda task, fault: _error(task, limits, fault),
     )
 
 
@@ -110,7 +110,7 @@ def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> Tas
         timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=config.media_workers,
-        error=lambda task, fault: _error(task.modality, limits, fault),
+        error=lambda task, fault: _error(task, limits, fault),
     )
 
 
@@ -120,12 +120,14 @@ def _timeout_s(task: DecodeTask | ProcessTask, limits: MediaLimits) -> float:
     size = header.size_of(task.source.payload) if isinstance(task.source.payload, bytes) else None
     if task.modality != "image" or size is None:
         return most
-    return min(most, _IMAGE_S + size[0] * size[1] * _PIXEL_S)
+    return most * min(1.0, _SMALL_PART + size[0] * size[1] / _ALL_PIXELS)
 
 
-def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
+def _error(task: DecodeTask | ProcessTask, limits: MediaLimits, fault: WorkerFault) -> Exception:
+    modality = task.modality
     if fault.fault is Fault.TIME:
-        return LimitError(f"Preparing the {modality} took more time than its size allows.", "Send a smaller one.")
+        seconds = _timeout_s(task, limits)
+        return LimitError(f"Preparing the {modality} took more than {seconds:.3g} s.", "Send a smaller one.")
     if fault.fault is Fault.MEMORY:
         return LimitError(f"Preparing the {modality} took more memory than is allowed.", "Send a smaller one.")
     return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")
