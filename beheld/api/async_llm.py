@@ -283,7 +283,8 @@ class AsyncLLM:
         self._check_alive()
         cancel = CancelToken()
         try:
-            return await self._run_in(self._pools.media, self._inputs.waveform, audio, cancel)
+            async with self._pools.media_turns.turn(client):
+                return await self._run_in(self._pools.media, self._inputs.waveform, audio, cancel, client)
         finally:
             cancel.cancel()
 
@@ -499,7 +500,7 @@ class AsyncLLM:
             if pool is not self._pools.media:
                 return await self._run_in(reading, inputs.prepare, order)
             read = await self._run_in(reading, inputs.read, order)
-            async with inputs.fetched(read) as fetched:
+            async with inputs.fetched(read) as fetched, self._pools.media_turns.turn(order.client):
                 made = await self._run_in(pool, inputs.make_items, fetched)
             if has_grammar(order.params):
                 pool = self._pools.grammar

@@ -8,19 +8,22 @@ from typing import Any
 
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
+from beheld.inputs.fetch.shares import FairTurns
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 
 _TEXT_THREADS = 2
 _LONG_THREADS = 2
-_MEDIA_THREADS = 16
+# Requests whose media are opened and processed at a time, and of these, those of one client. They wait for workers
+# (sandbox/client_turns.py); further threads only read prompts.
+_MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT, _MEDIA_READERS = 24, 16, 4
 _GRAMMAR_THREADS = 8
 # As many as there are processes that render.
 _TEMPLATE_THREADS = 2
 
 
 class Pools:
-    """The thread pools.
+    """The thread pools, and whose turn it is at that of media.
 
     Prompts with media wait for decoders, those with a grammar for compilers, and templates of requests for renderers.
     None of them may delay plain text, and long texts may not delay short ones. Fetching waits in the event loop and
@@ -30,7 +33,8 @@ class Pools:
     def __init__(self) -> None:
         self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
-        self.media = ThreadPoolExecutor(_MEDIA_THREADS, thread_name_prefix="beheld-prepare")
+        self.media = ThreadPoolExecutor(_MEDIA_TURNS + _MEDIA_READERS, thread_name_prefix="beheld-prepare")
+        self.media_turns = FairTurns(_MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT)
         self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
 

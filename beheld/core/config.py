@@ -404,7 +404,10 @@ class MediaLimits:
         max_pixels: pixels of one decoded image or one frame.
         max_pixels_per_byte: pixels per byte of an image file, checked above 16 million pixels. A photograph has about
             10, a drawing about 100; a far higher value means an empty image that only costs memory and time.
-        max_frames: frames decoded from one video.
+        max_scanned_pixels: pixels of an image times the scans of its file. A progressive JPEG has about 10 scans.
+        max_frames: frames sampled from one video.
+        max_video_pixels: pixels of all frames of one video that must be decoded to sample from it, those between two
+            sampled ones included. 32 frames of an hour in 1920 x 1080 take about 8 thousand million.
         max_decoded_bytes: bytes of decoded pixels or samples, for one item and for all requests that are opened at
             once.
         max_audio_s: seconds of audio.
@@ -417,7 +420,9 @@ class MediaLimits:
     max_fetched_bytes: int = 1 << 30
     max_pixels: int = 128_000_000
     max_pixels_per_byte: int = 256
+    max_scanned_pixels: int = 2_048_000_000
     max_frames: int = 2048
+    max_video_pixels: int = 32_000_000_000
     max_decoded_bytes: int = 1 << 30
     max_audio_s: float = 3600.0
     max_audio_samples: int = 400_000_000

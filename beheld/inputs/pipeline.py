@@ -177,7 +177,8 @@ class InputPipeline:
         media = prompt.parsed.media
         if not media:
             return RequestWithItems(read, prompt.ids, {}, ())
-        made = self._maker.make_all(media, prompt.parsed.options, prompt.parsed.salt, read.order.cancel)
+        order = read.order
+        made = self._maker.make_all(media, prompt.parsed.options, prompt.parsed.salt, order.cancel, order.client)
         by_modality: dict[str, list[PreparedItem]] = {}
         for ref, prepared in zip(media, made, strict=True):
             by_modality.setdefault(ref.modality, []).append(prepared)
@@ -240,14 +241,14 @@ class InputPipeline:
         self._checks.modalities(media)
         return [prepared.receipt for prepared in self._maker.make_all(media, {}, b"", CancelToken())]
 
-    def waveform(self, source: Any, cancel: CancelToken) -> Any:
+    def waveform(self, source: Any, cancel: CancelToken, client: str = "") -> Any:
         """Return an audio's samples at the rate that the model hears: bytes of a file, a URL, a path, (samples, rate).
 
         Raises:
             UserError: it cannot be read.
         """
         self._checks.modalities([MediaRef("audio", source)])
-        return self._maker.waveform(source, cancel)
+        return self._maker.waveform(source, cancel, client)
 
     @cached_property
     def speech(self) -> tuple[SpeechForm, SpeechTokens | None] | None:

@@ -29,8 +29,8 @@ class Sandbox:
         self._groups: dict[TaskType[Any, Any], WorkerGroup] = {}
         self._closed = False
 
-    def run(self, kind: TaskType[T, A], task: T, cancel: CancelToken | None = None) -> A:
-        """Run `task` in a worker and return its answer. Cancelling kills the worker.
+    def run(self, kind: TaskType[T, A], task: T, cancel: CancelToken | None = None, client: str = "") -> A:
+        """Run `task` in a worker and return its answer. Cancelling kills the worker; clients take turns.
 
         Raises:
             WorkerError: workers cannot be started, or the sandbox is closed.
@@ -40,7 +40,7 @@ class Sandbox:
         """
         try:
             with out_of_turn():
-                answer = self._group(kind).run(task, cancel or CancelToken())
+                answer = self._group(kind).run(task, cancel or CancelToken(), client)
         except WorkerFault as fault:
             raise kind.error(task, fault) from fault
         if not isinstance(answer, kind.answer):

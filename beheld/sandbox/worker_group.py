@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import BeheldError, UserError, WorkerError
+from beheld.sandbox.client_turns import ClientTurns, Turn
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
@@ -43,6 +44,7 @@ class _Worker:
     end: socket.socket
     server: _Server
     ended: str | None = None
+    turn: Turn | None = None
 
     def idle(self) -> bool:
         """True if it is alive and has sent nothing, as a worker without a task should."""
@@ -139,12 +141,11 @@ class WorkerGroup:
     """The workers of one task type; they start with the first task. Thread-safe."""
 
     def __init__(self, kind: TaskType[Any, Any]) -> None:
-        assert kind.max_workers > 0
         self._kind = kind
-        self._changed = threading.Condition()
+        self._turns = ClientTurns(kind.max_workers)
+        self._lock = threading.Lock()
         self._idle: deque[_Worker] = deque()
         self._busy: set[_Worker] = set()
-        self._taken = 0
         self._closed = False
         # Held while the server is started or used; never while waiting for a worker.
         self._server_lock = threading.Lock()
@@ -152,8 +153,10 @@ class WorkerGroup:
         # The error that loading the module raised; it would raise it again.
         self._refusal: UserError | None = None
 
-    def run(self, task: Any, cancel: CancelToken) -> Any:
+    def run(self, task: Any, cancel: CancelToken, client: str = "") -> Any:
         """Run `task` in a worker and return its answer. Waiting for a free worker does not count as its time.
+
+        Clients take turns at the workers.
 
         Raises:
             WorkerFault: the task exceeded its time or memory, or its process ended; only this task is lost.
@@ -161,7 +164,7 @@ class WorkerGroup:
             BeheldError: the work raised it.
             Cancelled: the task was cancelled; its worker is killed.
         """
-        worker = self._take(cancel)
+        worker = self._take(cancel, client)
         try:
             with cancel.calling(worker.hang_up):
                 status, answer = self._ask(worker, task)
@@ -190,7 +193,7 @@ class WorkerGroup:
 
     def pids(self) -> tuple[int, ...]:
         """Process ids of the workers."""
-        with self._changed:
+        with self._lock:
             return tuple(worker.number for worker in (*self._idle, *self._busy))
 
     @property
@@ -201,10 +204,10 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End all workers; running tasks fail."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._idle.clear()
-            self._changed.notify_all()
+        self._turns.close()
         with self._server_lock:
             if self._server is not None:
                 self._server.close()
@@ -228,33 +231,22 @@ class WorkerGroup:
             raise WorkerFault(Fault.ENDED, "a malformed answer")
         return answer
 
-    def _take(self, cancel: CancelToken) -> _Worker:
-        with cancel.calling(self._wake), self._changed:
-            while self._taken >= self._kind.max_workers and not self._closed:
-                self._changed.wait()
-                cancel.check()
-            if self._closed:
-                raise WorkerError("The engine is closed.")
-            self._taken += 1
+    def _take(self, cancel: CancelToken, client: str) -> _Worker:
+        turn = self._turns.take(client, cancel)
         try:
             worker = self._fit()
         except BaseException:
-            with self._changed:
-                self._taken -= 1
-                self._changed.notify()
+            self._turns.give_back(turn)
             raise
-        with self._changed:
+        worker.turn = turn
+        with self._lock:
             self._busy.add(worker)
         return worker
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _fit(self) -> _Worker:
         """An idle worker that is alive, or a new one."""
         while True:
-            with self._changed:
+            with self._lock:
                 worker = self._idle.pop() if self._idle else None
             if worker is None:
                 return self._new()
@@ -288,15 +280,22 @@ class WorkerGroup:
         return self._server
 
     def _give_back(self, worker: _Worker, *, fit: bool) -> None:
-        with self._changed:
+        turn, worker.turn = worker.turn, None
+        assert turn is not None
+        with self._lock:
             self._busy.discard(worker)
+        # A worker beyond the usual number ends after its task.
+        fit = fit and self._is_usual()
         if not fit:
             self._end(worker)
-        with self._changed:
+        with self._lock:
             if fit:
                 self._idle.append(worker)
-            self._taken -= 1
-            self._changed.notify()
+        self._turns.give_back(turn)
+
+    def _is_usual(self) -> bool:
+        with self._lock:
+            return len(self._busy) + len(self._idle) < self._kind.max_workers
 
     def _end(self, worker: _Worker) -> str:
         """Make sure that a worker has ended and return how it ended."""

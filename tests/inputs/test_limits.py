@@ -19,8 +19,9 @@ from PIL import Image
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import ConfigError, DecodeError, LimitError
-from beheld.inputs.media import audio, decode, header, video
+from beheld.inputs.media import audio, decode, header, tasks, video
 from beheld.inputs.media.memory_gate import MemoryGate
+from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.video import FrameSampling
 from beheld.utils.cancellation import Cancelled, CancelToken
 from tests import tiny
@@ -160,6 +161,74 @@ def test_opened_media_have_room_for_each_in_turn() -> None:
     assert order == ["huge", "small"]
 
 
+@pytest.mark.case(109)
+def test_at_the_gate_one_client_leaves_room_for_others() -> None:
+    gate, order, end = MemoryGate(100), list[str](), threading.Event()
+
+    def enter(name: str, num_bytes: int) -> None:
+        with gate.within(num_bytes, CancelToken(), name[0]):
+            order.append(name)
+            end.wait(10)
+
+    threads = [threading.Thread(target=enter, args=given) for given in (("a1", 50), ("a2", 50), ("a3", 50), ("b1", 50))]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    assert order == ["a1", "b1"], "a leaves a rest, and b is not behind those of a that wait"
+    end.set()
+    for thread in threads:
+        thread.join(5)
+    assert order == ["a1", "b1", "a2", "a3"]
+
+
+# ---------------------------------------------------------------------- work, from headers
+
+
+def scanned(width: int, height: int, more: int) -> bytes:
+    """A progressive JPEG whose last scan, of 26 bytes, comes again and again; before each, an end in a comment."""
+    data = pipes.encoded(Image.new("RGB", (width, height)), "JPEG", progressive=True)
+    end = data.rindex(b"\xff\xd9")
+    last = data[data.rindex(b"\xff\xda") : end]
+    return data[:end] + (b"\xff\xfe\0\4\xff\xd9" + last) * more + data[end:]
+
+
+@pytest.mark.case(108)
+def test_scans_are_counted_as_the_decoder_reads_them() -> None:
+    assert header.scans_of(pipes.encoded(tiny.picture(301, 77, 1), "JPEG")) == 1
+    usual = pipes.encoded(tiny.picture(301, 77, 1), "JPEG", progressive=True)
+    assert header.scans_of(usual) == 10
+    assert header.scans_of(pipes.encoded(tiny.picture(301, 77, 1), "PNG")) == 1
+    assert header.scans_of(scanned(64, 64, 500)) == 510
+    # Marks within other segments and behind the end are none.
+    assert header.scans_of(usual[:2] + b"\xff\xfe\0\x0a" + b"\xff\xda" * 4 + usual[2:] + b"\xff\xda" * 9) == 10
+    for stop in range(0, len(usual), 7):
+        assert 1 <= header.scans_of(usual[:stop]) <= 10
+    assert header.scans_of(usual[:-2] + b"\xff\xfe\0\2" * 9000) > 4000
+
+
+@pytest.mark.case(108)
+def test_a_jpeg_of_many_scans_is_refused_before_they_are_decoded() -> None:
+    bomb = scanned(8000, 6000, 1500)
+    assert len(bomb) < 450_000
+    begun = time.process_time()
+    with pytest.raises(LimitError, match="1510 scans"):
+        decode.open_bytes(bomb, LIMITS)
+    assert time.process_time() - begun < 0.5, "decoding it takes a minute"
+    assert decode.open_bytes(scanned(640, 480, 100), LIMITS).image.size == (640, 480), "small ones may have many"
+
+
+@pytest.mark.case(108)
+def test_an_images_time_follows_its_size() -> None:
+    def seconds(data: bytes, modality: str = "image") -> float:
+        task = tasks.DecodeTask(modality, Source("bytes", b"", data))
+        return tasks.decode_type(LIMITS, 1).timeout_s(task)
+
+    assert 8 <= seconds(flat_png(64, 64)) < 8.1
+    assert seconds(flat_png(4000, 3000)) == pytest.approx(10.4, rel=0.01)
+    assert seconds(flat_png(12000, 10000)) == seconds(b"no header") == LIMITS.work_timeout_s["image"]
+    assert seconds(b"", "video") == LIMITS.work_timeout_s["video"]
+
+
 @pytest.mark.case(61)
 def test_who_leaves_the_gate_keeps_nobody_behind_waiting() -> None:
     gate, order, left = MemoryGate(10), [], CancelToken()
@@ -281,6 +350,25 @@ def test_what_the_frames_of_a_video_take_is_bounded(film: bytes) -> None:
     assert len(video.open_bytes(film, FrameSampling(), MediaLimits(max_decoded_bytes=32 * one)).frames) == 32
     with pytest.raises(LimitError, match="frames of the video take"):
         video.open_bytes(film, FrameSampling(), MediaLimits(max_decoded_bytes=32 * one - 1))
+
+
+@pytest.mark.case(108)
+def test_frames_that_must_be_decoded_are_counted_before_any_is(film: bytes) -> None:
+    """Of the first and the last, 4 of 40 frames, because the one with index 37 is a key; all of 40."""
+    ends, whole = FrameSampling(num_frames=2), FrameSampling(num_frames=None)
+    for sampling, count in ((ends, 4), (whole, 40)):
+        work = count * 48 * 64
+        assert len(video.open_bytes(film, sampling, MediaLimits(max_video_pixels=work)).frames) == (
+            sampling.num_frames or 40
+        )
+        with pytest.raises(LimitError, match=f"{work} pixels would be decoded"):
+            video.open_bytes(film, sampling, MediaLimits(max_video_pixels=work - 1))
+
+
+def test_frames_after_a_key_frame_do_without_those_before() -> None:
+    index = video._Index(100, tuple(range(100)), (0, 10, 20, 90))
+    assert index.num_decoded([5, 9, 12, 25, 99]) == 6 + 4 + 3 + 6 + 10
+    assert video._Index(100, None, ()).num_decoded([5, 99]) == 100
 
 
 # ---------------------------------------------------------------------- sounds

@@ -87,6 +87,7 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
             "The bytes are not an image that can be read.", f"Known formats: {', '.join(FORMATS)}."
         ) from error
     check_size(*image.size, limits, len(data))
+    check_scans(data, image.width * image.height, limits)
     return from_pil(image, limits, image.format)
 
 
@@ -117,6 +118,20 @@ def check_size(width: int, height: int, limits: MediaLimits, num_bytes: int | No
         raise LimitError(f"The image has {width} x {height} pixels; the limit is {limits.max_pixels}.", _SHRINK)
     if num_bytes is not None and pixels > max(_ANY_PIXELS, limits.max_pixels_per_byte * num_bytes):
         raise LimitError(f"The image has {width} x {height} pixels in only {num_bytes} bytes.", _SHRINK)
+
+
+def check_scans(data: bytes, pixels: int, limits: MediaLimits) -> None:
+    """Check how much work a JPEG's scans make. It reads the whole file, so it belongs where the file is decoded.
+
+    Raises:
+        LimitError: too much.
+    """
+    scans = header.scans_of(data)
+    if scans > 1 and scans * pixels > limits.max_scanned_pixels:
+        raise LimitError(
+            f"The image has {scans} scans of {pixels} pixels; the limit is {limits.max_scanned_pixels} pixels in all.",
+            "Save it again, with fewer scans or fewer pixels.",
+        )
 
 
 def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) -> DecodedImage:

@@ -1,13 +1,16 @@
-"""Reads an image's size from the first bytes of its file, so that a too large one is refused cheaply."""
+"""Reads an image's size, and how often its file goes over it, so that what costs too much is refused cheaply."""
 
 from __future__ import annotations
 
+import re
 import struct
 
 # A file may hold any number of segments before its size; beyond this many, the decoder decides.
 _MAX_SEGMENTS = 4096
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE = frozenset((0x01, *range(0xD0, 0xD8)))
+# A marker that ends the compressed data of a JPEG scan.
+_AFTER_SCAN = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
@@ -77,3 +80,23 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
         (length,) = struct.unpack_from(">H", data, marker + 2)
         place = marker + 2 + length
     return None
+
+
+def scans_of(data: bytes) -> int:
+    """Return how often decoding goes over all pixels: once, or for each scan of a JPEG.
+
+    A scan may take 26 bytes and still cost as much time as the pixels take. Damaged files count as far as they can be
+    read; with very many segments, each counts as a scan.
+    """
+    if data[:2] != b"\xff\xd8":
+        return 1
+    place, scans, segments = 2, 0, 0
+    while (found := _AFTER_SCAN.search(data, place)) is not None:
+        segments += 1
+        kind = data[found.start() + 1]
+        if kind == 0xD9 or found.end() + 2 > len(data):
+            break
+        scans += kind == 0xDA
+        # Of a scan's segment too, only the header has a length; its data end at the next marker.
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    return max(1, scans, segments - _MAX_SEGMENTS)

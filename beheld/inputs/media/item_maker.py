@@ -84,7 +84,7 @@ class ItemMaker:
             self._threads = ThreadPoolExecutor(count, thread_name_prefix="beheld-media")
 
     def make_all(
-        self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, cancel: CancelToken
+        self, media: Sequence[MediaRef], options: Mapping[str, Any], salt: bytes, cancel: CancelToken, client: str = ""
     ) -> list[PreparedItem]:
         """Prepare the items of one request, in order; after all have ended, raise the first failure in that order.
 
@@ -93,6 +93,7 @@ class ItemMaker:
             options: processor options of this request.
             salt: see ItemOrder.
             cancel: of the request.
+            client: of the request.
 
         Raises:
             MediaError, ParamsError, WorkerError, Cancelled: as `make`.
@@ -105,7 +106,7 @@ class ItemMaker:
             seen[ref.modality] = index + 1
             setting = self._family.setting(ref.modality, index + 1, totals)
             own = merged(self._options_of_all, options, ref.options)
-            orders.append(ItemOrder(ref, index, own, setting, salt, cancel))
+            orders.append(ItemOrder(ref, index, own, setting, salt, cancel, client))
         if self._threads is None or len(orders) < 2:
             return [self.make(order) for order in orders]
         futures = [self._threads.submit(self.make, order) for order in orders]
@@ -115,18 +116,18 @@ class ItemMaker:
                 raise error
         return [future.result() for future in futures]
 
-    def waveform(self, source: Any, cancel: CancelToken) -> Any:
+    def waveform(self, source: Any, cancel: CancelToken, client: str = "") -> Any:
         """Decode an audio, at the rate of the model's processor; nothing is cached.
 
         Raises:
             MediaError, WorkerError: it cannot be read.
             Cancelled: the request was cancelled.
         """
-        order = ItemOrder(MediaRef("audio", source), 0, {}, "", b"", cancel)
+        order = ItemOrder(MediaRef("audio", source), 0, {}, "", b"", cancel, client)
         try:
             source = self._reader.read(order, StageClock())
-            with self._gate.within(_opened_bytes("audio", source.payload), cancel):
-                return unpacked(self._workers.decode("audio", source, self._processor.rate, cancel).opened)
+            with self._gate.within(_opened_bytes("audio", source.payload), cancel, client):
+                return unpacked(self._workers.decode("audio", source, self._processor.rate, cancel, client).opened)
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
@@ -208,9 +209,9 @@ class ItemMaker:
     def _made_here(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
         """Decode, look up and process in this process; the flag tells whether the cache had it."""
         modality = order.ref.modality
-        with self._gate.within(_opened_bytes(modality, source.payload), order.cancel):
+        with self._gate.within(_opened_bytes(modality, source.payload), order.cancel, order.client):
             with clock.stage("decode"):
-                decoded = self._workers.decode(modality, source, self._processor.rate, order.cancel)
+                decoded = self._workers.decode(modality, source, self._processor.rate, order.cancel, order.client)
             content = decoded.content
             self.cache.remember(source.digest, content)
             known = self._known(order, content)
@@ -235,7 +236,7 @@ class ItemMaker:
         """Decode and process in one worker task; the flag tells whether the cache had it after all."""
         task = ProcessTask(order.ref.modality, source, self._options(order), order.setting, order.salt)
         with clock.stage("wait"):
-            made = self._workers.process(task, self._processor.rate, order.cancel)
+            made = self._workers.process(task, self._processor.rate, order.cancel, order.client)
         clock.split("wait", made.milliseconds)
         self.cache.remember(source.digest, made.content)
         known = self._known(order, made.content)

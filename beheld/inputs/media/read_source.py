@@ -29,6 +29,7 @@ class ItemOrder:
         setting: the setting in the prompt that changes its features.
         salt: callers with different salts share no items, so that timing reveals nothing about each other's.
         cancel: the request's.
+        client: the request's.
     """
 
     ref: MediaRef
@@ -37,6 +38,7 @@ class ItemOrder:
     setting: str
     salt: bytes = b""
     cancel: CancelToken = field(default_factory=CancelToken, compare=False)
+    client: str = ""
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from beheld.core.config import MODEL_CLASSES, EngineArgs, EngineConfig, MediaLim
 from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
 from beheld.families import registry
-from beheld.inputs.media import audio, digest, video
+from beheld.inputs.media import audio, digest, header, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
@@ -19,6 +19,9 @@ from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+
+# Of the time for an image, the part that one has however small it is; from so many pixels on, it has all.
+_SMALL_PART, _ALL_PIXELS = 0.4, 100_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,10 +92,10 @@ def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, D
         load=load_decoder,
         settings=lambda: limits,
         answer=Decoded,
-        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=max_workers,
-        error=lambda task, fault: _error(task.modality, limits, fault),
+        error=lambda task, fault: _error(task, limits, fault),
     )
 
 
@@ -104,17 +107,27 @@ def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> Tas
         load=load_processor,
         settings=lambda: settings,
         answer=ProcessedMedia,
-        timeout_s=lambda task: limits.work_timeout_s[task.modality],
+        timeout_s=lambda task: _timeout_s(task, limits),
         memory_bytes=limits.max_work_bytes,
         max_workers=config.media_workers,
-        error=lambda task, fault: _error(task.modality, limits, fault),
+        error=lambda task, fault: _error(task, limits, fault),
     )
 
 
-def _error(modality: str, limits: MediaLimits, fault: WorkerFault) -> Exception:
+def _timeout_s(task: DecodeTask | ProcessTask, limits: MediaLimits) -> float:
+    """Seconds for a task: by the size of an image, as its header tells it; by the limit for all else."""
+    most = limits.work_timeout_s[task.modality]
+    size = header.size_of(task.source.payload) if isinstance(task.source.payload, bytes) else None
+    if task.modality != "image" or size is None:
+        return most
+    return most * min(1.0, _SMALL_PART + size[0] * size[1] / _ALL_PIXELS)
+
+
+def _error(task: DecodeTask | ProcessTask, limits: MediaLimits, fault: WorkerFault) -> Exception:
+    modality = task.modality
     if fault.fault is Fault.TIME:
-        seconds = limits.work_timeout_s[modality]
-        return LimitError(f"Preparing the {modality} took more than {seconds:g} s.", "Send a smaller one.")
+        seconds = _timeout_s(task, limits)
+        return LimitError(f"Preparing the {modality} took more than {seconds:.3g} s.", "Send a smaller one.")
     if fault.fault is Fault.MEMORY:
         return LimitError(f"Preparing the {modality} took more memory than is allowed.", "Send a smaller one.")
     return WorkerError(f"The process that prepared the {modality} ended ({fault.how}).", "Send it again.")

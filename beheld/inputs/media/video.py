@@ -138,6 +138,12 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
                     or_engine="set num_frames or fps lower",
                 )
             _check_bytes(len(indices) * int(stream.width or 0) * int(stream.height or 0) * 3, limits)
+            work = index.num_decoded(indices) * int(stream.width or 0) * int(stream.height or 0)
+            if work > limits.max_video_pixels:
+                raise LimitError(
+                    f"Of the video, {work} pixels would be decoded; the limit is {limits.max_video_pixels}.",
+                    "Cut or shrink it first, or save it with more key frames.",
+                )
             taken = _decode(container, stream, index, indices, limits)
             given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
     except av.FFmpegError as error:
@@ -176,6 +182,21 @@ class _Index:
     times: tuple[int, ...] | None
     keys: tuple[int, ...]
 
+    def num_decoded(self, indices: list[int]) -> int:
+        """How many frames are decoded to have those at `indices`: each with all since the last one, or its key."""
+        position = count = 0
+        for target in indices:
+            start = max(position, self.key_before(target))
+            count += target + 1 - start
+            position = target + 1
+        return count
+
+    def key_before(self, target: int) -> int:
+        """The last frame up to `target` that decodes without others, and that can be sought; 0 if there is none."""
+        if self.times is None or not self.keys or self.keys[0] > target:
+            return 0
+        return self.keys[bisect_right(self.keys, target) - 1]
+
 
 def _index(container: Any, stream: Any) -> _Index:
     """Read all packets once, because headers misreport the number of frames."""
@@ -211,7 +232,7 @@ def _decode(
         if taken and taken[-1][0] >= target:
             continue
         if index.times is not None:
-            key = index.keys[bisect_right(index.keys, target) - 1] if index.keys and index.keys[0] <= target else 0
+            key = index.key_before(target)
             if key > position:
                 container.seek(index.times[key], stream=stream, backward=True)
                 frames = container.decode(stream)

@@ -35,7 +35,12 @@ class MediaWorkers:
             self.sandbox.warm(self._process_type)
 
     def decode(
-        self, modality: str, source: Source, rate: Callable[[], int], cancel: CancelToken | None = None
+        self,
+        modality: str,
+        source: Source,
+        rate: Callable[[], int],
+        cancel: CancelToken | None = None,
+        client: str = "",
     ) -> Decoded:
         """Decode a source; bytes are decoded in the sandbox.
 
@@ -44,6 +49,7 @@ class MediaWorkers:
             source: the media source.
             rate: the sampling rate in Hz that the audio processor wants.
             cancel: kills the worker.
+            client: who asks; clients take turns at the workers.
 
         Raises:
             DecodeError, LimitError: the content is wrong, or decoding takes too long or too much memory.
@@ -53,9 +59,11 @@ class MediaWorkers:
         if self._decode_type is None or not isinstance(source.payload, bytes):
             return Decoded(*open_source(modality, source, self._limits, rate))
         task = DecodeTask(modality, source, rate() if modality == "audio" else 0)
-        return self.sandbox.run(self._decode_type, task, cancel)
+        return self.sandbox.run(self._decode_type, task, cancel, client)
 
-    def process(self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None) -> ProcessedMedia:
+    def process(
+        self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None, client: str = ""
+    ) -> ProcessedMedia:
         """Decode and process a source in the sandbox; sources other than bytes are decoded here.
 
         Raises:
@@ -67,7 +75,7 @@ class MediaWorkers:
         if not isinstance(source.payload, bytes):
             opened, content = open_source(task.modality, source, self._limits, rate)
             task = replace(task, source=Source(source.kind, source.digest, opened, content=content))
-        return self.sandbox.run(self._process_type, task, cancel)
+        return self.sandbox.run(self._process_type, task, cancel, client)
 
     @property
     def pids(self) -> tuple[int, ...]:
