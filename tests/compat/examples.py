@@ -141,7 +141,7 @@ def _judged(status: int, said: str, seconds: float) -> tuple[str, float, str]:
     lines = [line for line in said.splitlines() if line.strip()]
     if status == 0:
         return "ran", seconds, ""
-    told = [line for line in lines if line.startswith(("error:", "beheld: ", "beheld run-vllm"))]
+    told = [line for line in lines if line.startswith("beheld: ")]
     if told and "Traceback" not in said:
         return ("lacks" if "which is not installed" in told[-1] else "refused"), seconds, told[-1]
     return "broke", seconds, lines[-1] if lines else f"status {status}"
