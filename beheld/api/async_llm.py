@@ -22,7 +22,7 @@ from beheld.api.transcribe import Fallback
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.messages import (
@@ -70,6 +70,13 @@ class Pieces(StrEnum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL = "final"
+
+
+_KINDS = {
+    RequestOutputKind.CUMULATIVE: Pieces.CUMULATIVE,
+    RequestOutputKind.DELTA: Pieces.DELTA,
+    RequestOutputKind.FINAL_ONLY: Pieces.FINAL,
+}
 
 
 class EngineLocation(StrEnum):
@@ -168,10 +175,12 @@ class AsyncLLM:
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
-        pieces: str = Pieces.CUMULATIVE,
+        pieces: str | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
+
+        `pieces` says what each output holds; None leaves it to `sampling_params.output_kind`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
         words: one client's work leaves room for the others'.
@@ -179,7 +188,9 @@ class AsyncLLM:
         Raises:
             UserError, EngineError: the request failed; raised by the first read or a later one.
         """
-        return self._answer(prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), client=client)
+        kind = _KINDS[sampling_params.output_kind] if sampling_params is not None else Pieces.CUMULATIVE
+        held = kind if pieces is None else Pieces(pieces)
+        return self._answer(prompt, sampling_params, request_id, lora_request, priority, held, client=client)
 
     def chat(
         self,

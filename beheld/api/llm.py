@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from beheld.api import iterables, scoring
+from beheld.api.beam import beam_search
 from beheld.api.collectors import Params
 from beheld.api.feed import Job, Jobs
 from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
@@ -18,6 +19,7 @@ from beheld.api.pools import has_grammar
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both, start_processes
+from beheld.core.beams import BeamSearchOutput, BeamSearchParams, checked
 from beheld.core.config import EngineArgs
 from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
@@ -184,6 +186,28 @@ class LLM:
         """
         (job,) = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options).each
         return self._live().stream(job)
+
+    def beam_search(
+        self,
+        prompts: Sequence[Any],
+        params: BeamSearchParams,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, by beam search; see core/beams.py for what the scores are.
+
+        Args:
+            prompts: as in a list for `generate`.
+            use_tqdm: accepted; there is no bar.
+            concurrency_limit: the most prompts that are searched at the same time; None for all.
+
+        Returns:
+            One output per prompt, in order, with `beam_width` sequences.
+        """
+        return beam_search(
+            self, prompts, checked(params), lora_request, concurrency_limit, self._info.eos_ids, self._config
+        )
 
     # ------------------------------------------------------------------ pooling
 

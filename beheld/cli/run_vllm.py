@@ -41,9 +41,25 @@ def run(arguments: argparse.Namespace) -> int:
         if line is not None:
             print(f"{arguments.script}:{line}:", file=sys.stderr)
         raise
+    except ModuleNotFoundError as error:
+        if line := _line_of(error.__traceback__, str(script)):
+            print(f"{arguments.script}:{line}:", file=sys.stderr)
+        raise _absent(error) from error
     finally:
         sys.argv, sys.path[:1] = words, folder
     return 0
+
+
+def _absent(error: ModuleNotFoundError) -> ConfigError:
+    """A module or name of vllm that beheld does not have, or a package that the script needs."""
+    if error.name is None or error.name.split(".")[0] == "vllm":
+        return ConfigError(str(error), param="import")
+    package = error.name.split(".")[0]
+    return ConfigError(
+        f"The script imports {package!r}, which is not installed.",
+        f"Install it: pip install {package}.",
+        param="import",
+    )
 
 
 def _line_of(trace: TracebackType | None, script: str) -> int | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LLM = {"LLM": "beheld.api.llm:LLM"}
+_LLM = {"LLM": "beheld.compat.llm:ScriptLLM"}
+_ENGINE = {"LLMEngine": "beheld.compat.llm:ScriptEngine"}
+_ASYNC_ENGINE = {"AsyncLLMEngine": "beheld.compat.async_engine:ScriptAsyncLLM"}
 _ARGS = {
     "AsyncEngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
     "EngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
@@ -26,8 +28,21 @@ _OUTPUTS = {
     "RequestOutput": "beheld.core.outputs:RequestOutput",
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
+_CONFIG = {
+    "KVTransferConfig": "beheld.compat.settings:KVTransferConfig",
+    "VllmConfig": "beheld.core.config:EngineConfig",
+}
+_LOGITS = {
+    name: f"beheld.compat.logits:{name}"
+    for name in (
+        *("AdapterLogitsProcessor", "BatchUpdate", "LogitsProcessor", "MoveDirectionality"),
+        "RequestLogitsProcessor",
+    )
+}
+_METRICS = {name: f"beheld.compat.metrics:{name}" for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")}
+_BEAMS = {name: f"beheld.core.beams:{name}" for name in ("BeamSearchOutput", "BeamSearchSequence")}
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
-_PORT = {"get_open_port": "beheld.compat.network:get_open_port"}
+_PORT = {name: f"beheld.compat.network:{name}" for name in ("get_ip", "get_open_port", "get_open_ports_list")}
 _PROMPTS = {
     "PromptType": "beheld.inputs.prompt.parse:PromptType",
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
@@ -36,18 +51,35 @@ _PROMPTS = {
 _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}
 
 MODULES: Mapping[str, Mapping[str, str]] = {
-    "vllm": _LLM | _ARGS | _PARAMS | _OUTPUTS | _PROMPTS | {"__version__": "beheld:__version__"},
+    "vllm": _LLM
+    | _ENGINE
+    | _ASYNC_ENGINE
+    | _ARGS
+    | _PARAMS
+    | _OUTPUTS
+    | _PROMPTS
+    | {"__version__": "beheld:__version__"},
     "vllm.assets": {},
     "vllm.assets.audio": {"AudioAsset": "beheld.compat.assets:AudioAsset"},
     "vllm.assets.image": {"ImageAsset": "beheld.compat.assets:ImageAsset"},
     "vllm.assets.video": {"VideoAsset": "beheld.compat.assets:VideoAsset"},
-    "vllm.config": _POOLER,
+    "vllm.beam_search": _BEAMS,
+    "vllm.config": _POOLER | _CONFIG,
     "vllm.config.pooler": _POOLER,
+    "vllm.distributed": {
+        "cleanup_dist_env_and_memory": "beheld.compat.processes:cleanup_dist_env_and_memory",
+    },
     "vllm.engine": {},
+    "vllm.engine.async_llm_engine": _ASYNC_ENGINE,
+    "vllm.engine.llm_engine": _ENGINE,
     "vllm.engine.arg_utils": _ARGS,
     "vllm.entrypoints": {},
+    "vllm.entrypoints.chat_utils": {"load_chat_template": "beheld.compat.templates:load_chat_template"},
     "vllm.entrypoints.llm": _LLM,
+    "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
     "vllm.inputs": _PROMPTS,
+    "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
+    "vllm.logprobs": {"Logprob": "beheld.core.outputs:Logprob"},
     "vllm.lora": {},
     "vllm.lora.request": _LORA,
     "vllm.model_executor": {},
@@ -63,10 +95,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "fetch_video": "beheld.compat.media:fetch_video",
     },
     "vllm.outputs": _OUTPUTS,
+    "vllm.platforms": {"current_platform": "beheld.compat.processes:current_platform"},
     "vllm.transformers_utils": {},
     "vllm.transformers_utils.chat_templates": _TEMPLATES,
     "vllm.transformers_utils.chat_templates.registry": _TEMPLATES,
     "vllm.sampling_params": {
+        "BeamSearchParams": "beheld.core.beams:BeamSearchParams",
+        "RequestOutputKind": "beheld.core.params:RequestOutputKind",
         "SamplingParams": _PARAMS["SamplingParams"],
         "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
         "RepetitionDetectionParams": "beheld.core.repetition:RepetitionDetectionParams",
@@ -76,4 +111,15 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.utils": _PARSER | _PORT,
     "vllm.utils.argparse_utils": _PARSER,
     "vllm.utils.network_utils": _PORT,
+    "vllm.v1": {},
+    "vllm.v1.engine": {},
+    "vllm.v1.engine.async_llm": {"AsyncLLM": "beheld.compat.async_engine:ScriptAsyncLLM"},
+    "vllm.v1.engine.llm_engine": _ENGINE,
+    "vllm.v1.metrics": {},
+    "vllm.v1.metrics.reader": _METRICS,
+    "vllm.v1.sample": {},
+    "vllm.v1.sample.logits_processor": _LOGITS,
+    "vllm.v1.sample.logits_processor.builtin": {
+        "process_dict_updates": "beheld.compat.logits:process_dict_updates",
+    },
 }

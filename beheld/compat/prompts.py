@@ -24,3 +24,9 @@ class TokensPrompt(TypedDict):
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
     multi_modal_uuids: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
+
+
+class ScoreMultiModalParam(TypedDict):
+    """One side of a pair for `LLM.score`: parts of a chat message."""
+
+    content: list[Any]

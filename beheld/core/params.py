@@ -7,6 +7,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
@@ -16,6 +17,14 @@ GREEDY_BELOW = 1e-5
 # Logits over a smaller one, and over a temperature, are not finite in float32.
 MIN_REPETITION_PENALTY = 1e-6
 LogitsProcessor = Callable[..., Any]
+
+
+class RequestOutputKind(Enum):
+    """The content of each output of AsyncLLM: everything so far, the new part, or everything at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
         """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
@@ -297,6 +307,10 @@ class SamplingParams:
                 "repetition_detection must be a RepetitionDetectionParams.",
                 "Give RepetitionDetectionParams(max_pattern_size=20, min_count=10).",
                 param="repetition_detection",
+            )
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise ParamsError(
+                "output_kind must be a RequestOutputKind.", "Write RequestOutputKind.DELTA.", param="output_kind"
             )
         if not (self.spaces_between_special_tokens or self.skip_special_tokens):
             raise ParamsError(

@@ -99,8 +99,14 @@ def _made(kind: type, config: EngineConfig) -> Any:
     except ValueError:
         wants = []
     try:
-        return kind(config, config.device, False) if len(wants) == 3 else kind()
+        return kind(config, _device(config), False) if len(wants) == 3 else kind()
     except Exception as error:
         raise ConfigError(
             f"{kind.__name__} cannot be made: {error}", "Check its constructor.", param="logits_processors"
         ) from error
+
+
+def _device(config: EngineConfig) -> Any:
+    import torch
+
+    return torch.device(config.device)

@@ -1,0 +1,94 @@
+"""Beam search over LLM: one request of one token for each kept sequence and position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams
+from beheld.core.config import EngineConfig
+from beheld.core.outputs import Logprob
+from beheld.core.params import SamplingParams
+from beheld.core.request import LoRARequest
+
+if TYPE_CHECKING:
+    from beheld.api.llm import LLM
+
+
+def beam_search(
+    llm: LLM,
+    prompts: Sequence[Any],
+    params: BeamSearchParams,
+    lora: LoRARequest | Sequence[LoRARequest | None] | None,
+    concurrency: int | None,
+    eos_ids: Sequence[int],
+    config: EngineConfig,
+) -> list[BeamSearchOutput]:
+    """See LLM.beam_search.
+
+    Args:
+        eos_ids: tokens that end an answer.
+    """
+    loras = list(lora) if isinstance(lora, list | tuple) else [lora] * len(prompts)
+    made = list(zip(prompts, loras, strict=True))
+    outputs: list[BeamSearchOutput] = []
+    size = concurrency or len(made) or 1
+    for start in range(0, len(made), size):
+        outputs += _searched(llm, made[start : start + size], params, eos_ids, config)
+    return outputs
+
+
+def _searched(
+    llm: LLM,
+    prompts: Sequence[tuple[Any, LoRARequest | None]],
+    params: BeamSearchParams,
+    eos_ids: Sequence[int],
+    config: EngineConfig,
+) -> list[BeamSearchOutput]:
+    """Search some prompts in common steps."""
+    step = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False)
+    searches = [BeamSearch(_ids(llm, prompt), params, eos_ids, config.max_model_len) for prompt, _ in prompts]
+    while any(search.beams for search in searches):
+        asked = [
+            (_with_ids(prompt, beam.tokens), lora)
+            for (prompt, lora), search in zip(prompts, searches, strict=True)
+            for beam in search.beams
+        ]
+        answers = llm.generate(
+            [prompt for prompt, _ in asked], step, use_tqdm=False, lora_request=[lora for _, lora in asked]
+        )
+        found = iter([_candidates(output) for output in answers])
+        for search in searches:
+            if search.beams:
+                search.take([next(found) for _ in search.beams])
+    tokenizer = llm.get_tokenizer()
+    outputs = []
+    for (_, lora), search in zip(prompts, searches, strict=True):
+        best = search.best()
+        for sequence in best:
+            sequence.lora_request = lora
+            sequence.text = tokenizer.decode(sequence.tokens)
+        outputs.append(BeamSearchOutput(best))
+    return outputs
+
+
+def _candidates(output: Any) -> dict[int, Logprob]:
+    (likely,) = output.outputs[0].logprobs
+    found: dict[int, Logprob] = likely
+    return found
+
+
+def _ids(llm: LLM, prompt: Any) -> list[int]:
+    """The ids of a prompt before its placeholders are replaced."""
+    if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
+        return list(prompt["prompt_token_ids"])
+    if isinstance(prompt, str | Mapping):
+        text = prompt if isinstance(prompt, str) else prompt["prompt"]
+        return list(llm.get_tokenizer().encode(text))
+    return list(prompt)
+
+
+def _with_ids(prompt: Any, token_ids: list[int]) -> dict[str, Any]:
+    """The prompt with these ids in place of its text."""
+    rest = {} if not isinstance(prompt, Mapping) else {k: v for k, v in prompt.items() if k != "prompt"}
+    return {**rest, "prompt_token_ids": token_ids}

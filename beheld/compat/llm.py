@@ -1,0 +1,203 @@
+"""LLM and LLMEngine as vLLM's scripts use them: what only those scripts ask for, over LLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from beheld.api.feed import Job
+from beheld.api.llm import LLM
+from beheld.api.stepwise import StepwiseRun
+from beheld.compat import metrics
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.outputs import RequestOutput
+from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.request import LoRARequest
+
+
+class ScriptLLM(LLM):
+    """LLM with the methods of vLLM's class that only scripts use."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._profile: Any = None
+        self._queued: list[Callable[[], list[Any]]] = []
+        self._engine: ScriptEngine | None = None
+
+    @property
+    def llm_engine(self) -> ScriptEngine:  # type: ignore[override]
+        """This model as an LLMEngine."""
+        if self._engine is None:
+            self._engine = ScriptEngine(self)
+        return self._engine
+
+    def get_metrics(self) -> list[metrics.Metric]:
+        """The engine's counters under vLLM's names."""
+        return metrics.of(self.stats(), str(self._args.model or "mote"))
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record with torch's profiler."""
+        from torch.profiler import profile
+
+        self._profile = profile()
+        self._profile.start()
+
+    def stop_profile(self) -> None:
+        """End the record and write it into the folder VLLM_TORCH_PROFILER_DIR, as a trace for Chrome and Perfetto.
+
+        Raises:
+            ParamsError: nothing is recorded.
+        """
+        if self._profile is None:
+            raise ParamsError("No profile is being recorded.", "Call start_profile first.")
+        made, self._profile = self._profile, None
+        made.stop()
+        folder = Path(os.environ.get("VLLM_TORCH_PROFILER_DIR", "vllm_profile"))
+        folder.mkdir(parents=True, exist_ok=True)
+        made.export_chrome_trace(str(folder / f"beheld-{os.getpid()}.pt.trace.json"))
+
+    def enqueue(self, prompts: Any, sampling_params: Any = None, use_tqdm: Any = True, **options: Any) -> None:
+        """Keep prompts for `wait_for_completion`; arguments as for `generate`."""
+        self._queued.append(partial(self.generate, prompts, sampling_params, use_tqdm=False, **options))
+
+    def enqueue_chat(self, messages: Any, sampling_params: Any = None, use_tqdm: Any = True, **options: Any) -> None:
+        """Keep conversations for `wait_for_completion`; arguments as for `chat`."""
+        self._queued.append(partial(self.chat, messages, sampling_params, use_tqdm=False, **options))
+
+    def wait_for_completion(self, output_type: Any = None, *, use_tqdm: Any = True) -> list[Any]:
+        """Answer what was enqueued; returns the outputs in order."""
+        queued, self._queued = self._queued, []
+        return [output for answer in queued for output in answer()]
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many devices the model's engines use."""
+        size = self._config.tensor_parallel_size * self._args.pipeline_parallel_size
+        return size * (self._args.data_parallel_size if include_dp else 1)
+
+    def collective_rpc(self, method: Any, *_: Any, **__: Any) -> Any:
+        """Refused: scripts do not reach into the engine's processes.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"collective_rpc({method!r}) is not available here: scripts do not reach into the engine's processes.",
+            "Make a new LLM to read other weights.",
+        )
+
+    def apply_model(self, func: Any) -> Any:
+        """Refused as `collective_rpc`."""
+        return self.collective_rpc(getattr(func, "__name__", func))
+
+
+class ScriptEngine:
+    """vLLM's LLMEngine: requests are added one by one, and the script steps the engine.
+
+    Args:
+        llm: the model; meanwhile nothing else asks it.
+    """
+
+    def __init__(self, llm: ScriptLLM) -> None:
+        self._llm = llm
+        live = llm._live()
+        self._run = StepwiseRun(live.engine, live.config)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, *_: Any, **__: Any) -> ScriptEngine:
+        """An engine with these options; vLLM's further arguments (usage_context, stat_loggers) mean nothing here."""
+        options = {each.name: getattr(engine_args, each.name) for each in fields(EngineArgs)}
+        return ScriptLLM(**options).llm_engine
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        **_: Any,
+    ) -> str:
+        """Queue a request; forms of the prompt as for `generate`.
+
+        Raises:
+            UserError, EngineError: it cannot run.
+        """
+        job = self._llm._job(prompt, params, lora_request, priority)
+        self._run.submit(Job(str(request_id), params, partial(_named, job, str(request_id)), job.tokenizer, job.light))
+        return str(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute a step; returns the outputs that it changed."""
+        return self._run.advance()
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a request has not ended."""
+        return self._run.unfinished > 0
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests have not ended."""
+        return self._run.unfinished
+
+    def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
+        """End requests; no outputs follow."""
+        for name in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            self._run.cancel(name)
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Clear the prefix cache. Running requests keep their blocks, which changes no answer."""
+        return self._llm.reset_prefix_cache()
+
+    @property
+    def vllm_config(self) -> Any:
+        """The configuration as far as scripts read it: `model_config` with `model` and `hf_config`."""
+        return SimpleNamespace(model_config=self.model_config)
+
+    @property
+    def model_config(self) -> Any:
+        """The model's name, its greatest length and its config.json."""
+        from transformers import AutoConfig
+
+        args = self._llm._args
+        source = self._llm._info.path
+        read = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
+        return SimpleNamespace(
+            model=args.model,
+            hf_config=read,
+            hf_text_config=read.get_text_config(),
+            max_model_len=self._llm._config.max_model_len,
+        )
+
+    @property
+    def engine_core(self) -> Any:
+        """Refused: the engine's core has no methods for scripts.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "llm_engine.engine_core is not available here: scripts do not reach into the engine's processes.",
+            "A checkpoint is read as it is published, also by several ranks.",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What LLM has as well: adapters, tokenizer, metrics."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._llm, name)
+
+
+def _named(job: Job, request_id: str) -> Sequence[Any]:
+    """The requests of a job under the script's own id."""
+    from dataclasses import replace
+
+    made = job.requests()
+    return [replace(one, id=one.id.replace(job.id, request_id, 1)) for one in made]

@@ -1,0 +1,161 @@
+"""Beam search: the best continuations of a prompt, found by keeping several at each position.
+
+The search asks for the likeliest next tokens of each kept sequence and never computes itself; whoever drives it (LLM,
+AsyncLLM) makes one request for each sequence and position, whose prefix the cache holds.
+
+Names and scores follow vLLM's. Two things differ from transformers' beam search: the length in the penalty counts the
+prompt, and the search goes on to `max_tokens` while a sequence is unfinished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beheld.core.errors import ParamsError
+from beheld.core.outputs import Logprob
+from beheld.core.params import number, whole
+from beheld.core.request import LoRARequest
+
+
+@dataclass
+class BeamSearchParams:
+    """Parameters of a beam search.
+
+    Attributes:
+        beam_width: how many sequences are kept, and how many come back.
+        max_tokens: the most tokens of an answer.
+        ignore_eos: go on after a token that ends answers.
+        temperature: accepted; sequences are compared by the raw log-probabilities.
+        length_penalty: the exponent of the length that divides the sum of log-probabilities; greater favours longer.
+        include_stop_str_in_output: accepted; there are no stop strings.
+
+    Raises:
+        ParamsError: a value is out of range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        self.beam_width = int(whole("beam_width", self.beam_width, 1) or 1)
+        self.max_tokens = int(whole("max_tokens", self.max_tokens, 1) or 1)
+        self.length_penalty = number("length_penalty", self.length_penalty, -100.0, 100.0)
+
+
+@dataclass
+class BeamSearchSequence:
+    """A sequence of the search.
+
+    Attributes:
+        tokens: the prompt's ids and the answer's.
+        logprobs: for each token of the answer, the candidates at its position.
+        cum_logprob: the sum of the answer's log-probabilities.
+        text: all tokens as text, of a result.
+        finish_reason: "stop" after a token that ends answers, else "length".
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    lora_request: LoRARequest | None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    multi_modal_data: Mapping[str, Any] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best sequences of a search, the best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+@dataclass(eq=False)
+class BeamSearch:
+    """One search: give each of `beams` its candidates with `take` until there are none.
+
+    Attributes:
+        prompt_ids: the prompt.
+        eos_ids: tokens that end an answer.
+        limit: the most tokens of prompt and answer.
+    """
+
+    prompt_ids: Sequence[int]
+    params: BeamSearchParams
+    eos_ids: Sequence[int]
+    limit: int
+    beams: list[BeamSearchSequence] = field(default_factory=list)
+    _ended: list[BeamSearchSequence] = field(default_factory=list)
+    _taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.beams = [BeamSearchSequence(list(self.prompt_ids), [])]
+        if self.params.ignore_eos:
+            # Then it is a token as others, also in an answer's length.
+            self.eos_ids = ()
+
+    @property
+    def num_candidates(self) -> int:
+        """How many of the likeliest tokens `take` needs: half of them may end their sequence."""
+        return 2 * self.params.beam_width
+
+    def take(self, candidates: Sequence[dict[int, Logprob]]) -> None:
+        """Grow the beams by one token.
+
+        Args:
+            candidates: for each beam, in order, its likeliest next tokens.
+        """
+        grown: list[BeamSearchSequence] = []
+        for beam, likely in zip(self.beams, candidates, strict=True):
+            for token, entry in sorted(likely.items(), key=lambda pair: -pair[1].logprob)[: self.num_candidates]:
+                longer = BeamSearchSequence(
+                    [*beam.tokens, token], [*beam.logprobs, likely], cum_logprob=beam.cum_logprob + entry.logprob
+                )
+                if token in self.eos_ids:
+                    longer.finish_reason, longer.stop_reason = "stop", token
+                    self._ended.append(longer)
+                else:
+                    grown.append(longer)
+        self.beams = self._best(grown)
+        self._ended = self._best(self._ended)
+        self._taken += 1
+        if self._taken == self.params.max_tokens or len(self.prompt_ids) + self._taken >= self.limit:
+            for beam in self.beams:
+                beam.finish_reason = "length"
+            self._ended += self.beams
+            self.beams = []
+
+    def best(self) -> list[BeamSearchSequence]:
+        """The best ended sequences, the best first."""
+        return self._best(self._ended)
+
+    def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        return sorted(sequences, key=self._score, reverse=True)[: self.params.beam_width]
+
+    def _score(self, sequence: BeamSearchSequence) -> float:
+        length = len(sequence.tokens) - (sequence.tokens[-1] in self.eos_ids)
+        score: float = sequence.cum_logprob / length**self.params.length_penalty
+        return score
+
+
+def checked(params: Any) -> BeamSearchParams:
+    """The parameters, if they are ones.
+
+    Raises:
+        ParamsError: they are something else.
+    """
+    if not isinstance(params, BeamSearchParams):
+        raise ParamsError(
+            f"params must be BeamSearchParams, not {type(params).__name__}.",
+            "Write BeamSearchParams(beam_width=4, max_tokens=64).",
+            param="params",
+        )
+    return params

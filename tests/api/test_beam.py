@@ -1,0 +1,79 @@
+"""Beam search gives transformers' sequences where both definitions agree: answers of one length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from beheld import LLM
+from beheld.core.beams import BeamSearch, BeamSearchParams
+from beheld.core.errors import ParamsError
+from beheld.core.outputs import Logprob
+from tests import tiny
+
+PROMPTS = ("A cat sat on", "Once upon a time there was")
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_sequences_are_those_of_transformers(llm: LLM, width: int) -> None:
+    folder = tiny.checkpoint("llama")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    # No token ends an answer, so that all have one length: the penalty divides all scores alike.
+    model.generation_config.eos_token_id = None
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = llm.beam_search(
+        [{"prompt": text} for text in PROMPTS], BeamSearchParams(beam_width=width, max_tokens=8, ignore_eos=True)
+    )
+    for text, output in zip(PROMPTS, found, strict=True):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        theirs = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=8,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        assert [sequence.tokens for sequence in output.sequences] == theirs.tolist()
+        assert [sequence.text for sequence in output.sequences] == tokenizer.batch_decode(theirs)
+        assert all(sequence.finish_reason == "length" for sequence in output.sequences)
+        scores = [sequence.cum_logprob for sequence in output.sequences]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_prompts_one_by_one_give_the_same(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=4)
+    together = llm.beam_search(list(PROMPTS), params)
+    apart = llm.beam_search(list(PROMPTS), params, concurrency_limit=1)
+    assert [[s.tokens for s in o.sequences] for o in together] == [[s.tokens for s in o.sequences] for o in apart]
+
+
+def test_an_ended_sequence_competes_with_longer_ones() -> None:
+    search = BeamSearch([7], BeamSearchParams(beam_width=2, max_tokens=2, length_penalty=0), [0], 100)
+    search.take([{0: Logprob(-1.0), 1: Logprob(-0.5), 2: Logprob(-3.0)}])
+    assert [beam.tokens for beam in search.beams] == [[7, 1], [7, 2]]
+    search.take([{3: Logprob(-0.1), 4: Logprob(-5.0)}, {5: Logprob(-0.1)}])
+    assert not search.beams
+    assert [(s.tokens, s.finish_reason) for s in search.best()] == [([7, 1, 3], "length"), ([7, 0], "stop")]
+
+
+def test_an_eos_that_leads_is_counted_without_itself() -> None:
+    """The token that ends an answer does not lengthen it."""
+    search = BeamSearch([7, 7], BeamSearchParams(beam_width=2, max_tokens=1), [0], 100)
+    search.take([{0: Logprob(-1.5), 1: Logprob(-2.0)}])
+    # -1.5 over 2 tokens is less than -2 over 3.
+    assert [s.tokens[-1] for s in search.best()] == [1, 0]
+
+
+def test_what_is_refused(llm: LLM) -> None:
+    with pytest.raises(ParamsError, match="BeamSearchParams"):
+        llm.beam_search(["a"], None)  # type: ignore[arg-type]
+    with pytest.raises(ParamsError, match="beam_width"):
+        BeamSearchParams(beam_width=0, max_tokens=4)

@@ -1,0 +1,134 @@
+"""The repositories that vLLM's offline examples name, laid as tiny checkpoints of the same kind of model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests import tiny
+from tests import tiny_text as text
+from tests.compat import laid
+
+Make = Callable[[Path], object]
+
+
+def _of(family: str, positions: int | None = 32768) -> Make:
+    def make(folder: Path) -> None:
+        for file in tiny.checkpoint(family).iterdir():
+            shutil.copy(file, folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if positions is not None:
+            config.get("text_config", config)["max_position_embeddings"] = positions
+        text.write_json(folder / "config.json", config)
+
+    return make
+
+
+def _opt(folder: Path) -> None:
+    ids = text.write_llama_tokenizer(folder, ("<pad>",), {"tokenizer_class": "LlamaTokenizer", "pad_token": "<pad>"})
+    config = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "hidden_size": 64,
+        "word_embed_proj_dim": 64,
+        "ffn_dim": 96,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": tiny.VOCAB,
+        "max_position_embeddings": 2048,
+        "bos_token_id": ids["<s>"],
+        "eos_token_id": ids["</s>"],
+        "pad_token_id": ids["<pad>"],
+        "torch_dtype": "float32",
+    }
+    tiny._write_model(folder, config, {"eos_token_id": ids["</s>"]}, ids, seed=9)
+
+
+def _encoder(architecture: str, **changes: Any) -> Make:
+    from tests.pool import checkpoints
+
+    return lambda folder: checkpoints.encoder(folder, architecture, **changes)
+
+
+def _classifier(family: str, architecture: str, **changes: Any) -> Make:
+    from tests.pool import checkpoints
+
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        checkpoints.classifier(family, folder, architecture, **changes)
+
+    return make
+
+
+def _adapter(folder: Path) -> None:
+    from tests.lora import adapters
+
+    adapters.write(adapters.Adapter("llama", 1), folder)
+
+
+_LLAMAS = [
+    "huggyllama/llama-7b",
+    "lmsys/longchat-13b-16k",
+    "meta-llama/Llama-2-13b-chat-hf",
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.2-3B-Instruct",
+    "meta-llama/Meta-Llama-3.1-8B-Instruct",
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ",
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ",
+]
+_ADAPTERS = [
+    "jashing/tinyllama-colorist-lora",
+    "jeeejeee/llama32-3b-text2sql-spider",
+    "timdettmers/qlora-flan-7b",
+    "yard1/llama-2-7b-sql-lora-test",
+]
+
+REPOSITORIES: Mapping[str, Make] = {
+    **dict.fromkeys(_LLAMAS, _of("llama")),
+    **dict.fromkeys(_ADAPTERS, _adapter),
+    "BAAI/bge-m3": _encoder("XLMRobertaModel"),
+    "BAAI/bge-reranker-v2-gemma": _of("gemma2"),
+    "BAAI/bge-reranker-v2-m3": _encoder("XLMRobertaForSequenceClassification", num_labels=1),
+    "boltuix/NeuroBERT-NER": _encoder("BertForTokenClassification", num_labels=5),
+    "facebook/opt-125m": _opt,
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": _of("ultravox"),
+    "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
+    "intfloat/e5-small": _encoder("BertModel"),
+    "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
+    "microsoft/Phi-mini-MoE-instruct": _of("llama"),
+    "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
+    "openai/whisper-large-v3-turbo": _of("whisper", None),
+    "Qwen/Qwen2.5-3B-Instruct": _of("qwen2"),
+    "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
+    "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni", None),
+    "Qwen/Qwen3-0.6B": _of("qwen2"),
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe", None),
+    "Qwen/Qwen3-Reranker-0.6B": _of("qwen2"),
+}
+
+
+def lay(hub: Path, name: str) -> Path:
+    """The folder of a repository in the cache folder `hub`, laid if it is not there yet."""
+    if name in laid.REPOSITORIES:
+        for further in laid.BESIDE.get(name, ()):
+            laid.repository(hub, further)
+        return laid.repository(hub, name)
+    root = hub / f"models--{name.replace('/', '--')}"
+    folder = root / "snapshots" / laid.REVISION
+    if not folder.is_dir():
+        (root / "refs").mkdir(parents=True, exist_ok=True)
+        (root / "refs" / "main").write_text(laid.REVISION)
+        folder.mkdir(parents=True)
+        REPOSITORIES[name](folder)
+    return folder
+
+
+def known(name: str) -> bool:
+    """Whether there is a tiny checkpoint for a repository."""
+    return name in REPOSITORIES or name in laid.REPOSITORIES

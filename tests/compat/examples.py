@@ -1,0 +1,183 @@
+"""Runs a folder of vLLM's example scripts as they stand and prints a row for each; the scripts are not kept here.
+
+    python -m tests.compat.examples FOLDER [--only TEXT] [--stage FOLDER]
+
+FOLDER is a copy of vLLM's examples/offline_inference. Each script runs in a process of its own, as `beheld run-vllm
+SCRIPT` with the arguments of ARGUMENTS, on tiny checkpoints under the real repositories' names and without a network.
+A row says what happened:
+
+ran      it ended with status 0
+refused  it ended with an error of one line that says what is not built
+lacks    it imports a package that is not installed, and one line says so
+broke    anything else
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.compat import example_repositories, laid
+from tests.compat.stage import Stage
+
+LIMIT_S = 240
+LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
+# A tiny model ends seldom by itself; {model} is a folder with a Llama, {out} an empty folder.
+ARGUMENTS: Mapping[str, str] = {
+    "basic/chat.py": "--max-tokens 8",
+    "data_parallel.py": "--dp-size 2 --enforce-eager --max-model-len 512",
+    "llm_engine_example.py": "--model facebook/opt-125m",
+    "llm_engine_reset_kv.py": "--model facebook/opt-125m",
+    "load_sharded_state.py": "--model {model}",
+    "mistral-small.py": "simple --format hf",
+    "pooling/convert_model_to_seq_cls.py": '--path {out} --classifier_from_tokens ["e"]',
+    "save_sharded_state.py": "--model {model} --output {out}",
+    "spec_decode.py": "--method ngram --num-prompts 2 --dataset-name random --random-input-len 8 --output-len 8",
+    "vision_language.py": "-m llava",
+    "vision_language_multi_image.py": "-m qwen2_vl",
+    "vision_language_pooling.py": "-m vlm2vec_phi3v",
+    "audio_language.py": "-m qwen2_audio",
+}
+_NAME = re.compile(r"[\"']([\w.-]+/[\w.-]+)[\"']")
+# What a script reads with urllib lies beside the process: a text of this length.
+_SITE = """
+import io, os, urllib.request
+_open = urllib.request.urlopen
+def _urlopen(url, *args, **options):
+    if str(url).endswith(".txt"):
+        return io.BytesIO(b"a long text " * 20)
+    return _open(url, *args, **options)
+urllib.request.urlopen = _urlopen
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a script.
+
+    Attributes:
+        line: the last line of standard error that says something, if it did not run.
+    """
+
+    script: str
+    result: str
+    seconds: float
+    line: str = ""
+
+
+def stage(folder: Path) -> Stage:
+    """A machine without a network, with the media that the examples ask for."""
+    made = Stage(folder)
+    made.hub.mkdir(parents=True, exist_ok=True)
+    laid.assets(made.assets)
+    for name in ("azacinto_foscolo",):
+        (made.assets / f"{name}.ogg").write_bytes((made.assets / "winning_call.ogg").read_bytes())
+    (made.assets / "stop_sign.jpg").write_bytes((made.assets / "cherry_blossom.jpg").read_bytes())
+    (folder / "site").mkdir(exist_ok=True)
+    (folder / "site" / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
+    return made
+
+
+def run(made: Stage, script: Path, name: str, words: str | None = None, limit_s: float = LIMIT_S) -> Row:
+    """Run one script with its arguments.
+
+    Args:
+        name: its name in ARGUMENTS.
+        words: other arguments.
+    """
+    source = script.read_text(encoding="utf-8")
+    given = ARGUMENTS.get(name, "") if words is None else words
+    for repository in _repositories(source, given.split()):
+        if example_repositories.known(repository):
+            example_repositories.lay(made.hub, repository)
+    laid.pictures(made.copies, re.findall(r'"(https://[^"]+\.(?:jpe?g|png))"', source))
+    with tempfile.TemporaryDirectory(dir=made.folder) as place:
+        model = example_repositories.lay(made.hub, LLAMA)
+        given = given.format(model=model, out=f"{place}/out")
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "beheld.cli.main", "run-vllm", str(script), *given.split()],
+            cwd=place,
+            env=os.environ | made.environment() | _paths(made.folder / "site"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            _, said = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return Row(name, "broke", limit_s, f"no end after {limit_s:.0f} s")
+        seconds = time.monotonic() - started
+    return Row(name, *_judged(process.returncode, said, seconds))
+
+
+def _repositories(source: str, words: list[str]) -> list[str]:
+    """The repositories that a script names: in the function of the model key among the arguments, or anywhere."""
+    if "-m" in words and "model_example_map" in source:
+        found = re.search(rf'"{re.escape(words[words.index("-m") + 1])}": (\w+)', source)
+        return [] if found is None else _NAME.findall(source.split(f"def {found[1]}(")[1].split("\ndef ")[0])
+    return [*_NAME.findall(source), *(word for word in words if example_repositories.known(word))]
+
+
+def _paths(site: Path) -> dict[str, str]:
+    root = Path(__file__).parents[2]
+    return {"PYTHONPATH": os.pathsep.join(map(str, (site, root))), "TQDM_DISABLE": "1", "BEHELD_LOG_LEVEL": "WARNING"}
+
+
+def _judged(status: int, said: str, seconds: float) -> tuple[str, float, str]:
+    lines = [line for line in said.splitlines() if line.strip()]
+    if status == 0:
+        return "ran", seconds, ""
+    told = [line for line in lines if line.startswith("beheld: ")]
+    if told and "Traceback" not in said:
+        return ("lacks" if "which is not installed" in told[-1] else "refused"), seconds, told[-1]
+    return "broke", seconds, lines[-1] if lines else f"status {status}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", action="append", help="scripts whose name holds this text")
+    parser.add_argument("--stage", type=Path, help="where checkpoints and media are laid; kept for the next time")
+    parser.add_argument("--keys", action="store_true", help="run each model key of the scripts that have some")
+    arguments = parser.parse_args()
+    made = stage(arguments.stage or Path(tempfile.mkdtemp(prefix="beheld-examples-")))
+    counts: Counter[str] = Counter()
+    for script in sorted(arguments.folder.rglob("*.py")):
+        name = str(script.relative_to(arguments.folder))
+        if arguments.only and not any(text in name for text in arguments.only):
+            continue
+        for words in _variants(script, name) if arguments.keys else (None,):
+            row = run(made, script, name, words)
+            counts[row.result] += 1
+            shown = name if words is None else f"{name} {words}"
+            print(f"{row.result:8}{row.seconds:6.1f} s  {shown:48}  {row.line[:260]}", flush=True)
+    print(", ".join(f"{count} {result}" for result, count in counts.most_common()), "of", counts.total())
+
+
+def _variants(script: Path, name: str) -> list[str | None]:
+    """The arguments for each model key that has a tiny checkpoint, or the usual ones."""
+    source = script.read_text(encoding="utf-8")
+    table = re.search(r"model_example_map = \{(.*?)\}", source, re.DOTALL)
+    if table is None:
+        return [None]
+    keys = re.findall(r'"([^"]+)":', table[1])
+    return [f"-m {key}" for key in keys if any(map(example_repositories.known, _repositories(source, ["-m", key])))]
+
+
+if __name__ == "__main__":
+    main()
