@@ -21,7 +21,7 @@ from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
-from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
@@ -97,6 +97,7 @@ class _LiveRequest:
     prepared: float
     first_token: float | None = None
     waited_s: float = 0.0
+    num_tokens: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def milliseconds(self) -> dict[str, float]:
@@ -110,6 +111,11 @@ class _LiveRequest:
             "first_token": 1e3 * (first - self.started),
             "total": 1e3 * (now - self.started),
         }
+
+    def metrics(self, output: RequestOutput) -> RequestMetrics:
+        self.num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+        count = self.num_tokens if self.pieces is Pieces.DELTA else output.usage.completion_tokens
+        return metrics_of(count, self.started, self.prepared, self.waited_s, self.first_token, time.monotonic())
 
 
 class AsyncLLM:
@@ -374,7 +380,7 @@ class AsyncLLM:
         for token in token_ids:
             if not 0 <= token < self.info.num_ids:
                 raise ParamsError(
-                    f"The token id {token} is outside the vocabulary of {self.info.num_ids}.", param="tokens"
+                    f"The token id {token} is out of vocabulary, which has {self.info.num_ids} ids.", param="tokens"
                 )
         ids = list(token_ids)
         return str(await self._run_in(self._pools.text, tokenizer.decode, ids, False))
@@ -461,6 +467,8 @@ class AsyncLLM:
                 if output.error is not None:
                     raise output.error
                 output.milliseconds = live.milliseconds()
+                if isinstance(output, RequestOutput):
+                    output.metrics = live.metrics(output)
                 yield output
                 if finished:
                     return

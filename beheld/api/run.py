@@ -12,7 +12,7 @@ from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, feature_by
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
-from beheld.core.outputs import TokenEvent
+from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore
 from beheld.utils.gil import quick_turns
@@ -33,6 +33,7 @@ class _LiveJob:
     started: float
     prepared: float
     first_token: float | None = None
+    waited_s: float = 0.0
 
 
 class Bars:
@@ -249,7 +250,7 @@ class OfflineRun:
     def _push(self, event: TokenEvent, live: _LiveJob) -> Output | None:
         """Pass an event to its collector; returns the output if the job is complete."""
         if live.first_token is None:
-            live.first_token = time.monotonic()
+            live.first_token, live.waited_s = time.monotonic(), event.waited_s
             self._unheard.pop(live.index, None)
         if live.collector.push(event):
             with uninterrupted():
@@ -269,6 +270,9 @@ class OfflineRun:
             "first_token": 1e3 * (live.first_token - live.started),
             "total": 1e3 * (now - live.started),
         }
+        if isinstance(output, RequestOutput):
+            count = output.usage.completion_tokens
+            output.metrics = metrics_of(count, live.started, live.prepared, live.waited_s, live.first_token, now)
         return output
 
     def _forget(self, request_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -80,6 +81,39 @@ class CompletionOutput:
 
 
 @dataclass
+class RequestMetrics:
+    """When the parts of a request happened, in seconds; vLLM's names.
+
+    Attributes:
+        num_generation_tokens: tokens of all answers so far.
+        arrival_time: when the request came, since the epoch.
+        queued_ts, scheduled_ts, first_token_ts, last_token_ts: by a monotonic clock: when it was prepared and handed to
+            the scheduler, when its first step began, and when its first and its last token came.
+        first_token_latency: from the arrival to the first token.
+    """
+
+    num_generation_tokens: int
+    arrival_time: float
+    queued_ts: float
+    scheduled_ts: float
+    first_token_ts: float
+    last_token_ts: float
+    first_token_latency: float
+    is_corrupted: bool = False
+
+
+def metrics_of(
+    num_tokens: int, started: float, prepared: float, waited_s: float, first_token: float | None, now: float
+) -> RequestMetrics:
+    """The metrics of a request, from times of the monotonic clock."""
+    first = now if first_token is None else first_token
+    scheduled = min(prepared + waited_s, first)
+    # `now` is the present, so the wall clock gives the arrival's time.
+    arrival = time.time() - (now - started)
+    return RequestMetrics(num_tokens, arrival, prepared, scheduled, first, now, first - started)
+
+
+@dataclass
 class RequestOutput:
     """The state of one request, finished or not.
 
@@ -90,6 +124,7 @@ class RequestOutput:
         error: why the request failed, with `on_error="return"`; `outputs` is then empty.
         milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start). AsyncLLM
             adds "queue", "prefill" and "decode", which follow one another after "prepare".
+        metrics: the same times under vLLM's names.
     """
 
     request_id: str
@@ -103,7 +138,7 @@ class RequestOutput:
     media: list[MediaReceipt] = field(default_factory=list)
     error: BeheldError | None = None
     milliseconds: Mapping[str, float] = field(default_factory=dict)
-    metrics: Any = None
+    metrics: RequestMetrics | None = None
 
     @property
     def usage(self) -> Usage:

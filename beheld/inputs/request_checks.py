@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from beheld.core.params import PoolingParams, SamplingParams, whole
 from beheld.core.request import LoRARequest
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import embeds
+from beheld.utils.log import get_logger, once
+
+logger = get_logger(__name__)
+NO_PRIORITY = "A priority has no effect with scheduling_policy='fcfs'; the engine can be started with 'priority'."
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +86,7 @@ class RequestChecks:
             )
 
     def order(self, lora: LoRARequest | None, priority: int) -> None:
-        """Refuse an adapter or a priority that would have no effect.
+        """Refuse an adapter that would have no effect; tell once of a priority that has none.
 
         Raises:
             LoRAError, ParamsError: it is refused.
@@ -100,12 +105,7 @@ class RequestChecks:
             )
         whole("priority", priority, -(2**63), 2**63 - 1)
         if priority != 0 and self.config.policy != "priority":
-            raise ParamsError(
-                "A priority has no effect with scheduling_policy='fcfs'.",
-                "Leave it out.",
-                param="priority",
-                or_engine="start the engine with scheduling_policy='priority'",
-            )
+            once(logger, logging.WARNING, NO_PRIORITY)
 
     def answers(self, params: SamplingParams | PoolingParams) -> None:
         """Refuse to generate with a model that pools, and to pool with one that generates.
@@ -144,8 +144,9 @@ class RequestChecks:
             taken = sum(span.stop - span.start for span in spans)
             of_media = f", {taken} of them for media" if taken else ""
             raise PromptTooLongError(
-                f"The prompt has {count} tokens{of_media}; "
-                f"{'with at least one for the answer ' if answer else ''}the limit is {limit}.",
+                # Clients look for the first words.
+                f"This model's maximum context length is {limit} tokens; the prompt has {count} tokens{of_media}"
+                f"{', and the answer needs at least one' if answer else ''}.",
                 "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
                 or_engine="raise max_model_len",
             )

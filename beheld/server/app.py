@@ -202,6 +202,7 @@ class Service:
             return _warned(made, request.state.notes)
 
         self._note_effort(body, request)
+        self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
@@ -209,6 +210,7 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._read(request, CompletionRequest)
+        self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -378,6 +380,7 @@ class Service:
 
         async def pool(request: Request) -> Response:
             body = await self._read(request, kind)
+            self._note_priority(body, request)
             head = self._head(request, "pool", body.model)
             work = pooling.work_of(self.llm, body, self.options, head, self._salt(request, body.cache_salt))
             self._clients.check(head.client)
@@ -513,9 +516,20 @@ class Service:
         Raises:
             HttpError: fields without effect are refused.
         """
-        if body.reasoning_effort is None or chat.switches_effort(body, self.llm.chat_template):
-            return
-        words = "This model's template has no switch for it."
+        if body.reasoning_effort is not None and not chat.switches_effort(body, self.llm.chat_template):
+            self._note(request, param, "This model's template has no switch for it.")
+
+    def _note_priority(self, body: ChatRequest | CompletionRequest | Pooled, request: Request) -> None:
+        """Note that the engine does not rank requests, if this one has a priority.
+
+        Raises:
+            HttpError: fields without effect are refused.
+        """
+        if body.priority and self.llm.config.policy != "priority":
+            words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
+            self._note(request, "priority", words)
+
+    def _note(self, request: Request, param: str, words: str) -> None:
         if self.options.strict_fields:
             raise HttpError(400, words, "Leave it out.", param=param)
         request.state.notes.tell(param, words)

@@ -19,6 +19,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredConten
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
 from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
+from beheld.text.tools import OPENINGS
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
@@ -118,7 +119,9 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
             param="skip_special_tokens",
         )
     formed = body.response_format is not None and body.response_format.type != "text"
-    if tools.grammar is not None and (body.structured_outputs is not None or formed):
+    # A call that must be made leaves no content that a response_format could shape.
+    strict = tools.grammar is not None and tools.grammar.calls is not None
+    if tools.grammar is not None and (body.structured_outputs is not None or (formed and strict)):
         raise HttpError(
             400,
             "tool_choice and a grammar cannot be combined.",
@@ -285,8 +288,13 @@ def _reasoning_before(grammar: StructuredOutputs | None) -> ReasoningFormat | No
 
 
 def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:
-    split = ReasoningSplit(inside=begins_inside(output.prompt)) if thinks else None
-    return DeltaParser(split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids)
+    forced = tools.grammar is not None and tools.grammar.calls is None
+    # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
+    calls = () if forced or tools.form is None else OPENINGS.get(tools.form, ())
+    split = ReasoningSplit(inside=begins_inside(output.prompt), calls=calls) if thinks else None
+    return DeltaParser(
+        split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
+    )
 
 
 def _choices(

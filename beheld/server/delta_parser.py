@@ -23,6 +23,7 @@ class DeltaParser:
         schemas: schemas of the functions' arguments.
         max_calls: further calls are left out.
         short_ids: calls have ids of nine letters and digits.
+        forced: a grammar makes the whole answer calls.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class DeltaParser:
         max_calls: int | None = None,
         *,
         short_ids: bool = False,
+        forced: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._reader: ToolReader | None = None if tools is None else READERS[tools](schemas or {})
         self._named = named
         self._max_calls = max_calls
         self._short_ids = short_ids
+        self._forced = forced or named is not None
         self._num_calls = 0
 
     @property
@@ -60,10 +63,12 @@ class DeltaParser:
     def finish(self) -> Iterator[Delta]:
         """The remaining deltas."""
         if self._reasoning is not None:
+            # A grammar lets an answer that was cut off here be nothing but a part of the opening tag.
+            partial_tag = self._forced and self._reasoning.undecided
             reasoning, words = self._reasoning.finish()
             if reasoning:
                 yield {"reasoning_content": reasoning}
-            yield from self._content(words)
+            yield from self._content("" if partial_tag else words)
         if self._reader is not None:
             yield from self._content_and_calls(*self._reader.finish())
 

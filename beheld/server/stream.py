@@ -196,7 +196,7 @@ def logprobs_of(
 ) -> list[dict[str, Any]]:
     """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
 
-    `bytes_of` returns a token's bytes; it is called if its text is incomplete.
+    `bytes_of` returns a token's own bytes, of which its text may hold more or less.
     """
     entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
@@ -208,5 +208,5 @@ def logprobs_of(
 
 def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
     text = found.decoded_token or ""
-    spelt = bytes_of(token_id) if "\ufffd" in text else text.encode()
+    spelt = text.encode() if text.isascii() and text else bytes_of(token_id)
     return {"token": text, "logprob": max(found.logprob, -9999.0), "bytes": list(spelt)}

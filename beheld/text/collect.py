@@ -11,7 +11,7 @@ from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenE
 from beheld.core.params import SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
-from beheld.text.detokenize import Detokenizer, known_texts, token_text
+from beheld.text.detokenize import BROKEN, Detokenizer, known_texts, token_bytes, token_text, whole_characters
 from beheld.text.stop import StopFinder
 
 # Tokens whose text is not needed yet are decoded in batches of this size: a decoder's calls cost more than their
@@ -26,7 +26,7 @@ class Answer:
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None, marks: Collection[str] = ()) -> None:
         self._params = params
-        self._candidates = _Candidates(tokenizer)
+        self._candidates = _Candidates(tokenizer if params.detokenize else None)
         self._detokenizer = (
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, marks=marks)
             if params.detokenize and tokenizer is not None
@@ -196,7 +196,7 @@ class Collector:
             self._num_cached = max(self._num_cached, event.num_cached)
         if event.prompt_logprobs is not None and self._prompt_logprobs is None:
             wanted = self._params.prompt_logprobs or 0
-            candidates = _Candidates(self._tokenizer)
+            candidates = _Candidates(self._tokenizer if self._params.detokenize else None)
             positions = (candidates.of(entry, wanted) for entry in event.prompt_logprobs)
             self._prompt_logprobs = [None, *positions]
         return self._answers[event.request_id].push(event)
@@ -246,11 +246,17 @@ class Collector:
 
 
 class _Candidates:
-    """Converts the device's log-probabilities of a position to the user's form."""
+    """Converts the device's log-probabilities of consecutive positions to the user's form.
+
+    A token may hold only a part of a character. Then its text ends before the character, and the text of the token that
+    completes it holds all of it.
+    """
 
     def __init__(self, tokenizer: Any | None) -> None:
         self._tokenizer = tokenizer
         self._known = {} if tokenizer is None else known_texts(tokenizer)
+        # The bytes of the character that the tokens so far have begun.
+        self._begun = b""
 
     def of(self, entry: TokenLogprobs, num_top: int) -> dict[int, Logprob]:
         """The token itself first, then the best `num_top`."""
@@ -259,8 +265,23 @@ class _Candidates:
         top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
         for rank, (token_id, logprob) in enumerate(top, start=1):
             if token_id not in found:
-                found[token_id] = Logprob(logprob, rank, known.get(token_id) or self._text(token_id))
+                text = known.get(token_id)
+                # Broken characters are rare, and a look at them is dear.
+                ready = text and BROKEN not in text
+                found[token_id] = Logprob(logprob, rank, text if ready else self._text(token_id))
+        if self._tokenizer is not None:
+            self._begun = self._read(entry.token_id)[1]
         return found
 
     def _text(self, token_id: int) -> str | None:
-        return None if self._tokenizer is None else token_text(self._tokenizer, token_id)
+        return None if self._tokenizer is None else self._read(token_id)[0]
+
+    def _read(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text at this position, and the bytes of a character that it begins."""
+        text = token_text(self._tokenizer, token_id)
+        if BROKEN not in text:
+            return text, b""
+        try:
+            return whole_characters(self._begun + token_bytes(self._tokenizer, token_id))
+        except UnicodeDecodeError:
+            return text, b""

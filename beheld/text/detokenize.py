@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_BROKEN = "\ufffd"
+BROKEN = "\ufffd"
 # A UTF-8 character has at most four bytes, and a decoder may show each byte of an incomplete one as a broken character.
 _MAX_BROKEN = 4
 # The longest pattern that a tokenizer's clean-up rewrites, such as " n't" and " 've"; each begins with a space.
@@ -118,6 +119,17 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
     return text.encode()
 
 
+def whole_characters(data: bytes) -> tuple[str, bytes]:
+    """The characters that the bytes spell, and the bytes of one that they only begin.
+
+    Raises:
+        UnicodeDecodeError: they spell something else.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text = decoder.decode(data)
+    return text, decoder.getstate()[0]
+
+
 def _byte_signs() -> dict[str, int]:
     """The characters of bytes in byte-level vocabularies: a printable byte is itself, others count from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -180,7 +192,7 @@ class Detokenizer:
         if not shown or self._window[-1] in self._byte_ids:
             return ""
         text = self._decode(self._window)
-        certain = max(len(text.rstrip(_BROKEN)), len(text) - _MAX_BROKEN)
+        certain = max(len(text.rstrip(BROKEN)), len(text) - _MAX_BROKEN)
         fresh = text[self._num_shown : certain]
         if certain == len(text):
             self._move_window(len(text))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from beheld.text.marks import Beginning, Seeker, Trimmed
 
 OPEN = "<think>"
@@ -22,14 +24,21 @@ class ReasoningSplit:
 
     Args:
         inside: the text begins inside the reasoning.
+        calls: marks of tool calls, which end reasoning that was not closed: some models call a tool while they reason.
     """
 
-    def __init__(self, *, inside: bool) -> None:
+    def __init__(self, *, inside: bool, calls: Collection[str] = ()) -> None:
         self._state = "thinking" if inside else "start"
         self._seeker = Seeker()
         self._thoughts = Trimmed()
         self._beginning = Beginning(OPEN)
         self._shown = False
+        self._calls = frozenset(calls)
+
+    @property
+    def undecided(self) -> bool:
+        """True while the text may still turn out to begin with the opening tag."""
+        return self._state == "start"
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; returns the pieces that are now certain: (reasoning, answer)."""
@@ -61,12 +70,12 @@ class ReasoningSplit:
 
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""
-        before, mark, after = self._seeker.seek(text, (CLOSE,))
+        before, mark, after = self._seeker.seek(text, (CLOSE, *self._calls))
         reasoning = self._trimmed_reasoning(before)
         if mark is None:
             return reasoning, ""
         self._state, self._shown = "answer", False
-        return reasoning, after
+        return reasoning, mark + after if mark in self._calls else after
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,10 @@ from beheld.core.errors import (
     TemplateError,
 )
 from beheld.core.request import Request
+from beheld.inputs import request_checks
 from beheld.inputs.pipeline import RequestOrder
+from beheld.inputs.request_checks import NO_PRIORITY
+from beheld.utils import log
 from tests import tiny
 
 FAMILY = "qwen2_vl"
@@ -341,11 +345,28 @@ def test_wrong_calls(llm: LLM) -> None:
         next(llm.generate_iter([ask("x")], GREEDY, on_error="ignore"))
 
 
+def test_a_priority_is_told_once_where_requests_are_taken_in_order(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(request_checks.logger, "log", lambda level, message: said.append(message))
+    log._said.discard(NO_PRIORITY)
+    plain = llm.generate([ask("x")], GREEDY, use_tqdm=False)
+    ranked = [llm.generate([ask("x")], GREEDY, priority=[1], use_tqdm=False) for _ in range(2)]
+    assert [made[0].outputs[0].token_ids for made in ranked] == [plain[0].outputs[0].token_ids] * 2
+    assert said == [NO_PRIORITY]
+
+
+def test_metrics_are_filled(llm: LLM) -> None:
+    (found,) = llm.generate([ask("x")], GREEDY, use_tqdm=False)
+    metrics = found.metrics
+    assert metrics.num_generation_tokens == len(found.outputs[0].token_ids) > 0
+    assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
+    assert abs(metrics.arrival_time - time.time()) < 60
+    assert 0 < metrics.first_token_latency < 60
+
+
 def test_what_would_change_nothing_is_refused(llm: LLM) -> None:
     with pytest.raises(LoRAError, match="enable_lora"):
         llm.generate(ask("x"), GREEDY, lora_request=LoRARequest("a", 1, "/a"), use_tqdm=False)
-    with pytest.raises(ParamsError, match="scheduling_policy"):
-        llm.generate([ask("x")], GREEDY, priority=[1], use_tqdm=False)
     with pytest.raises(ParamsError, match="priority"):
         llm.generate([ask("x")], GREEDY, priority=["a"], use_tqdm=False)  # type: ignore[list-item]
 

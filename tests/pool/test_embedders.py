@@ -109,7 +109,7 @@ def test_ids_texts_and_scores(llm: LLM, states: list[torch.Tensor]) -> None:
 
 def test_a_longer_text_keeps_its_start(llm: LLM) -> None:
     long = " ".join(TEXTS[:2]) * 4
-    with pytest.raises(PromptTooLongError, match="the limit is 256"):
+    with pytest.raises(PromptTooLongError, match="maximum context length is 256"):
         llm.embed(long, use_tqdm=False)
     (cut,) = llm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
     (short,) = llm.embed(long, truncate_prompt_tokens=5, use_tqdm=False)

@@ -74,7 +74,7 @@ def test_the_mean_of_masked_language_models_and_long_texts(tmp_path: Path) -> No
     folder = modules(encoder(tmp_path / "e", "BertForMaskedLM"), "Pooling", "Normalize", pooling_mode_mean_tokens=True)
     with LLM(str(folder), **SMALL) as llm:
         found = torch.tensor([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)])
-        with pytest.raises(PromptTooLongError, match="the limit is 130"):
+        with pytest.raises(PromptTooLongError, match="maximum context length is 130"):
             llm.embed("a " * 200, use_tqdm=False)
         (cut,) = llm.embed("a " * 200, truncate_prompt_tokens=-1, use_tqdm=False)
         assert (len(cut.prompt_token_ids), cut.prompt_token_ids[-1]) == (130, 3)

@@ -178,7 +178,6 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETE, {"prompt": ""}, "prompt", "at least one"),
     (COMPLETE, {"prompt": "<|vision_start|><|image_pad|><|vision_end|>"}, "prompt", "/v1/chat/completions"),
     (COMPLETE, {"prompt": "a", "logprobs": 99}, "logprobs", "Request fewer. The operator may raise max_logprobs."),
-    (COMPLETE, {"prompt": "a", "priority": 3}, "priority", "Leave it out. The operator may"),
     (COMPLETE, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
      "response_format", ""),
     (CHAT, {"messages": [SYSTEM, {"role": "us er", "content": "x"}]}, "messages.1.role", "Use a word"),

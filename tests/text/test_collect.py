@@ -192,3 +192,34 @@ def test_the_cache_is_reported_for_the_first_answer() -> None:
     collected.push(TokenEvent("r-1", (5,), num_cached=3))
     collected.push(TokenEvent("r-0", (5,), num_cached=1))
     assert collected.output().num_cached_tokens == 1
+
+
+def test_a_candidates_text_is_never_a_part_of_a_character() -> None:
+    """A character of several tokens stands in the text of the token that completes it."""
+    written = "a 絵 é 👩."
+    ids = tokens(written)
+    broken = [token for token in ids if "\ufffd" in TOKENIZER.decode([token])]
+    assert broken, "each token is a whole character: nothing is tested"
+    collected = collector(SamplingParams(logprobs=1, prompt_logprobs=0))
+    prompt = tuple(TokenLogprobs(token, -1.0, 1, (), ()) for token in ids)
+    for place, token in enumerate(ids):
+        top = TokenLogprobs(token, -1.0, 1, (token,), (-1.0,))
+        last = place == len(ids) - 1
+        event = TokenEvent("r-0", (token,), FinishReason.LENGTH if last else None, logprobs=(top,))
+        collected.push(event._replace(prompt_logprobs=prompt) if not place else event)
+    output = collected.output()
+    answer = output.outputs[0]
+    assert [list(entry) for entry in answer.logprobs or ()] == [[token] for token in ids]
+    for entries in (answer.logprobs or (), (output.prompt_logprobs or ())[1:]):
+        texts = [entry[token].decoded_token or "" for token, entry in zip(ids, entries, strict=True) if entry]
+        assert "".join(texts) == written
+        assert not any("\ufffd" in text for text in texts)
+
+
+def test_without_detokenization_candidates_have_no_text() -> None:
+    collected = collector(SamplingParams(logprobs=1, detokenize=False))
+    (token,) = tokens("a")
+    entry = TokenLogprobs(token, -1.0, 1, (token + 1,), (-2.0,))
+    collected.push(TokenEvent("r-0", (token,), FinishReason.LENGTH, logprobs=(entry,)))
+    (found,) = collected.output().outputs[0].logprobs or ()
+    assert [one.decoded_token for one in found.values()] == [None, None]

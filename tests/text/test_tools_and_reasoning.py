@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beheld.server.delta_parser import DeltaParser
 from beheld.text.reasoning import ReasoningSplit, begins_inside
-from beheld.text.tools import READERS, Piece, Schemas, calls_of, form_of
+from beheld.text.tools import OPENINGS, READERS, Piece, Schemas, calls_of, form_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
 LOOK = Piece("look", '{"at": "the \\"sky\\""}')
@@ -26,6 +27,8 @@ SCHEMAS: Schemas = {
             "far": {"type": ["boolean", "null"]},
             "list": {"anyOf": [{"type": "array"}, {"type": "string"}]},
             "kind": {"enum": ["1", "2"]},
+            "map": {"type": "dict"},
+            "rate": {"type": "float"},
         }
     },
 }
@@ -51,8 +54,8 @@ def read(form: str, pieces: list[str]) -> tuple[str, list[Piece]]:
     return "".join(text for text, _ in told), calls_of([piece for _, found in told for piece in found])
 
 
-def split(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
-    splitter = ReasoningSplit(inside=inside)
+def split(pieces: list[str], *, inside: bool = False, calls: tuple[str, ...] = ()) -> tuple[str, str]:
+    splitter = ReasoningSplit(inside=inside, calls=calls)
     told = [splitter.push(piece) for piece in pieces] + [splitter.finish()]
     return "".join(t for t, _ in told), "".join(a for _, a in told)
 
@@ -70,6 +73,9 @@ SKY = '"the \\"sky\\""'
         ("hermes", f"{CALL} And?", " And?", [LOOK]),
         ("hermes", CALL.removesuffix("</tool_call>"), "", [LOOK]),
         ("hermes", CALL.replace("}}", "}"), "", [LOOK]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": {"y": [1</tool_call>', "",
+         [Piece("f", '{"x": {"y": [1]}}')]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": {"y": [1', "", [Piece("f", '{"x": {"y": [1')]),
         ("hermes", "a  <tool_call>no</tool_call> after ", "a  <tool_call>no</tool_call> after ", []),
         ("hermes", "<tool_call></tool_call>", "<tool_call></tool_call>", []),
         ("hermes", "a < b <tool", "a < b <tool", []),
@@ -107,6 +113,13 @@ SKY = '"the \\"sky\\""'
             "",
             [Piece("look", '{"at": "\\n a\\n", "days": 7, "far": true, "list": [1, 2], "kind": "1"}')],
         ),
+        (
+            "qwen3_coder",
+            "<function=look>\n<parameter=map>\n{'a': True, 'b': [None, 'it']}\n</parameter>\n<parameter=far>\nNone\n"
+            "</parameter>\n<parameter=rate>\n2\n</parameter>\n<parameter=new>\n007\n</parameter>\n</function>",
+            "",
+            [Piece("look", '{"map": {"a": true, "b": [null, "it"]}, "far": null, "rate": 2, "new": "007"}')],
+        ),
         ("qwen3_coder", QWEN[: QWEN.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]', "",
          [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
@@ -120,6 +133,12 @@ SKY = '"the \\"sky\\""'
         ("llama3_json", '{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [Piece("f", '{"x": 1}')]),
         ("llama3_json", '```json\n{"name": "f", "arguments": {}}\n```', "", [Piece("f", "{}")]),
         ("llama3_json", '```json\n{"name": "Ada"}\n```', '```json\n{"name": "Ada"}\n```', []),
+        ("llama3_json", 'I look: {"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}} Done.',
+         "I look: Done.", [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
+        ("llama3_json", 'A {set} of {"x": 1}, {"name": 3} and {"name": "g"} ',
+         "A {set} of {\"x\": 1}, {\"name\": 3} and", [Piece("g", "{}")]),
+        ("llama3_json", '{"name": "f", "parameters": {x: }}', '{"name": "f", "parameters": {x: }}', []),
+        ("llama3_json", 'So: {"name": "f", invalid json}', 'So: {"name": "f", invalid json}', []),
         ("llama3_json", '<|python_tag|>print("x")', '<|python_tag|>print("x")', []),
         ("json", ' {"name": "f", "parameters": {"x": 1}}', "", [Piece("f", '{"x": 1}')]),
         ("json", '[{"name": "f"}, {"name": "g"}]', "", [Piece("f", "{}"), Piece("g", "{}")]),
@@ -191,6 +210,25 @@ def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, s
     assert split(list(text), inside=inside) == expected
 
 
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "mistral"])
+def test_a_call_ends_reasoning_that_was_not_closed(form: str) -> None:
+    call = {"hermes": CALL, "qwen3_coder": QWEN, "mistral": "[TOOL_CALLS]look[ARGS]" + LOOK.arguments}[form]
+    for pieces in ([f"<think>hm, {call}"], list(f"<think>hm, {call}")):
+        reasoning, answer = split(pieces, calls=OPENINGS[form])
+        assert (reasoning, read(form, [answer])) == ("hm,", ("", [LOOK]))
+    assert split([f"<think>hm</think>{call}"], calls=OPENINGS[form]) == ("hm", call)
+
+
+@pytest.mark.parametrize(("form", "named"), [(None, "look"), ("json", None)])
+@pytest.mark.parametrize("text", ["<think", " <", "<think>hm", ""])
+def test_a_forced_call_that_is_cut_off_in_the_opening_tag_has_no_arguments(
+    form: str | None, named: str | None, text: str
+) -> None:
+    parser = DeltaParser(ReasoningSplit(inside=False), form, named, SCHEMAS, forced=True)
+    deltas = [*parser.push(text), *parser.finish()]
+    assert deltas == ([{"reasoning_content": "hm"}] if "hm" in text else [])
+
+
 @settings(max_examples=300, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.booleans())
 def test_how_thoughts_are_cut_does_not_matter(text: str, places: list[int], inside: bool) -> None:
@@ -215,6 +253,7 @@ STARTS = {
     "qwen3_coder": ["<function=look><parameter=at>", "<function=look><parameter=x>", "<tool_call>", "<function="],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]", '[TOOL_CALLS]f[ARGS]{"x": "'],
     "json": ['{"name": "f", "arguments": {"x": "', '{"x": "', "[", "```"],
+    "llama3_json": ['I: {"name": "f", "arguments": {"x": "', 'I: {"name": "', "I: {", "I: ["],
     "pythonic": ["[f(x='", "[", "[f(x=[", "[f("],
 }
 REPEATED = [

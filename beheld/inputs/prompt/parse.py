@@ -125,7 +125,7 @@ def _token_ids(value: Any, info: ModelInfo) -> tuple[int, ...]:
         # In some families the placeholders' ids exceed the head's vocabulary.
         if not 0 <= token < info.num_ids and token not in info.placeholder_ids.values():
             raise PromptError(
-                f"The token id {token} is outside the vocabulary of {info.num_ids}.", param="prompt_token_ids"
+                f"The token id {token} is out of vocabulary, which has {info.num_ids} ids.", param="prompt_token_ids"
             )
     return tuple(ids)
 

@@ -220,7 +220,8 @@ class PromptTokenizer:
             return
         if count > max_tokens * self.longest():
             raise PromptTooLongError(
-                f"The prompt has {count} characters, more than {max_tokens} tokens can spell.",
+                f"This model's maximum context length is {max_tokens} tokens; the prompt has {count} characters, more "
+                "than so many tokens can spell.",
                 "Shorten it.",
                 or_engine="raise max_model_len",
             )

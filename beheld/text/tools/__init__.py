@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from beheld.text.tools import mistral
-from beheld.text.tools.bare import json_reader, python_reader
+from beheld.text.tools.bare import json_reader, python_reader, worded_json_reader
 from beheld.text.tools.call import Piece, Schemas, ToolReader, calls_of
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
 from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
 
-__all__ = ["MARKS", "READERS", "SHORT_IDS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
+__all__ = ["MARKS", "OPENINGS", "READERS", "SHORT_IDS", "Piece", "Schemas", "ToolReader", "calls_of", "form_of"]
 
 _HERMES = {"<tool_call>": Region("</tool_call>")}
 # Qwen3-Coder often omits the outer mark, or writes only the closing one.
@@ -23,7 +23,7 @@ READERS: dict[str, Callable[[Schemas], ToolReader]] = {
     "glm45": lambda schemas: MarkedReader(_HERMES, lambda: TaggedCalls(GLM, schemas)),
     "qwen3_coder": lambda schemas: MarkedReader(_QWEN3, lambda: TaggedCalls(QWEN3, schemas), "</tool_call>"),
     "mistral": lambda schemas: MarkedReader({mistral.MARK: Region(mistral.MARK)}, mistral.MistralCalls),
-    "llama3_json": json_reader,
+    "llama3_json": worded_json_reader,
     "json": json_reader,
     "pythonic": python_reader,
 }
@@ -33,6 +33,13 @@ MARKS: dict[str, tuple[str, ...]] = {
     "glm45": ("<tool_call>", "<arg_key>", "<arg_value>"),
     "qwen3_coder": ("<tool_call>", "<function=", "<parameter="),
     "mistral": (mistral.MARK, "[ARGS]"),
+}
+# The marks with which calls begin, where marks separate them from words.
+OPENINGS: dict[str, tuple[str, ...]] = {
+    "hermes": ("<tool_call>",),
+    "glm45": ("<tool_call>",),
+    "qwen3_coder": ("<tool_call>", "<function="),
+    "mistral": (mistral.MARK,),
 }
 # Templates of these formats refuse the id of a call that has not nine letters and digits.
 SHORT_IDS = frozenset({"mistral"})

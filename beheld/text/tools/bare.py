@@ -165,6 +165,11 @@ def _call(text: str) -> Piece | None:
         return None
 
 
+def worded_json_reader(schemas: Schemas) -> BareReader:
+    """A reader of calls in JSON, alone or among words, restricted to the known functions."""
+    return BareReader(JsonCalls(schemas, anywhere=True), _JSON_MARKS)
+
+
 def json_reader(schemas: Schemas) -> BareReader:
     """A reader of one or several calls in JSON, restricted to the known functions."""
     return BareReader(JsonCalls(schemas), _JSON_MARKS)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
+from beheld.text.marks import Seeker, Trimmed
 from beheld.text.tools.call import Piece, call_from, parsed, printable
 
-# The usual beginning of a call; after it, the arguments are passed on as they arrive.
+# The usual beginning of a call; after it and a quote, the arguments are passed on as they arrive.
 _HEAD = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])'
 )
 _MAX_HEAD = 256
+# What may still become a call among words: a bracket, then a quoted key.
+_HOPEFUL = re.compile(r'\{\s*(?:$|"(?:name|type|parameters|arguments)"|"[a-z]{0,10}$)')
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
 _BETWEEN = re.compile(r"[\s,;\[\]]*")
 
 
@@ -24,7 +28,8 @@ class Balance:
     """
 
     def __init__(self, depth: int = 0, quotes: str = '"') -> None:
-        self._depth = depth
+        # The brackets that close those which are open.
+        self._closing = ["}"] * depth
         self._quote: str | None = None
         self._escaped = False
         self._outside = re.compile(rf"[{quotes}()\[\]{{}}]")
@@ -54,9 +59,16 @@ class Balance:
         elif sign in self._inside:
             self._quote = sign
         else:
-            self._depth += 1 if sign in "([{" else -1
-            return self._depth <= 0
+            if sign in _CLOSING:
+                self._closing.append(_CLOSING[sign])
+            elif self._closing:
+                self._closing.pop()
+            return not self._closing
         return False
+
+    def missing(self) -> str:
+        """The brackets that would close the text, unless it ends in quotes."""
+        return "".join(reversed(self._closing)) if self._quote is None else ""
 
 
 class JsonCall:
@@ -64,10 +76,12 @@ class JsonCall:
 
     Args:
         names: the functions that may be called; None allows any.
+        hasty: give up as soon as the first key is not a call's, so that the text around it is not held back.
     """
 
-    def __init__(self, names: Container[str] | None) -> None:
+    def __init__(self, names: Container[str] | None, *, hasty: bool = False) -> None:
         self._names = names
+        self._hasty = hasty
         self._state = "head"
         self._held: list[str] = []
         self._num_held = 0
@@ -98,6 +112,11 @@ class JsonCall:
         end = self._balance.end(text)
         return pieces, None if end is None else text[end:]
 
+    def missing(self) -> list[Piece]:
+        """The brackets that the arguments lack."""
+        text = self._balance.missing() if self._state == "arguments" else ""
+        return [Piece(None, text)] if text else []
+
     def held(self) -> str:
         """The text of a call that has not begun."""
         return "".join(self._held)
@@ -115,6 +134,9 @@ class JsonCall:
                 pieces.append(Piece(printable(found[1]), ""))
                 self._state, self._balance = "arguments", Balance()
                 return self._held[0][found.end() - 1 :]
+            if self._hasty and not _HOPEFUL.match(self._held[0]):
+                text, self._held = self._held[0][1:], ["{"]
+                return text
         end = self._balance.end(text)
         if end is None:
             return None
@@ -135,14 +157,18 @@ class JsonCall:
 class JsonCalls:
     """Calls with only whitespace, commas, semicolons and list brackets between them; a call.CallBody.
 
-    After anything else, everything is text.
+    After anything else, everything is text, or words among which further calls may stand.
 
     Args:
         names: the functions that may be called; None allows any.
+        anywhere: calls may also follow words.
     """
 
-    def __init__(self, names: Container[str] | None = None) -> None:
+    def __init__(self, names: Container[str] | None = None, *, anywhere: bool = False) -> None:
         self._names = names
+        self._anywhere = anywhere
+        self._seeker = Seeker()
+        self._words = Trimmed()
         self._call: JsonCall | None = None
         # Text between calls, or before the first.
         self._between: list[str] = []
@@ -156,22 +182,38 @@ class JsonCalls:
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
+        shown: list[str] = []
         pieces: list[Piece] = []
-        while text and not self._plain:
-            left = self._outside(text) if self._call is None else self._within(text, pieces)
+        while text:
+            if self._plain and not self._anywhere:
+                shown.append(text)
+                break
+            if self._plain and self._call is None:
+                before, mark, text = self._seeker.seek(text, "{")
+                shown.append(self._words.push(before))
+                if mark is None:
+                    break
+                self._call, text = JsonCall(self._names, hasty=True), mark + text
+            left = self._outside(text) if self._call is None else self._within(text, shown, pieces)
             if left is None:
-                return "", pieces
+                break
             text = left
-        return text, pieces
+        return "".join(shown), pieces
 
     def end(self) -> tuple[str, list[Piece]]:
+        """As CallBody. Some models close a call with its mark and forget a bracket."""
+        words, pieces = self.cut()
+        return words, pieces + ([] if self._call is None else self._call.missing())
+
+    def cut(self) -> tuple[str, list[Piece]]:
         """As CallBody."""
+        if self._plain and self._anywhere:
+            held = "" if self._call is None or self._call.begun else self._call.held()
+            return self._words.rest() + held, []
         between, self._between = "".join(self._between), []
         if self._call is not None and not self._call.begun:
             return ("" if self._called else between) + self._call.held(), []
         return "" if self._called else between, []
-
-    cut = end
 
     def _outside(self, text: str) -> str | None:
         found = _BETWEEN.match(text)
@@ -184,13 +226,20 @@ class JsonCalls:
             return self._as_text(text)
         return text or None
 
-    def _within(self, text: str, pieces: list[Piece]) -> str | None:
+    def _within(self, text: str, shown: list[str], pieces: list[Piece]) -> str | None:
         assert self._call is not None
         found, left = self._call.push(text)
         pieces += found
         if self._call.begun:
-            self._called = True
+            # Whitespace before a call belongs neither to it nor to the words.
+            self._words.rest()
+            self._called, self._plain = True, False
             self._between = []
+        elif left is not None and self._plain:
+            shown.append(self._words.push(self._call.held()))
+        elif left is not None and self._anywhere:
+            held = self._call.held()
+            shown.append(self._words.push(self._as_text("") + held))
         elif left is not None:
             return self._as_text(self._call.held() + left)
         if left is not None:
@@ -200,5 +249,6 @@ class JsonCalls:
     def _as_text(self, text: str) -> str:
         self._plain, self._call = True, None
         # After a call, separators belong neither to a call nor to the text.
-        between, self._between = "" if self._called else "".join(self._between), []
-        return between + text
+        between, self._between = "".join(self._between), []
+        among_words = self._anywhere and between.isspace()
+        return between + text if among_words or not self._called else text

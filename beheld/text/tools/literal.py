@@ -42,6 +42,19 @@ def keywords_of(text: str) -> dict[str, Any]:
     return found
 
 
+def literal_of(text: str) -> Any:
+    """The value of a Python literal such as {'a': [True, None]}.
+
+    Raises:
+        ValueError: the text is something else, or is nested more than 32 deep.
+    """
+    reader = _Reader(_tokens(text))
+    value = reader.value(0)
+    if reader.more:
+        raise ValueError("more than one value")
+    return value
+
+
 def _tokens(text: str) -> list[Token]:
     found: list[Token] = []
     end = len(text.rstrip())

@@ -58,7 +58,7 @@ class MistralCalls:
     def end(self) -> tuple[str, list[Piece]]:
         """As CallBody."""
         if self._list is not None:
-            return self._list.end()
+            return self._list.cut()
         raw, self._raw = "".join(self._raw) + self._seeker.rest(), []
         return raw, []
 

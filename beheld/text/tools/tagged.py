@@ -9,10 +9,14 @@ from typing import Any
 
 from beheld.text.marks import Seeker
 from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+from beheld.text.tools.literal import literal_of
 from beheld.utils.json_types import NAMES, types_of
 
-# Some models write Python's constants in place of JSON's.
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+# Types that schemas made from Python code name, and JSON's names for them.
+_ALIASES = {
+    **{"float": "number", "double": "number", "int": "integer", "str": "string", "bool": "boolean"},
+    **{"dict": "object", "list": "array", "tuple": "array", "none": "null"},
+}
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ class Value:
     """
 
     def __init__(self, schema: Any, frame: str) -> None:
-        self._types = types_of(schema)
+        self._types = {_ALIASES.get(name.lower(), name) for name in types_of(schema)}
         self._frame = frame
         self._begun = self._opened = False
         self._held: list[str] = []
@@ -209,15 +213,21 @@ class Value:
 
 
 def typed(text: str, types: frozenset[str] | set[str]) -> str:
-    """A value as JSON of one of these types (none allows any); a text that is not such JSON becomes a JSON string."""
+    """A value as JSON of one of these types (none allows any); a text that is no such value becomes a JSON string.
+
+    Some models write Python's literals in place of JSON.
+    """
     word = text.strip()
-    try:
-        value = parsed(_PYTHON.get(word, word))
-        found = NAMES[type(value)]
-        if not types or found in types or (found == "integer" and "number" in types):
-            return json_text(value)
-    except ValueError:
-        pass
+    # Other words, such as 007, are literals in Python only by chance.
+    python = word[:1] in ("[", "{") or word in ("True", "False", "None")
+    for read in (parsed, literal_of) if python else (parsed,):
+        try:
+            value = read(word)
+            found = NAMES[type(value)]
+            if not types or found in types or (found == "integer" and "number" in types):
+                return json_text(value)
+        except ValueError:
+            pass
     return json_text(text)
 
 
