@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.none import Unquantized
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -55,26 +56,12 @@ class Rounding(Protocol):
         """Return the bytes of a rounded weight (outputs, inputs)."""
 
 
-class RoundedAtLoad:
-    """See QuantMethod."""
-
-    converted = ""
+class RoundedAtLoad(Unquantized):
+    """See QuantMethod: weights are read as unquantized ones, on a CPU mapped into memory, and rounded afterwards."""
 
     def __init__(self, rounding: Rounding, dtype: torch.dtype) -> None:
         self.name = rounding.name
         self._rounding, self._dtype = rounding, dtype
-
-    def config(self, hf_config: Any) -> Any:
-        """Return the configuration unchanged."""
-        return hf_config
-
-    def weights(self, path: Path) -> dict[str, Any] | None:
-        """Return None: the loader reads the files itself, and on a CPU maps them into memory."""
-        return None
-
-    def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class unchanged."""
-        return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Replace layers one by one, so that only one layer's weights are ever held twice."""
