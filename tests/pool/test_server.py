@@ -22,6 +22,7 @@ from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
 
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(60, 60, seed=1)}}
 TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square.", "Hello"]
 
 
@@ -118,6 +119,20 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/score", {"text_1": "x"}, "text_2"),
         ("/rerank", {"query": "x", "documents": []}, "documents"),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 2**40}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": [[1, 2], "x"]}, "input.1"),
+        ("/v1/embeddings", {"input": [1, 10**6]}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "x", "messages": talk("x")}, "input"),
+        ("/v1/embeddings", {"messages": talk("x", *[data_url(30, 30)] * 5)}, None),
+        ("/v1/embeddings", {"input": "<|vision_start|><|image_pad|><|vision_end|>"}, None),
+        ("/pooling", {"input": "x", "task": "classify"}, "task"),
+        ("/score", {"queries": {"content": [IMAGE] * 5}, "documents": [{"content": [IMAGE, IMAGE]}]}, None),
+        ("/rerank", {"query": {"content": []}, "documents": ["x"]}, None),
+        ("/rerank", {"query": "x"}, "documents"),
     ],
 )
 def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
@@ -127,6 +142,31 @@ def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any
     assert error["remedy"]
     assert param is None or error["param"] == param, error
     running.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/v2/rerank"])
+def test_a_model_that_is_not_served_is_named(running: Running, path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {"/v1/embeddings": {"input": "x"}, "/score": {"text_1": "x", "text_2": "y"}}
+    answer = running.post(path, bodies.get(path, {"query": "x", "documents": ["y"]}) | {"model": "other"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_that_generates_is_asked_for_vectors() -> None:
+    served = Running("qwen2_vl")
+    try:
+        answers = [
+            served.post("/v1/embeddings", {"input": "x"}),
+            served.post("/pooling", {"input": "x"}),
+            served.post("/classify", {"input": "x"}),
+            served.post("/score", {"text_1": "x", "text_2": "y"}),
+            served.post("/rerank", {"query": "x", "documents": ["y"]}),
+        ]
+    finally:
+        served.close()
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "model", "not_an_embedding_model")
+        assert "--runner pooling" in error["remedy"]
 
 
 def test_many_texts_in_one_request(running: Running) -> None:
