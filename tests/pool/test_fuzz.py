@@ -18,7 +18,7 @@ from tests.server.running import ENGINE, Running, data_url
 # What the document does not allow is refused before the model is asked: tests/server/test_fuzz.py.
 EXAMPLES = sized(10, 400)
 OPERATIONS = {operation.path: operation for operation in fuzzing.OPERATIONS}
-OF_VECTORS = ("/v1/embeddings", "/pooling", "/score", "/rerank")
+OF_VECTORS = ("/v1/embeddings", "/v2/embed", "/pooling", "/score", "/rerank")
 
 
 @pytest.fixture(scope="module")
