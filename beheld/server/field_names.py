@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 
 from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
+from beheld.server.embed_schema import EmbedRequest
 from beheld.server.schema import (
     ChatRequest,
     ClassifyRequest,
@@ -99,6 +100,9 @@ def field_names_of(body: BaseModel) -> FieldNames:
         return FieldNames("tokens")
     if isinstance(body, TokenizeRequest | ClassifyRequest) and body.messages is not None:
         return FieldNames("messages", _template(body))
+    if isinstance(body, EmbedRequest):
+        given = next((name for name in ("images", "inputs") if getattr(body, name) is not None), "texts")
+        return FieldNames(given, fields={"dimensions": "output_dimension"})
     if isinstance(body, RerankRequest):
         return FieldNames("documents", fields={"data_1": "query"})
     if isinstance(body, ScoreRequest):

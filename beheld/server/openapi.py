@@ -23,6 +23,7 @@ from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 
 _POOLED = {
     "EmbeddingRequest": "The vectors of texts or of a conversation, with a model that pools.",
+    "EmbedRequest": "The vectors of texts or images in Cohere's form, with a model that pools.",
     "PoolingRequest": "What a model that pools makes of texts or of a conversation.",
     "ClassifyRequest": "The classes of texts or of a conversation, with a model that has some.",
     "ScoreRequest": "How well the sides of pairs go together, with a model that pools.",

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling, /classify, /score and /rerank."""
+"""POST /v1/embeddings, /v2/embed, /pooling, /classify, /score and /rerank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from beheld.api import scoring
 from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
 from beheld.core.errors import ParamsError
@@ -16,6 +18,7 @@ from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
 from beheld.server.chat import ChunkHead, message_of, template_of
+from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import (
@@ -66,6 +69,7 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
     if isinstance(body, ClassifyRequest):
         _check_input(body)
         template_of(body, options)
+    given = _given_to_embed(body, options, salt) if isinstance(body, EmbedRequest) else []
     sides = _sides_of(body) if isinstance(body, ScoreRequest) else None
     if info is None:
         raise HttpError(
@@ -75,6 +79,8 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
             param="model",
             code="not_an_embedding_model",
         )
+    if isinstance(body, EmbedRequest):
+        return _embed(body, given, head)
     if isinstance(body, RerankRequest):
         return _rerank(llm, body, info, options, head, salt)
     if sides is not None:
@@ -147,6 +153,56 @@ def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) ->
     given: Any = body.input
     one = isinstance(given, str) or isinstance(given[0], int)
     return [_salted(entry, salt) for entry in ([given] if one else given)]
+
+
+def _given_to_embed(body: EmbedRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+    """Return the prompts of texts, of images, or of contents; one text alone in a content is that text."""
+    names = [name for name in ("texts", "images", "inputs") if getattr(body, name) is not None]
+    if len(names) != 1:
+        raise HttpError(400, "The request must have texts, images or inputs.", "Send one of them.", param="texts")
+    if body.truncate == "START":
+        raise HttpError(400, "Texts cannot be cut at their start.", "Send END or NONE.", param="truncate")
+    if body.texts is not None:
+        return [_salted(text, salt) for text in body.texts]
+    contents: list[list[dict[str, Any]]] = [
+        [{"type": "image_url", "image_url": {"url": url}}] for url in body.images or ()
+    ]
+    contents += [message_of(each, number, options)["content"] for number, each in enumerate(body.inputs or ())]
+    return [
+        _salted(parts[0]["text"], salt)
+        if len(parts) == 1 and parts[0]["type"] == "text"
+        else Chat([{"role": "user", "content": parts}], add_generation_prompt=False, cache_salt=salt)
+        for parts in contents
+    ]
+
+
+def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> PoolingWork:
+    """Return the work of Cohere's route. Texts are cut to what the model reads, unless the request forbids that."""
+    params = _params(body, "embed")
+    params.dimensions = body.output_dimension
+    if params.truncate_prompt_tokens is None and body.truncate != "NONE":
+        params.truncate_prompt_tokens = -1 if body.max_tokens is None else body.max_tokens
+
+    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer:
+        vectors = np.stack([output.outputs.data.numpy() for output in outputs])
+        kinds = dict.fromkeys(body.embedding_types or ["float"])
+        usage = _usage(outputs)
+        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": usage["prompt_tokens"]}}
+        found: Answer = {"id": head.id, "model": head.model, "response_type": "embeddings_by_type"}
+        found |= {"embeddings": {kind: _in_kind(vectors, kind) for kind in kinds}, "usage": usage, "meta": meta}
+        return found if body.texts is None else found | {"texts": body.texts}
+
+    return PoolingWork(prompts, params, answer)
+
+
+def _in_kind(vectors: np.ndarray, kind: str) -> list[Any]:
+    """Return vectors as Cohere names their forms: of eight numbers' signs, "ubinary" makes a byte."""
+    if kind == "base64":
+        return [_as_base64(vector) for vector in vectors]
+    if kind == "float":
+        return vectors.tolist()
+    packed = np.packbits(vectors > 0, axis=-1)
+    return (packed if kind == "ubinary" else (packed.astype(np.int16) - 128)).tolist()
 
 
 def _salted(entry: str | list[int], salt: str | None) -> PromptType:
@@ -274,8 +330,12 @@ def _numbers(output: PoolingRequestOutput, body: ClassifyRequest) -> Any:
     """Return the values as lists, or as text of their bytes: float32, little-endian."""
     values = output.outputs.data.numpy()
     if isinstance(body, EmbeddingRequest) and body.encoding_format == "base64":
-        return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
+        return _as_base64(values)
     return values.tolist()
+
+
+def _as_base64(values: np.ndarray) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
 def _vectors(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerInfo) -> Answer:
@@ -297,6 +357,7 @@ def _classes(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerIn
 def routes() -> Iterator[tuple[str, type[Pooled]]]:
     """Yield the routes and what they read."""
     yield "/v1/embeddings", EmbeddingRequest
+    yield "/v2/embed", EmbedRequest
     yield "/pooling", PoolingRequest
     yield "/classify", ClassifyRequest
     for path in ("/score", "/v1/score"):

@@ -128,6 +128,18 @@ RESPONSES: dict[str, Any] = {
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
     ),
+    "Embedded": _object(
+        {
+            "id": _TEXT,
+            "model": _TEXT,
+            "response_type": {"const": "embeddings_by_type"},
+            "embeddings": _ANY,
+            "texts": _list(_TEXT),
+            "usage": _named("Usage"),
+            "meta": _ANY,
+        },
+        "texts",
+    ),
     "Ranked": _object(
         {
             "id": _TEXT,
@@ -197,6 +209,7 @@ SHOWN = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/completions": "Completion",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
+    "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",

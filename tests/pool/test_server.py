@@ -22,6 +22,7 @@ from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
 
+IMAGE = {"type": "image_url", "image_url": {"url": data_url(60, 60, seed=1)}}
 TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square.", "Hello"]
 
 
@@ -118,6 +119,26 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/score", {"text_1": "x"}, "text_2"),
         ("/rerank", {"query": "x", "documents": []}, "documents"),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 65}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 2**40}, "dimensions"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": [[1, 2], "x"]}, "input.1"),
+        ("/v1/embeddings", {"input": [1, 10**6]}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "x", "messages": talk("x")}, "input"),
+        ("/v1/embeddings", {"messages": talk("x", *[data_url(30, 30)] * 5)}, None),
+        ("/v1/embeddings", {"input": "<|vision_start|><|image_pad|><|vision_end|>"}, None),
+        ("/v2/embed", {"texts": ["x"], "output_dimension": 65}, "output_dimension"),
+        ("/v2/embed", {"texts": ["x"], "images": ["y"]}, "texts"),
+        ("/v2/embed", {"texts": ["x"], "truncate": "START"}, "truncate"),
+        ("/v2/embed", {"texts": ["x " * 4000], "truncate": "NONE"}, "texts"),
+        ("/v2/embed", {"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types.0"),
+        ("/v2/embed", {"input_type": "search_query"}, "texts"),
+        ("/pooling", {"input": "x", "task": "classify"}, "task"),
+        ("/score", {"queries": {"content": [IMAGE] * 5}, "documents": [{"content": [IMAGE, IMAGE]}]}, None),
+        ("/rerank", {"query": {"content": []}, "documents": ["x"]}, None),
+        ("/rerank", {"query": "x"}, "documents"),
     ],
 )
 def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
@@ -127,6 +148,31 @@ def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any
     assert error["remedy"]
     assert param is None or error["param"] == param, error
     running.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/score", "/v2/rerank"])
+def test_a_model_that_is_not_served_is_named(running: Running, path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {"/v1/embeddings": {"input": "x"}, "/score": {"text_1": "x", "text_2": "y"}}
+    answer = running.post(path, bodies.get(path, {"query": "x", "documents": ["y"]}) | {"model": "other"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_model_that_generates_is_asked_for_vectors() -> None:
+    served = Running("qwen2_vl")
+    try:
+        answers = [
+            served.post("/v1/embeddings", {"input": "x"}),
+            served.post("/pooling", {"input": "x"}),
+            served.post("/classify", {"input": "x"}),
+            served.post("/score", {"text_1": "x", "text_2": "y"}),
+            served.post("/rerank", {"query": "x", "documents": ["y"]}),
+        ]
+    finally:
+        served.close()
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["code"]) == (400, "model", "not_an_embedding_model")
+        assert "--runner pooling" in error["remedy"]
 
 
 def test_many_texts_in_one_request(running: Running) -> None:
@@ -192,3 +238,45 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
         served.close()
     assert entry["label"] == ("calm", "glad")[entry["probs"][1] > entry["probs"][0]]
     assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
+
+
+def embedded(made: Any) -> Any:
+    """The vectors of one of Cohere's answers."""
+    return torch.tensor(made["embeddings"]["float"])
+
+
+def test_vectors_in_coheres_form(running: Running, vectors: torch.Tensor) -> None:
+    body: dict[str, Any] = {"input_type": "search_document", "texts": TEXTS}
+    made = running.post("/v2/embed", body).json()
+    torch.testing.assert_close(embedded(made), vectors, atol=1e-5, rtol=1e-4)
+    assert (made["texts"], made["response_type"]) == (TEXTS, "embeddings_by_type")
+    assert made["meta"]["billed_units"]["input_tokens"] == made["usage"]["prompt_tokens"]
+    kinds = running.post("/v2/embed", body | {"embedding_types": ["base64", "ubinary", "binary"]}).json()["embeddings"]
+    floats = np.stack([np.frombuffer(base64.b64decode(entry), "<f4") for entry in kinds["base64"]])
+    torch.testing.assert_close(torch.from_numpy(floats), vectors, atol=1e-5, rtol=1e-4)
+    bits = np.unpackbits(np.array(kinds["ubinary"], dtype=np.uint8), axis=-1)
+    assert (bits == (floats > 0)).all()
+    assert (np.array(kinds["binary"]) + 128 == np.array(kinds["ubinary"])).all()
+    short = running.post("/v2/embed", body | {"output_dimension": 8}).json()
+    torch.testing.assert_close(embedded(short), F.normalize(vectors[:, :8], dim=-1), atol=1e-5, rtol=1e-4)
+    cut = running.post("/v2/embed", {"texts": ["x " * 4000]})
+    assert cut.json()["usage"]["prompt_tokens"] == ENGINE["max_model_len"]
+    url = IMAGE["image_url"]["url"]
+    by_chat = running.post("/v1/embeddings", {"messages": [{"role": "user", "content": [IMAGE]}]}).json()
+    wanted = torch.tensor([by_chat["data"][0]["embedding"]])
+    for asked in ({"images": [url]}, {"inputs": [{"content": [IMAGE]}]}):
+        torch.testing.assert_close(embedded(running.post("/v2/embed", asked).json()), wanted, atol=1e-5, rtol=1e-4)
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    torch.testing.assert_close(
+        embedded(running.post("/v2/embed", {"inputs": inputs}).json()), vectors, atol=1e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.skipif(find_spec("cohere") is None, reason="the package cohere is not installed")
+def test_coheres_client_embeds(running: Running, vectors: torch.Tensor) -> None:
+    client = import_module("cohere").ClientV2("none", base_url=running.url)
+    made = client.embed(model="tiny", input_type="search_query", texts=TEXTS, embedding_types=["float"])
+    torch.testing.assert_close(torch.tensor(made.embeddings.float_), vectors, atol=1e-5, rtol=1e-4)
+    url = IMAGE["image_url"]["url"]
+    image = client.embed(model="tiny", input_type="image", images=[url], embedding_types=["float"])
+    assert len(image.embeddings.float_[0]) == vectors.shape[1]

@@ -8,17 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import CHECKS
 
-from beheld.server.openapi import document
 from tests.long import sized
-from tests.server import test_http_protocol, test_refusals
+from tests.server import fuzzing, test_http_protocol, test_refusals
+from tests.server.fuzzing import OPERATIONS
 from tests.server.running import Running, received, request_bytes, talk
 
 EXAMPLES = sized(25, 400)
+# Other names of a route have the same handler and the same schema.
+FUZZED = [operation for operation in OPERATIONS if operation.path not in fuzzing.ALIASES]
 MESSAGES = sized(600, 100_000)
 
 
@@ -30,28 +29,6 @@ def _undisturbed(running: Running) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------- the document
-
-
-# Other names of a route have the same handler and the same schema.
-ALIASES = ("/v1/score", "/v1/rerank", "/v2/rerank")
-OPERATIONS = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
-FUZZED = [operation for operation in OPERATIONS if operation.path not in ALIASES]
-# What the document allows may still be refused: fields must fit together, and ids must be in the vocabulary.
-# What bounds an answer, by route.
-LONGEST = {
-    "/v1/chat/completions": "max_tokens",
-    "/v1/completions": "max_tokens",
-    "/v1/messages": "max_tokens",
-    "/v1/responses": "max_output_tokens",
-}
-LOOKED_AT = {
-    "not_a_server_error",
-    "status_code_conformance",
-    "content_type_conformance",
-    "response_headers_conformance",
-    "response_schema_conformance",
-    "negative_data_rejection",
-}
 
 
 def test_81_the_document_names_every_route(running: Running) -> None:
@@ -68,31 +45,7 @@ def test_81_the_document_names_every_route(running: Running) -> None:
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", FUZZED, ids=lambda operation: operation.label)
 def test_81_requests_after_the_document(running: Running, operation: Any, mode: GenerationMode) -> None:
-    """What the document allows and what it does not: never a 5xx, and always an answer that the document tells of."""
-    if not operation.body and mode is GenerationMode.NEGATIVE:
-        # There is nothing in it that could be wrong.
-        return
-    strategy = operation.as_strategy(generation_mode=mode)
-
-    @seed(7)
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(case=strategy)
-    def check(case: Any) -> None:
-        body = case.body
-        if isinstance(body, dict) and mode is GenerationMode.POSITIVE and LONGEST.get(operation.path) is not None:
-            # Long answers are no matter of the document.
-            name = LONGEST[operation.path]
-            body[name] = min(body[name], 4) if isinstance(body.get(name), int) else 4
-        response = case.call(base_url=running.url, timeout=60)
-        case.validate_response(response, checks=[check for check in CHECKS.get_all() if check.__name__ in LOOKED_AT])
-
-    check()
+    fuzzing.check(running.url, operation, mode, EXAMPLES)
 
 
 # ---------------------------------------------------------------------- bytes

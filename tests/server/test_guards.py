@@ -28,6 +28,7 @@ RANKED = {"query": "x", "documents": ["y"]}
 # Routes of models that pool: this one generates, and refuses them in the end.
 POOLED: dict[str, dict[str, Any]] = {
     EMBED: {"input": "x"},
+    "/v2/embed": {"texts": ["x"]},
     "/pooling": {"input": "x"},
     "/classify": {"input": "x"},
     "/score": SIDES,
@@ -170,6 +171,7 @@ def counts(running: Running, path: str) -> None:
         ],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
         **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
+        "/v2/embed": [({"texts": ["x"] * 2049}, 400)],
         **{path: [({"text_2": ["x"] * 2049}, 400)] for path in ("/score", "/v1/score")},
         **{path: [({"documents": ["x"] * 2049}, 400)] for path in POOLED if "rerank" in path},
         "/tokenize": [
