@@ -1,4 +1,4 @@
-"""A small random checkpoint of Qwen-VL, with a file of tiktoken's for its tokenizer; see tiny.py."""
+"""Small random checkpoints of Qwen-VL and Qwen-VL-Chat, with a file of tiktoken's for its tokenizer; see tiny.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import tiny_text as text
 from tests.tiny_media import FORMS, MARKERS
 from tests.tiny_own_clip import write_model
 
-SEEDS: dict[str, int] = {"qwen_vl": 1}
+SEEDS: dict[str, int] = {"qwen_vl": 3, "qwen_vl_chat": 1}
 """Family -> the seed of its weights; chosen so that greedy choices are clear (see oracle/test_tiny.py)."""
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -24,7 +24,17 @@ MARKS = ("<img>", "</img>", "<imgpad>")
 
 
 def make_qwen_vl(path: Path) -> None:
-    """As Qwen/Qwen-VL-Chat: Qwen-1's configuration with an entry for the tower, qwen.tiktoken, no processor's file."""
+    """As Qwen/Qwen-VL: Qwen-1's configuration with an entry for the tower, qwen.tiktoken, no processor's file."""
+    stop = {"chat_format": "raw", "top_p": 0.5}
+    _make(path, "qwen_vl", lambda end: stop | {"stop_words_ids": [[end]]})
+
+
+def make_qwen_vl_chat(path: Path) -> None:
+    """As Qwen/Qwen-VL-Chat: the same, and answers in ChatML."""
+    _make(path, "qwen_vl_chat", lambda end: {"chat_format": "chatml", "max_window_size": 6144, "top_p": 0.3})
+
+
+def _make(path: Path, name: str, generates: Callable[[int], dict[str, Any]]) -> None:
     ids = write_tokenizer(path)
     config = {
         "architectures": ["QWenLMHeadModel"],
@@ -76,18 +86,15 @@ def make_qwen_vl(path: Path) -> None:
         "vocab_size": -(-len(ids) // 16) * 16,
     }
     generation = {
-        "chat_format": "chatml",
         "do_sample": True,
         "eos_token_id": ids["<|endoftext|>"],
         "max_new_tokens": 512,
-        "max_window_size": 6144,
         "pad_token_id": ids["<|endoftext|>"],
         "top_k": 0,
-        "top_p": 0.3,
         "transformers_version": "4.31.0",
-    }
+    } | generates(ids["<|endoftext|>"])
     quiet = (*CHATML[:2], *EXTRAS, *BOXES, *MARKS)
-    write_model(path, config, generation, ids, quiet, seed=SEEDS["qwen_vl"], publish=publish)
+    write_model(path, config, generation, ids, quiet, seed=SEEDS[name], publish=publish)
 
 
 def write_tokenizer(path: Path) -> dict[str, int]:
@@ -137,8 +144,8 @@ class QWenTokenizer(PreTrainedTokenizerFast):
 
 
 def make_with_code(path: Path) -> None:
-    """As `make_qwen_vl`, with the code that tokenizer_config.json names."""
-    make_qwen_vl(path)
+    """As `make_qwen_vl_chat`, with the code that tokenizer_config.json names."""
+    make_qwen_vl_chat(path)
     (path / "tokenization_qwen.py").write_text(_CODE, encoding="utf-8")
 
 
@@ -180,9 +187,9 @@ def publish(weights: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-TINY: dict[str, Callable[[Path], None]] = {"qwen_vl": make_qwen_vl}
-IMAGE_FAMILIES = ("qwen_vl",)
+TINY: dict[str, Callable[[Path], None]] = {"qwen_vl": make_qwen_vl, "qwen_vl_chat": make_qwen_vl_chat}
+IMAGE_FAMILIES = ("qwen_vl", "qwen_vl_chat")
 CHATLESS_FAMILIES = IMAGE_FAMILIES
-"""The family brings its template."""
-FORMS["qwen_vl"] = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-MARKERS["qwen_vl"] = ("Picture 1: <img></img>\n", "")
+"""The family brings their templates."""
+FORMS |= {"qwen_vl": "{}", "qwen_vl_chat": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"}
+MARKERS |= dict.fromkeys(TINY, ("Picture 1: <img></img>\n", ""))

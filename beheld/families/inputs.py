@@ -143,8 +143,8 @@ class FamilyInputs:
         rewritten_ends: how the tokenizer's special tokens combine with a rewritten text: "added", or "written" if the
             text has them. Pieces get none, except with "each piece": every piece gets them as a text of its own; or
             with "first piece": the first does, for tokenizers that only begin texts.
-        variant: returns the inputs of the checkpoint in a folder, if the texts of its prompts are rewritten in another
-            way than the family's usual.
+        variant: returns the inputs of the checkpoint in a folder, if its prompts have another form than the family's
+            usual: their template, or how they are rewritten.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
         unbuilt: unsupported processor options -> what to do instead.

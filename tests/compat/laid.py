@@ -60,7 +60,7 @@ REPOSITORIES: dict[str, Laid] = {
         preprocessor={"max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}},
     ),
     "Qwen/Qwen-VL": Laid("qwen_vl", positions=None),
-    "Qwen/Qwen-VL-Chat": Laid("qwen_vl", positions=None, make=tiny_own_qwen_vl.make_with_code),
+    "Qwen/Qwen-VL-Chat": Laid("qwen_vl_chat", positions=None, make=tiny_own_qwen_vl.make_with_code),
     "Qwen/Qwen2-Audio-7B-Instruct": Laid("qwen2_audio", positions=8192),
     "Qwen/Qwen2-VL-2B-Instruct": Laid("qwen2_vl"),
     "Qwen/Qwen2-VL-7B-Instruct": Laid("qwen2_vl"),

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from beheld.checkpoint.info import read_info
+from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families.minicpmv.config import MiniCPMVConfig
 from beheld.families.minicpmv.processing import SliceImageProcessor, best_grid, fitted
+from beheld.inputs.pipeline import Chat, RequestOrder
+from tests import tiny
+from tests.inputs import pipes
 
 
 @pytest.mark.parametrize("version", [1.0, 2.8, "4.6", 7, "new", None])
@@ -84,3 +92,34 @@ def test_slices_are_those_of_the_published_processor(
 def test_whole_images_by_slice_mode_are_refused() -> None:
     with pytest.raises(ModelError, match="slice_mode"):
         SliceImageProcessor({"slice_mode": False})
+
+
+def chat(family: str, *parts: Any) -> str:
+    """What a conversation of one message becomes, slices and all, as text."""
+    content = [part if isinstance(part, str) else {"type": "image", "image": part} for part in parts]
+    pipe = pipes.shared(family)
+    order = RequestOrder(Chat([{"role": "user", "content": content}]), pipes.ONE_TOKEN, request_id="0")
+    return str(pipe.tokenizer.decode(list(pipe.prepare(order).token_ids)))
+
+
+def test_a_conversation_with_the_first_version_is_that_of_the_published_code() -> None:
+    """Its tokenizer has no template: the published class writes the turns, and the processor a line after an image."""
+    slices = "<slice>" + "\n".join(["<image>" + "<unk>" * 4 + "</image>"] * 2) + "</slice>"
+    told = chat("minicpmv_2_0", tiny.picture(56, 112, 1), "What?")
+    begun = "<s><用户><image><unk><unk><unk><unk></image>"
+    assert told.replace(" ", "") == f"{begun}{slices}\nWhat?<AI>"
+    assert chat("minicpmv_2_0", "What?").replace(" ", "") == "<s><用户>What?<AI>"
+
+
+def test_a_text_begins_once() -> None:
+    """Llama 3's template writes what its tokenizer puts before every text, with an image in it, too."""
+    for parts in (("What?",), (tiny.picture(56, 56, 1), "What?")):
+        assert chat("minicpmv_2_5", *parts).count("<|begin_of_text|>") == 1
+
+
+def test_answers_of_2_5_end_at_a_turn(tmp_path: Path) -> None:
+    shutil.copytree(tiny.checkpoint("minicpmv_2_5"), tmp_path, dirs_exist_ok=True)
+    raw = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": 128001}), encoding="utf-8")
+    assert read_info(tmp_path, EngineArgs()).eos_ids == {128001, 128009}

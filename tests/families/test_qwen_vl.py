@@ -29,7 +29,7 @@ from tests import tiny
 from tests import tiny_text as text
 from tests.inputs import pipes
 
-FAMILY = "qwen_vl"
+FAMILY = "qwen_vl_chat"
 PICTURES = [tiny.picture(84, 56, 1), tiny.picture(56, 112, 2)]
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -178,6 +178,14 @@ def test_a_conversation_is_the_prompt_that_users_write() -> None:
         marks = "".join(f"Picture {number}: <img></img>\n" for number in range(1, 1 + count))
         talk = chat(*PICTURES[:count], "Where is it?")
         assert talk.token_ids == ask(SYSTEM + TURN.format(f"{marks}Where is it?"), PICTURES[:count]).token_ids
+
+
+def test_a_model_without_conversations_reads_them_as_plain_text() -> None:
+    pipe = pipes.shared("qwen_vl")
+    order = Chat([{"role": "user", "content": [{"type": "image", "image": PICTURES[0]}, "Where is it?"]}])
+    request = pipe.prepare(RequestOrder(order, pipes.ONE_TOKEN, request_id="0"))
+    pads = "<imgpad>" * 16
+    assert list(request.token_ids) == pipe.tokenizer(f"Picture 1: <img>{pads}</img>\nWhere is it?")["input_ids"]
 
 
 def test_a_template_of_strings_gets_numbered_images() -> None:

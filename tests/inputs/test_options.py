@@ -87,7 +87,7 @@ OF_OWN_CODE = {
 
 
 # Families whose published code sets everything.
-WITHOUT_OPTIONS = ("qwen_vl", "glm4v_9b")
+WITHOUT_OPTIONS = ("qwen_vl", "qwen_vl_chat", "glm4v_9b")
 
 
 @pytest.mark.parametrize("family", tiny.IMAGE_FAMILIES)

@@ -25,7 +25,7 @@ SQUARE, WIDE, TALL, HUGE = (112, 112), (168, 56), (56, 168), (1200, 400)
 
 # Families that bring every picture to one square, whatever its shape, or cut a square out of it.
 SQUASHING = ("gemma3", "gemma3n", "paligemma", "paligemma2", "blip2", "mantis", "florence2", "got_ocr2", "glm4v_9b")
-SQUASHING += ("qwen_vl",)
+SQUASHING += ("qwen_vl", "qwen_vl_chat")
 CROPPING = ("llava", "chameleon")
 # A side of their tiny checkpoints is rounded up to two patches or tiles, so a narrow picture grows wider: that is how
 # they read every picture, so it is told and not lost.

@@ -26,7 +26,7 @@ TAKES = {row.name: row.modalities for row in page.tested() if row.modalities and
 LEAST = {"gemma3n": 0.5}
 # Their text models hold the towers, or are half of what reads text: at least this much of the whole goes.
 NESTED = {"chameleon": 0.3, "florence2": 0.1, "molmo": 0.1, "phi3_v": 0.1, "phi4_mm": 0.3}
-NESTED |= {"qwen_vl": 0.1, "glm4v_9b": 0.1}
+NESTED |= {"qwen_vl": 0.1, "qwen_vl_chat": 0.1, "glm4v_9b": 0.1}
 
 
 def model_of(llm: LLM) -> Any:

@@ -29,9 +29,15 @@ FAMILY = Family(
             "Qwen/Qwen-VL",
             IMAGE,
             "tokenizer file qwen.tiktoken; up to the 2,048 positions of seq_length, beyond which the published code "
-            "scales rotary positions and queries; Qwen/Qwen-VL-Chat has this class too; Qwen-1 without images is "
-            "refused",
+            "scales rotary positions and queries; Qwen-1 without images is refused",
             on_gpu=True,
+        ),
+        KnownCheckpoint(
+            "qwen_vl_chat",
+            "QWenLMHeadModel",
+            "Qwen/Qwen-VL-Chat",
+            IMAGE,
+            "as qwen_vl; answers end at the tokens of ChatML",
         ),
     ),
     definition=Definition(config="config:QwenVLConfig", model="modeling:QwenVLForConditionalGeneration"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.files import read_json
 from beheld.core.errors import PromptError
 from beheld.families.inputs import FamilyInputs
 
@@ -49,6 +51,12 @@ def rewrite_chat(text: str, counts: Mapping[str, int]) -> str:
     return text.replace(_IMAGE, _MARKED)
 
 
+def variant(path: Path) -> FamilyInputs:
+    """Return the inputs of the checkpoint in `path`: one that is not trained on conversations has a plain template."""
+    plain = read_json(path / "generation_config.json").get("chat_format") == "raw"
+    return replace(INPUTS, template="qwen_vl/plain_template.jinja") if plain else INPUTS
+
+
 INPUTS = FamilyInputs(
     load=load,
     read_tokenizer=read_tokenizer,
@@ -56,4 +64,5 @@ INPUTS = FamilyInputs(
     placeholders={"image": f"Picture {{number}}: {_IMAGE}"},
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
+    variant=variant,
 )
