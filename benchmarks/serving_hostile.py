@@ -11,8 +11,10 @@ the bodies in work and 256 MiB more than before. Everything stays on the loopbac
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import http.client
+import io
 import json
 import os
 import signal
@@ -100,6 +102,31 @@ def _said_parts(parts: list[dict[str, Any]]) -> bytes:
     return post(CHAT, {"messages": [{"role": "user", "content": parts}], "max_tokens": 1})
 
 
+def _pictured(kind: str, data: bytes) -> bytes:
+    url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
+    return _said_parts([{"type": f"{kind}_url", f"{kind}_url": {"url": url}}])
+
+
+def many_scans(width: int, height: int, count: int) -> bytes:
+    """A progressive JPEG whose last scan, of 26 bytes, comes so many times more."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
+    end = data.rindex(b"\xff\xd9")
+    return data[:end] + data[data.rindex(b"\xff\xda") : end] * count + data[end:]
+
+
+def large_png(width: int, height: int) -> bytes:
+    """A flat PNG with bytes behind its end, so that its size is believed."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("1", (width, height)).save(file, "PNG")
+    return file.getvalue() + bytes(width * height // 200)
+
+
 _LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 ATTACKS: dict[str, Attack] = {
@@ -145,6 +172,8 @@ ATTACKS: dict[str, Attack] = {
     ),
     "fetched_names": Attack(lambda port: [_named(f"name-{k}-{{n}}.invalid") for k in range(3)]),
     "fetched_silence": Attack(lambda port: [_pictures(port)] * 10),
+    "many_scans": Attack(lambda port: [_pictured("image", many_scans(8000, 6000, 1500))] * 4, body_mib=4),
+    "large_pictures": Attack(lambda port: [_pictured("image", large_png(5000, 3200))] * 4, body_mib=4 * 64),
     "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
 }
 
@@ -321,8 +350,10 @@ def peak_mib(pid: int) -> float:
         with contextlib.suppress(OSError):
             with open(f"/proc/{one}/status") as file:
                 total += sum(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
-            with open(f"/proc/{one}/task/{one}/children") as file:
-                pids += [int(word) for word in file.read().split()]
+            # Each thread has the children that it began.
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/children") as file:
+                    pids += [int(word) for word in file.read().split()]
     return total
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.media import MediaItem
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import Engine, Tokenizer
@@ -16,8 +17,12 @@ from beheld.engine.setup import Setup, resolve_and_decide, start
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
+from beheld.platform import host
 from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     decided = resolve_and_decide(args)
     # Before loading the weights, so that a misspelt option does not cost minutes.
     processor = option_checks.load_for_options(args, decided.info)
+    weights = sum(file.stat().st_size for file in Path(decided.info.path).glob("*.safetensors"))
+    fit_media(args, taken_bytes=weights + (decided.config.kv_cache_bytes or 0))
     workers = MediaWorkers(decided.info, decided.config, args)
     try:
         # Now, so that media workers load a processor while the weights are loaded.
@@ -68,6 +75,7 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
         remote = ProcessGroup(args, spawned)
     else:
         remote = EngineProcess(args, spawned[0] if spawned else None)
+    fit_media(args)
     try:
         inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
         remote.try_items(first_items(inputs, remote.info, remote.config))
@@ -87,6 +95,21 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
         router = Router(len(remote.engines), config.max_encoder_tokens, config.max_num_batched_tokens)
         engine = DataParallelEngines(remote.engines, remote, router)
     return Remote(engine, remote.info, remote.config, inputs)
+
+
+def fit_media(args: EngineArgs, taken_bytes: int = 0) -> None:
+    """Lower the limits on media to the memory that the process's control group leaves, without `taken_bytes`.
+
+    The limit of a control group ends processes that take too much. Without one, the limits stay as they are.
+    """
+    group = host.group_memory()
+    if group is None:
+        return
+    left = max(0, group[0] - taken_bytes)
+    fitting = MediaLimits.within(args.media_limits, left)
+    if fitting != dict(args.media_limits or {}):
+        logger.info("The container leaves %d MiB: media_limits are %s.", left >> 20, fitting)
+        args.media_limits = fitting
 
 
 def first_items(inputs: InputPipeline, info: ModelInfo, config: EngineConfig) -> list[MediaItem]:

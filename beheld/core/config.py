@@ -430,6 +430,24 @@ class MediaLimits:
     max_work_bytes: int = 4 << 30
 
     @classmethod
+    def within(cls, options: Mapping[str, Any] | None, num_bytes: int) -> dict[str, Any]:
+        """`options`, with lower values for those left out where the defaults could take more than `num_bytes`.
+
+        An image takes up to 30 bytes per pixel at its peak, in the worker and where it is processed; half of the
+        memory stays for the engine.
+        """
+        plain = cls()
+        fitting = {
+            "max_pixels": max(1_000_000, num_bytes // 80),
+            "max_item_bytes": max(1 << 20, num_bytes // 8),
+            "max_fetched_bytes": max(1 << 20, num_bytes // 8),
+            "max_decoded_bytes": max(4 << 20, num_bytes // 16),
+            "max_work_bytes": max(64 << 20, num_bytes // 2),
+        }
+        lower = {name: most for name, most in fitting.items() if most < getattr(plain, name)}
+        return {**lower, **(options or {})}
+
+    @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> MediaLimits:
         """The defaults, overridden by `options`.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from mmap import mmap
 
 from beheld.server.errors import HttpError
 
@@ -66,19 +67,19 @@ def boundary_of(content_type: str) -> bytes:
     return boundary.encode()
 
 
-def parse(body: bytes | bytearray, boundary: bytes) -> list[Part]:
+def parse(body: bytes | bytearray | mmap, boundary: bytes) -> list[Part]:
     """The fields of a form, in order.
 
     Raises:
         HttpError: 400; it is malformed, or has too many fields.
     """
     border = b"--" + boundary
-    if not body.startswith(border):
+    if body[: len(border)] != border:
         raise _malformed("it does not start with its boundary")
     parts: list[Part] = []
     place = len(border)
-    while not body.startswith(b"--", place):
-        if not body.startswith(b"\r\n", place):
+    while body[place : place + 2] != b"--":
+        if body[place : place + 2] != b"\r\n":
             raise _malformed("no line break follows a boundary")
         if len(parts) == MAX_PARTS:
             raise HttpError(400, f"The form has more than {MAX_PARTS} fields.", "Send fewer.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from mmap import mmap
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from beheld.server import limits, multipart
 from beheld.server.admission import AdmissionControl, Hold
+from beheld.server.arriving_body import ArrivingBody
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
@@ -19,6 +21,7 @@ from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
+from beheld.utils.gil import quick_turns
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
@@ -69,7 +72,7 @@ class Reader:
         body = await self._arrived(request, held)
         return await self._in_turn(body, _parsed_form, body, boundary, kind, notes)
 
-    async def _arrived(self, request: Request, held: Hold) -> bytearray:
+    async def _arrived(self, request: Request, held: Hold) -> bytearray | mmap:
         """The whole body."""
         first_s, most_s = self._options.body_s, self._options.body_most_s
         try:
@@ -82,31 +85,30 @@ class Reader:
                 "Send it faster, or send less.",
             ) from error
 
-    async def _in_turn(self, body: bytearray, parse: Callable[..., T], *arguments: Any) -> T:
+    async def _in_turn(self, body: bytearray | mmap, parse: Callable[..., T], *arguments: Any) -> T:
         """Parse a small body here, a larger one in a thread."""
         if len(body) <= limits.INLINE_BYTES:
             return parse(*arguments)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
         return await asyncio.get_running_loop().run_in_executor(pool, parse, *arguments)
 
-    def _parsed(self, body: bytearray, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
+    def _parsed(self, body: bytearray | mmap, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
         return made(checked(parse(body, self._bounds), kind, notes))
 
-    async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray:
+    async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray | mmap:
         most = self._options.max_body_bytes
         too_large = HttpError(413, f"The body has more than {most} bytes.", "Send smaller media, or URLs.")
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 19 or int(declared) > most):
             raise too_large
-        # One growing buffer, which returns to the system as a whole.
-        body = bytearray()
+        body = ArrivingBody(int(declared) if declared.isdigit() else 0)
         async for chunk in request.stream():
             if len(body) + len(chunk) > most:
                 raise too_large
             held.grow(len(chunk))
             pace.received(len(chunk))
-            body += chunk
-        return body
+            body.append(chunk)
+        return body.whole()
 
 
 def _check_headers(request: Request) -> None:
@@ -121,11 +123,11 @@ def _check_encoding(request: Request) -> None:
         raise HttpError(415, "Compressed bodies are not accepted.", "Send it without Content-Encoding.")
 
 
-def _parsed_form(body: bytearray, boundary: bytes, kind: type[B], notes: Notes) -> B:
+def _parsed_form(body: bytearray | mmap, boundary: bytes, kind: type[B], notes: Notes) -> B:
     return checked(values_of(multipart.parse(body, boundary)), kind, notes)
 
 
-def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
+def parse(body: bytes | bytearray | mmap, bounds: JsonBounds = limits.JSON) -> Any:
     """Parse strict JSON in UTF-8 without a byte order mark, with limits on depth and number of values.
 
     Raises:
@@ -133,8 +135,9 @@ def parse(body: bytes | bytearray, bounds: JsonBounds = limits.JSON) -> Any:
     """
     try:
         if len(body) > limits.LARGE_BYTES:
-            return piecewise_json.parse(body, bounds)
-        return bounded_json.parse(body.decode("utf-8"), bounds)
+            with quick_turns():
+                return piecewise_json.parse(body, bounds)
+        return bounded_json.parse(str(body, "utf-8"), bounds)
     except (NotJsonError, UnicodeError) as error:
         raise _NOT_JSON from error
     except JsonError as error:

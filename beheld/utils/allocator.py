@@ -6,6 +6,7 @@ system at once, and the kernel zeroes and maps each new buffer page by page, whi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 
@@ -42,6 +43,12 @@ def share_arenas() -> bool:
         return bool(ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MAX_ARENAS) == 1)
     except (OSError, AttributeError):
         return False
+
+
+def give_back_freed() -> None:
+    """Return all freed memory of this process to the system, which `keep_freed_memory` keeps; other threads run on."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 _COUNTS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")

@@ -89,9 +89,33 @@ def out_of_turn() -> Iterator[None]:
 @contextmanager
 def quick_turns() -> Iterator[None]:
     """Shorten the interpreter's switch interval inside the block, for the whole process."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _SECONDS))
+    _quick.enter()
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        _quick.leave()
+
+
+class _Quick:
+    """The blocks that want quick turns, of all threads: the first shortens the interval, the last restores it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = 0.0
+
+    def enter(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._before, _SECONDS))
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setswitchinterval(self._before)
+
+
+_quick = _Quick()

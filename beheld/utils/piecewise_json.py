@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from mmap import mmap
 from typing import Any
 
 from beheld.utils import bounded_json
@@ -26,11 +27,13 @@ _BLANKS = re.compile(rb"[ \t\n\r]*+")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*+)(\.[0-9]++)?([eE][-+]?[0-9]++)?")
 _WORD = re.compile(rb"true|false|null|NaN|-?Infinity")
 _WORDS = {b"true": True, b"false": False, b"null": None}
+# A key is hashed in one step, and no name of a field or of anything else is so long.
+MAX_KEY_BYTES = 1 << 20
 # What lies of a text before its end; never half of an escape.
 _TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+')
 
 
-def parse(body: bytes | bytearray, bounds: JsonBounds) -> Any:
+def parse(body: bytes | bytearray | mmap, bounds: JsonBounds) -> Any:
     """What `bounded_json.parse` gives of the decoded body.
 
     Raises:
@@ -54,7 +57,7 @@ class _PieceReader:
         end: where the last value ended.
     """
 
-    def __init__(self, body: bytes | bytearray, bounds: JsonBounds) -> None:
+    def __init__(self, body: bytes | bytearray | mmap, bounds: JsonBounds) -> None:
         self._body = body
         self._bounds = bounds
         self._keys_left = bounds.keys
@@ -118,7 +121,7 @@ class _PieceReader:
         self._keys_left -= 1
         if self._keys_left < 0:
             raise bounded_json.too_many(self._bounds.keys, "keys")
-        return self._text(start + 1)
+        return self._text(start + 1, MAX_KEY_BYTES)
 
     def _member(self, depth: int) -> Any:
         """The value that belongs to the key that was just read."""
@@ -139,10 +142,12 @@ class _PieceReader:
             return float(digits)
         return bounded_json.whole_number(digits, self._bounds)
 
-    def _text(self, start: int) -> str:
-        """The text whose first byte stands at `start`."""
+    def _text(self, start: int, most: int | None = None) -> str:
+        """The text whose first byte stands at `start`; of a key, `most` are the characters that it may have."""
         text, width = "", 1
         for piece in self._pieces(start):
+            if most is not None and len(text) + len(piece) > most:
+                raise JsonError(f"A key has more than {most} characters.", "Use short names.")
             width = max(width, _width(piece))
             if (len(text) + len(piece)) * width > max(MAX_TEXT_BYTES, len(self._body) - start):
                 raise JsonError("A long text holds characters that take much memory.", "Send a shorter text.")
@@ -171,7 +176,7 @@ class _PieceReader:
         self.end = start + 1
 
 
-def _end(pattern: re.Pattern[bytes], body: bytes | bytearray, start: int, stop: int) -> int:
+def _end(pattern: re.Pattern[bytes], body: bytes | bytearray | mmap, start: int, stop: int) -> int:
     """Where the match of a pattern that also matches nothing ends."""
     found = pattern.match(body, start, stop)
     assert found is not None

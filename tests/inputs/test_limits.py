@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from beheld.core.config import MediaLimits
+from beheld.api import start
+from beheld.core.config import EngineArgs, MediaLimits
 from beheld.core.errors import ConfigError, DecodeError, LimitError
-from beheld.inputs.media import audio, decode, header, tasks, video
+from beheld.inputs.media import audio, decode, header, item_maker, tasks, video
 from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.video import FrameSampling
+from beheld.platform import host
 from beheld.utils.cancellation import Cancelled, CancelToken
 from tests import tiny
 from tests.inputs import pipes
@@ -138,6 +140,47 @@ def test_the_operator_sets_limits() -> None:
     ):
         with pytest.raises(ConfigError, match=reason):
             MediaLimits.of(wrong)
+
+
+@pytest.mark.case(110)
+def test_limits_follow_the_memory_that_a_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A permitted PNG of 128 megapixels took 2.4 GiB and had the server killed in a container of 2 GiB."""
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory.max").write_text(str(2 << 30))
+    (tmp_path / "memory.current").write_text(str(1 << 30))
+    (tmp_path / "memory.stat").write_text("inactive_file 0\n")
+    group = host.group_memory(tmp_path)
+    monkeypatch.setattr(host, "group_memory", lambda: group)
+    args = EngineArgs(model="a", media_limits={"max_frames": 9})
+    start.fit_media(args, taken_bytes=24 << 20)
+    limits, left = MediaLimits.of(args.media_limits), (1 << 30) - (24 << 20)
+    assert limits.max_frames == 9
+    assert 12_000_000 < limits.max_pixels <= left // 80
+    assert limits.max_work_bytes <= left // 2
+    with pytest.raises(LimitError, match="the limit is"):
+        decode.check_header(flat_png(14_000, 9000) + bytes(600_000), limits)
+    own = EngineArgs(model="a", media_limits={"max_pixels": 128_000_000})
+    start.fit_media(own)
+    assert MediaLimits.of(own.media_limits).max_pixels == 128_000_000, "the operator's word stands"
+    monkeypatch.setattr(host, "group_memory", lambda: None)
+    free = EngineArgs(model="a")
+    start.fit_media(free)
+    assert free.media_limits is None
+
+
+@pytest.mark.case(110)
+def test_memory_of_a_large_image_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server keeps freed memory for its steps: of eight images of 128 megapixels it kept 3.2 GiB."""
+    pipe, returned = pipes.make("llava"), list[int]()
+    monkeypatch.setattr(item_maker, "_MOST_KEPT_BYTES", 4 * 1000 * 1000)
+    monkeypatch.setattr(item_maker.allocator, "give_back_freed", lambda: returned.append(1))
+    pipes.ask(pipe, "llava", flat_png(1000, 1000))
+    assert not returned, "small ones are not held up by it"
+    pipes.ask(pipe, "llava", flat_png(1100, 1000))
+    assert returned == [1]
+    with pytest.raises(DecodeError):
+        pipes.ask(pipe, "llava", flat_png(1200, 1000)[:60])
+    assert returned == [1, 1], "after a failure, too"
 
 
 @pytest.mark.case(21)

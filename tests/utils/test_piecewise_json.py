@@ -150,3 +150,12 @@ def test_a_body_of_60_mb_keeps_no_thread_waiting(piece: str) -> None:
     body = bytearray(b'{"a":"' + one * ((60 << 20) // len(one)) + b'"}')
     bound = 0.06 * slowness()
     assert best(lambda: longest_wait(lambda: piecewise_json.parse(body, _BOUNDS)), bound) < bound
+
+
+@pytest.mark.case(92)
+def test_a_key_of_megabytes_is_refused_before_it_is_hashed() -> None:
+    """To hash one of 60 MB kept all threads waiting for 100 ms."""
+    long = b"k" * piecewise_json.MAX_KEY_BYTES
+    assert piecewise_json.parse(b'{"' + long + b'":1}', _BOUNDS) == {long.decode(): 1}
+    with pytest.raises(JsonError, match="A key has more than 1048576 characters"):
+        piecewise_json.parse(b'{"' + long + b'k":1}', _BOUNDS)
