@@ -54,7 +54,7 @@ class DeltaParser:
             return
         reasoning, words = self._reasoning.push(text)
         if reasoning:
-            yield {"reasoning_content": reasoning}
+            yield {"reasoning": reasoning, "reasoning_content": reasoning}
         yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
@@ -62,7 +62,7 @@ class DeltaParser:
         if self._reasoning is not None:
             reasoning, words = self._reasoning.finish()
             if reasoning:
-                yield {"reasoning_content": reasoning}
+                yield {"reasoning": reasoning, "reasoning_content": reasoning}
             yield from self._content(words)
         if self._reader is not None:
             yield from self._content_and_calls(*self._reader.finish())
