@@ -10,6 +10,7 @@ page of another program or for data bases are left out: SERVERS does not name th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -96,7 +97,8 @@ def serving(made: Stage, model: str, flags: str) -> Iterator[None]:
             time.sleep(0.5)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.close()
 

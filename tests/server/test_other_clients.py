@@ -50,7 +50,8 @@ def test_langchain(served: Running, expected: str) -> None:
     assert model.invoke(PROMPT).content == expected
     assert "".join(chunk.content for chunk in model.stream(PROMPT)) == expected
     assert [each.content for each in model.batch([PROMPT, PROMPT])] == [expected] * 2
-    made = model.bind(max_tokens=40).with_structured_output(Place, method="json_schema").invoke(PROMPT)
+    longer = found.ChatOpenAI(base_url=served.url + "/v1", api_key="EMPTY", model="tiny", max_tokens=200)
+    made = longer.with_structured_output(Place, method="json_schema").invoke(PROMPT)
     assert isinstance(made, Place)
 
 
