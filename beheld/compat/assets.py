@@ -24,6 +24,7 @@ IMAGES: Mapping[str, str] = {
     "stop_sign": "vision_model_images/stop_sign.jpg",
 }
 AUDIOS: Mapping[str, str] = {
+    "azacinto_foscolo": "multimodal_asset/azacinto_foscolo.ogg",
     "mary_had_lamb": "multimodal_asset/mary_had_lamb.ogg",
     "winning_call": "multimodal_asset/winning_call.ogg",
 }
@@ -110,7 +111,7 @@ class VideoAsset:
 
 @dataclass(frozen=True)
 class AudioAsset:
-    """An audio clip by name: "winning_call" or "mary_had_lamb"."""
+    """An audio clip by name: "winning_call", "mary_had_lamb" or "azacinto_foscolo"."""
 
     name: str
 

@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from beheld.compat.names import MODULES
+from beheld.compat.names import ABSENT, MODULES
 from beheld.core.params import nearest
 
 ROOT = "vllm"
@@ -84,7 +84,11 @@ def uninstall() -> None:
 
 
 def _offer(home: str, name: str) -> str:
-    """Suggest alternatives: other modules with that name, else the names in that module, else all modules."""
+    """Suggest alternatives: a known one, other modules with that name, the names in that module, or all modules."""
+    dotted = f"{home}.{name}"
+    told = [why for absent, why in ABSENT.items() if f"{dotted}.".startswith(f"{absent}.")]
+    if told:
+        return told[0]
     homes = [module for module, names in MODULES.items() if name in names]
     if homes:
         return f"There is {homes[0]}.{name}."

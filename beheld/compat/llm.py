@@ -75,6 +75,9 @@ class ScriptLLM(LLM):
         queued, self._queued = self._queued, []
         return [output for answer in queued for output in answer()]
 
+    def reset_mm_cache(self) -> None:
+        """Nothing to do: media are known by their content, so no entry of the cache is ever out of date."""
+
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many devices the model's engines use."""
         size = self._config.tensor_parallel_size * self._args.pipeline_parallel_size

@@ -47,6 +47,7 @@ class LogitsProcessor(ABC):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Check a request's parameters."""
+        return
 
     @abstractmethod
     def apply(self, logits: Any) -> Any:
@@ -88,6 +89,7 @@ class AdapterLogitsProcessor(ABC):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Check a request's parameters."""
+        return
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from beheld.engine.stats import EngineStats
+from beheld.api.async_llm import EngineStats
 
 
 @dataclass

@@ -29,7 +29,6 @@ _OUTPUTS = {
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _CONFIG = {
-    "KVTransferConfig": "beheld.compat.settings:KVTransferConfig",
     "VllmConfig": "beheld.core.config:EngineConfig",
 }
 _LOGITS = {
@@ -47,6 +46,13 @@ _PROMPTS = {
     "PromptType": "beheld.inputs.prompt.parse:PromptType",
     "TextPrompt": "beheld.compat.prompts:TextPrompt",
     "TokensPrompt": "beheld.compat.prompts:TokensPrompt",
+}
+_PROMPT_PARTS = {
+    name: f"beheld.compat.prompts:{name}"
+    for name in (
+        *("ExplicitEncoderDecoderPrompt", "ModalityData", "MultiModalDataBuiltins", "MultiModalDataDict"),
+        *("MultiModalUUIDDict", "SingletonPrompt"),
+    )
 }
 _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}
 
@@ -77,7 +83,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.entrypoints.chat_utils": {"load_chat_template": "beheld.compat.templates:load_chat_template"},
     "vllm.entrypoints.llm": _LLM,
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
-    "vllm.inputs": _PROMPTS,
+    "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
     "vllm.logprobs": {"Logprob": "beheld.core.outputs:Logprob"},
     "vllm.lora": {},
@@ -88,11 +94,19 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "NGramPerReqLogitsProcessor": "beheld.compat.ngram:NGramPerReqLogitsProcessor"
     },
     "vllm.multimodal": {},
-    "vllm.multimodal.image": {"convert_image_mode": "beheld.compat.media:convert_image_mode"},
+    "vllm.multimodal.image": {
+        "convert_image_mode": "beheld.compat.media:convert_image_mode",
+        "rgba_to_rgb": "beheld.compat.encoding:rgba_to_rgb",
+        "rescale_image_size": "beheld.compat.encoding:rescale_image_size",
+    },
     "vllm.multimodal.utils": {
         "fetch_audio": "beheld.compat.media:fetch_audio",
         "fetch_image": "beheld.compat.media:fetch_image",
         "fetch_video": "beheld.compat.media:fetch_video",
+        "encode_audio_base64": "beheld.compat.encoding:encode_audio_base64",
+        "encode_audio_url": "beheld.compat.encoding:encode_audio_url",
+        "encode_image_base64": "beheld.compat.encoding:encode_image_base64",
+        "encode_image_url": "beheld.compat.encoding:encode_image_url",
     },
     "vllm.outputs": _OUTPUTS,
     "vllm.platforms": {"current_platform": "beheld.compat.processes:current_platform"},
@@ -123,3 +137,25 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "process_dict_updates": "beheld.compat.logits:process_dict_updates",
     },
 }
+
+_ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
+_SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
+_PROCESSES = "Scripts do not reach into the engine's processes."
+ABSENT: Mapping[str, str] = {
+    "vllm.benchmarks": "vLLM's data sets are not part of beheld; `beheld bench` measures.",
+    "vllm.config.KVTransferConfig": _ONE_ENGINE,
+    "vllm.distributed.device_communicators": _SAME_WEIGHTS,
+    "vllm.distributed.kv_events": "Events of the cache are not published.",
+    "vllm.distributed.kv_transfer": _ONE_ENGINE,
+    "vllm.distributed.parallel_state": _PROCESSES,
+    "vllm.distributed.utils": _SAME_WEIGHTS,
+    "vllm.distributed.weight_transfer": _SAME_WEIGHTS,
+    "vllm.forward_context": _PROCESSES,
+    "vllm.model_executor.model_loader": "A checkpoint is read as it is published, also by several ranks.",
+    "vllm.ModelRegistry": "A model is added as a family: docs/how-to/add-a-model.md.",
+    "vllm.utils.serial_utils": "The server gives vectors as numbers or as base64 of float32.",
+    "vllm.v1.core": _PROCESSES,
+    "vllm.v1.metrics.loggers": "/metrics has the figures.",
+    "vllm.v1.request": _PROCESSES,
+}
+"""Dotted names that beheld does not have, with all below them: why, or what there is instead."""

@@ -30,3 +30,17 @@ class ScoreMultiModalParam(TypedDict):
     """One side of a pair for `LLM.score`: parts of a chat message."""
 
     content: list[Any]
+
+
+class ExplicitEncoderDecoderPrompt(TypedDict):
+    """The two prompts of a model with an encoder."""
+
+    encoder_prompt: Any
+    decoder_prompt: Any
+
+
+MultiModalDataDict = Mapping[str, Any]
+MultiModalDataBuiltins = MultiModalDataDict
+MultiModalUUIDDict = Mapping[str, Any]
+ModalityData = Any
+SingletonPrompt = str | TextPrompt | TokensPrompt

@@ -126,6 +126,7 @@ class Service:
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
             Route("/detokenize", self._guarded(self.detokenize), methods=["POST"]),
             Route("/health", self._guarded(self.health), methods=["GET"]),
+            Route("/ping", self._guarded(self.health), methods=["GET", "POST"]),
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]),

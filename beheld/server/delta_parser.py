@@ -57,7 +57,7 @@ class DeltaParser:
             return
         reasoning, words = self._reasoning.push(text)
         if reasoning:
-            yield {"reasoning_content": reasoning}
+            yield {"reasoning": reasoning, "reasoning_content": reasoning}
         yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
@@ -67,7 +67,7 @@ class DeltaParser:
             partial_tag = self._forced and self._reasoning.undecided
             reasoning, words = self._reasoning.finish()
             if reasoning:
-                yield {"reasoning_content": reasoning}
+                yield {"reasoning": reasoning, "reasoning_content": reasoning}
             yield from self._content("" if partial_tag else words)
         if self._reader is not None:
             yield from self._content_and_calls(*self._reader.finish())

@@ -85,6 +85,8 @@ def _as_message(choice: dict[str, Any]) -> dict[str, Any]:
         message = choice.pop("delta")
         if not message.get("content") and ("tool_calls" in message or "reasoning_content" in message):
             message["content"] = None
+        # Clients read the field of every message.
+        message.setdefault("reasoning", None)
         return {"index": choice.pop("index"), "message": message, **choice}
     return choice
 

@@ -26,6 +26,10 @@ _KEPT_LEAST = 64 << 10
 _STUCK = "NoExtensionBias"
 # A rule in GBNF.
 _GBNF = re.compile(r"^\s*[\w-]+[ \t]*::=", re.MULTILINE)
+# Ends a grammar that was turned.
+_TURNED = "\n// turned from GBNF\n"
+# The library's converter is slow for long chains of rules.
+_MAX_GBNF = 4 << 10
 _AS_LARK = 'Write it as Lark, not as GBNF: start: "yes" | "no" in place of root ::= "yes" | "no".'
 # At most one space between JSON tokens: without a limit, some models write spaces until they run out of tokens.
 _JSON: Any = {"whitespace_pattern": " ?"}
@@ -49,9 +53,21 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
         kind, value = "grammar", "start: " + " | ".join(map(json.dumps, value))
     if not isinstance(value, str):
         raise ParamsError(f"The {kind} grammar must be a text.", param="structured_outputs")
+    if kind == "grammar" and len(value) <= _MAX_GBNF and _GBNF.search(value):
+        value = _as_lark(value)
     if len(value) > MAX_TEXT:
         raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
     return Grammar(kind, value, reasoning)
+
+
+def _as_lark(gbnf: str) -> str:
+    """The grammar in Lark; one that the library cannot turn stays as it is, and is refused when it is compiled."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return f"{gbnf_to_lark(gbnf)}{_TURNED}"
+    except Exception:
+        return gbnf
 
 
 class Compiler:
@@ -192,7 +208,8 @@ def _plain(schema: str) -> str:
 def _invalid(reason: str, grammar: Grammar | None = None) -> ParamsError:
     """The error for a grammar; for GBNF it also shows how to write Lark."""
     first = (reason.strip().splitlines() or ["it is not valid"])[0][:200]
-    gbnf = grammar is not None and grammar.kind == "grammar" and _GBNF.search(grammar.text) is not None
+    text = "" if grammar is None or grammar.kind != "grammar" else grammar.text
+    gbnf = text.endswith(_TURNED) or _GBNF.search(text) is not None
     return ParamsError(
         f"The grammar cannot be used: {first.rstrip('.')}.", _AS_LARK if gbnf else "", param="structured_outputs"
     )

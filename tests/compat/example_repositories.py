@@ -21,7 +21,8 @@ def _of(family: str, positions: int | None = 32768) -> Make:
             shutil.copy(file, folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if positions is not None:
-            config.get("text_config", config)["max_position_embeddings"] = positions
+            inner = config.get("thinker_config", config)
+            inner.get("text_config", inner)["max_position_embeddings"] = positions
         text.write_json(folder / "config.json", config)
 
     return make
@@ -103,12 +104,14 @@ REPOSITORIES: Mapping[str, Make] = {
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
     "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
-    "openai/whisper-large-v3-turbo": _of("whisper", None),
+    "openai/whisper-large-v3-turbo": lambda folder: laid._fill(
+        folder, laid.Laid("whisper", positions=None, config={"max_target_positions": 448})
+    ),
     "Qwen/Qwen2.5-3B-Instruct": _of("qwen2"),
     "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
-    "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni", None),
+    "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
-    "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe", None),
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
     "Qwen/Qwen3-Reranker-0.6B": _of("qwen2"),
 }
 

@@ -139,7 +139,7 @@ def _paths(site: Path) -> dict[str, str]:
 
 def _judged(status: int, said: str, seconds: float) -> tuple[str, float, str]:
     lines = [line for line in said.splitlines() if line.strip()]
-    if status == 0:
+    if status == 0 and "Traceback (most recent call last)" not in said:
         return "ran", seconds, ""
     told = [line for line in lines if line.startswith("beheld: ")]
     if told and "Traceback" not in said:

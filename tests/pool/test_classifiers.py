@@ -13,7 +13,7 @@ import transformers
 from beheld import LLM, PoolingParams
 from beheld.core.errors import ConfigError, ParamsError
 from tests import tiny
-from tests.pool.checkpoints import classifier, copied
+from tests.pool.checkpoints import classifier, copied, encoder
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
 TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square. " * 6, "Hello"]
@@ -104,6 +104,17 @@ def test_a_head_of_every_position(tmp_path: Path) -> None:
         (found,) = llm.encode(TEXTS[0], use_tqdm=False)
     wanted = logits(folder, TEXTS[:1], transformers.AutoModelForTokenClassification)
     torch.testing.assert_close(found.outputs.data[-1:], wanted.softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "XLMRoberta"])
+def test_an_encoders_head_of_every_position(tmp_path: Path, kind: str) -> None:
+    folder = encoder(tmp_path / "c", f"{kind}ForTokenClassification", num_labels=5)
+    with LLM(str(folder), **SMALL | {"max_model_len": 128}) as llm:
+        (found,) = llm.encode(TEXTS[0], pooling_task="token_classify", use_tqdm=False)
+    model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        wanted = model(torch.tensor([found.prompt_token_ids])).logits[0].softmax(-1)
+    torch.testing.assert_close(found.outputs.data, wanted, atol=1e-5, rtol=1e-4)
 
 
 # ---- rerankers by tokens ---------------------------------------------------------------------------------------------

@@ -132,8 +132,24 @@ def test_wrong_grammars_are_refused(llm: LLM, name: str) -> None:
     assert time.perf_counter() - begin < 2.0
 
 
-def test_a_grammar_as_other_engines_write_it_is_told_of_this_form(llm: LLM) -> None:
-    for text in ('root ::= "yes" | "no"', "# said\nroot ::= word+\nword ::= [a-z]"):
+SQL = """
+root ::= "SELECT " column " from " table condition?
+column ::= "col_1" | "col_2"
+table ::= ("a" | "b")
+condition ::= " where " column " = " [0-9]
+"""
+
+
+def test_a_grammar_as_other_engines_write_it_is_followed(llm: LLM) -> None:
+    (output,) = llm.generate("x", under(grammar=SQL), use_tqdm=False)
+    found = r"SELECT col_[12] from [ab]( where col_[12] = [0-9])?"
+    assert re.fullmatch(found, output.outputs[0].text), output.outputs[0].text
+    (output,) = llm.generate("x", under(grammar='root ::= "yes" | "no"'), use_tqdm=False)
+    assert output.outputs[0].text in ("yes", "no")
+
+
+def test_one_that_cannot_be_turned_is_told_of_this_form(llm: LLM) -> None:
+    for text in (r'root ::= "\["', 'root ::= "a"\n' + "".join(f'r{n} ::= "b"\n' for n in range(1000))):
         with pytest.raises(ParamsError, match=r"not as GBNF: start: \"yes\" \| \"no\""):
             llm.generate("x", under(grammar=text), use_tqdm=False)
     with pytest.raises(ParamsError) as refusal:

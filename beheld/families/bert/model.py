@@ -10,7 +10,13 @@ from beheld.families.model import FamilyModel
 
 
 def scores(model: Any, hidden_SH: Tensor) -> Tensor:
-    """Return the classes' scores: a layer on the first token's state, then the classes."""
+    """Return the classes' scores: a layer on the first token's state, then the classes.
+
+    A head for every token has no such layer.
+    """
+    if model.bert.pooler is None:
+        each: Tensor = model.classifier(hidden_SH)
+        return each
     found: Tensor = model.classifier(model.bert.pooler(hidden_SH.unsqueeze(1)))
     return found
 

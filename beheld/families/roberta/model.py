@@ -10,7 +10,10 @@ from beheld.families.model import FamilyModel
 
 
 def scores(model: Any, hidden_SH: Tensor) -> Tensor:
-    """Return the classes' scores, from the first token's state."""
+    """Return the classes' scores, from the first token's state, or from each token's."""
+    if not hasattr(model.classifier, "out_proj"):
+        each: Tensor = model.classifier(hidden_SH)
+        return each
     found: Tensor = model.classifier(hidden_SH.unsqueeze(1))
     return found
 

@@ -1,0 +1,177 @@
+"""Engines that scripts step or await, counters, profiles and logits processors, with vLLM's names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from beheld.cli.main import main
+from beheld.compat import logits, metrics
+from beheld.compat.async_engine import ScriptAsyncLLM
+from beheld.compat.llm import ScriptLLM
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import RequestOutputKind, SamplingParams
+from tests import tiny
+
+PROMPT = "A cat sat on"
+
+
+class OneToken(logits.LogitsProcessor):
+    """Of requests that name a token, only this one is allowed; written for a batch."""
+
+    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        assert device.type == "cpu"
+        self.wanted: dict[int, int] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        logits.process_dict_updates(
+            self.wanted, batch_update, lambda params, prompt, output: (params.extra_args or {}).get("token")
+        )
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for row, token in self.wanted.items():
+            kept = logits[row, token].clone()
+            logits[row] = float("-inf")
+            logits[row, token] = kept
+        return logits
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[ScriptLLM]:
+    with ScriptLLM(
+        str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128, logits_processors=[OneToken]
+    ) as made:
+        yield made
+
+
+def params(**options: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 6, "ignore_eos": True} | options)
+
+
+def test_requests_are_added_between_steps(llm: ScriptLLM) -> None:
+    engine = llm.llm_engine
+    (alone,) = llm.generate(PROMPT, params(), use_tqdm=False)
+    engine.add_request("first", PROMPT, params())
+    ended = {}
+    for number in range(40):
+        if number == 2:
+            engine.add_request("second", PROMPT, params(n=2))
+        for output in engine.step():
+            assert output.request_id in ("first", "second")
+            if output.finished:
+                ended[output.request_id] = output
+        if not engine.has_unfinished_requests():
+            break
+    assert set(ended) == {"first", "second"}
+    answers = [*ended["first"].outputs, *ended["second"].outputs]
+    assert [answer.token_ids for answer in answers] == [alone.outputs[0].token_ids] * 3
+    assert engine.step() == []
+
+
+def test_pieces_are_those_that_were_asked_for(llm: ScriptLLM) -> None:
+    engine = llm.llm_engine
+    (alone,) = llm.generate(PROMPT, params(), use_tqdm=False)
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY):
+        engine.add_request(kind.name, PROMPT, params(output_kind=kind))
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        assert [token for output in outputs for token in output.outputs[0].token_ids] == alone.outputs[0].token_ids
+        assert (len(outputs) > 1) == (kind is RequestOutputKind.DELTA)
+
+
+def test_an_aborted_request_ends(llm: ScriptLLM) -> None:
+    engine = llm.llm_engine
+    engine.add_request("gone", PROMPT, params(max_tokens=60))
+    engine.step()
+    assert engine.get_num_unfinished_requests() == 1
+    engine.abort_request(["gone"])
+    assert not engine.has_unfinished_requests()
+    assert llm.generate(PROMPT, params(), use_tqdm=False)[0].finished
+
+
+def test_a_processor_of_batches_changes_only_its_requests(llm: ScriptLLM) -> None:
+    free, bound = llm.generate([PROMPT, PROMPT], [params(), params(extra_args={"token": 40})], use_tqdm=False)
+    assert bound.outputs[0].token_ids == [40] * 6
+    assert free.outputs[0].token_ids == llm.generate(PROMPT, params(), use_tqdm=False)[0].outputs[0].token_ids
+    assert free.outputs[0].token_ids != bound.outputs[0].token_ids
+
+
+def test_counters_have_vllms_names(llm: ScriptLLM) -> None:
+    llm.generate([PROMPT], params(), use_tqdm=False)
+    by_name = {metric.name: metric for metric in llm.get_metrics()}
+    queries = by_name["vllm:prefix_cache_queries"]
+    assert isinstance(queries, metrics.Counter)
+    assert queries.value > 0
+    assert isinstance(by_name["vllm:num_requests_running"], metrics.Gauge)
+    assert by_name["vllm:num_requests_running"].value == 0
+
+
+def test_enqueued_prompts_are_answered_in_order(llm: ScriptLLM) -> None:
+    llm.enqueue([PROMPT, "Once"], params())
+    llm.enqueue("Twice", params())
+    assert [output.prompt for output in llm.wait_for_completion()] == [PROMPT, "Once", "Twice"]
+    assert llm.wait_for_completion() == []
+
+
+def test_a_profile_is_written(llm: ScriptLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+    with pytest.raises(ParamsError, match="start_profile"):
+        llm.stop_profile()
+    llm.start_profile()
+    llm.generate(PROMPT, params(max_tokens=1), use_tqdm=False)
+    llm.stop_profile()
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert "aten::" in trace.read_text(encoding="utf-8")
+
+
+def test_what_reaches_into_the_engine_is_refused(llm: ScriptLLM) -> None:
+    for ask in (lambda: llm.collective_rpc("reload_weights"), lambda: llm.llm_engine.engine_core):
+        with pytest.raises(ConfigError, match="do not reach into the engine"):
+            ask()
+    config = llm.llm_engine.vllm_config.model_config.hf_config
+    assert config.model_type == "llama"
+
+
+def test_an_async_engine_gives_new_parts() -> None:
+    async def run() -> list[str]:
+        args = EngineArgs(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+        engine = ScriptAsyncLLM.from_engine_args(args, usage_context=None)
+        try:
+            wanted = params(output_kind=RequestOutputKind.DELTA)
+            made = engine.generate(request_id="one", prompt=PROMPT, sampling_params=wanted)
+            parts = [output.outputs[0].text async for output in made]
+            (whole,) = [o async for o in engine.generate(PROMPT, params(output_kind=RequestOutputKind.FINAL_ONLY))]
+            return [*parts, whole.outputs[0].text]
+        finally:
+            engine.shutdown()
+
+    *parts, whole = asyncio.run(run())
+    assert "".join(parts) == whole
+    assert len(parts) > 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("from vllm.config import KVTransferConfig", "caches are not transferred"),
+        ("import vllm.nonsense", "'vllm.nonsense' has no counterpart"),
+        ("import no_such_package.part", "'no_such_package', which is not installed"),
+    ],
+)
+def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, told: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\n{line}\n", encoding="utf-8")
+    assert main(["run-vllm", str(script)]) == 1
+    place, error = capsys.readouterr().err.splitlines()
+    assert place == f"{script}:2:"
+    assert told in error
