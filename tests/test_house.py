@@ -259,9 +259,13 @@ NOT_MODEL_TYPES = {
     "beheld/checkpoint/gguf/config.py": {"clip"},
     # The files' names of kinds of tokenizers, and of rules that cut a text into words.
     "beheld/checkpoint/gguf/tokenizer.py": {"llama", "qwen2", "gpt2", "pixtral"},
-    # The name of a format for tool calls.
+    # Names of formats for tool calls.
     "beheld/structured/calls.py": {"mistral"},
-    "beheld/text/tools/__init__.py": {"mistral"},
+    "beheld/text/tools/formats.py": {
+        *("mistral", "deepseek_v3", "kimi_k2", "gemma4", "jamba", "cohere", "nemotron", "lfm2", "granite"),
+    },
+    # Names of formats of reasoning.
+    "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4"},
 }
 
 

@@ -184,6 +184,9 @@ class Family:
             eos_token_id does not name them.
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
         gguf: how GGUF files of its first model type are read; None if they are not.
+        calls: the formats in which its models write tool calls, keys of text.tools.FORMATS. The first that a
+            checkpoint's chat template teaches is read.
+        reasoning: the formats of their reasoning, keys of text.reasoning.FORMATS, chosen likewise.
         reference: how to run transformers.
     """
 
@@ -212,6 +215,8 @@ class Family:
     ends: Callable[[Any, Mapping[str, Any]], tuple[int, ...]] | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     gguf: GGUFLayout | None = None
+    calls: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 

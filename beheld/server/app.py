@@ -61,9 +61,7 @@ from beheld.server.schema import (
 from beheld.server.shutdown import CutOff
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
-from beheld.server.tools import tool_form
 from beheld.text.detokenize import token_bytes
-from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -105,7 +103,7 @@ class Service:
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
-        self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
+        self._forms = chat.answer_marks(llm, options)
 
     def app(self) -> Starlette:
         """The application."""
@@ -181,7 +179,7 @@ class Service:
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
             return _warned(made, request.state.notes)
 
         self._note_effort(body, request)
@@ -215,7 +213,7 @@ class Service:
         salt = self._salt(request, None)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
         return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
@@ -273,7 +271,7 @@ class Service:
             return len(await self.llm.token_ids(text, add_special_tokens=False))
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
 
         form = AnswerForm(response_events.fold)
@@ -302,7 +300,7 @@ class Service:
         """The request as one of chat's."""
         notes = request.state.notes
         switch = messages.SWITCH in (self.llm.chat_template or "")
-        reasons = self.options.reasoning_parser is not None
+        reasons = self._forms.reasoning is not None
         ask = await self._reader.read(
             request,
             kind,

@@ -9,9 +9,10 @@ from typing import Any
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.server import limits
-from beheld.text.tools import READERS
+from beheld.text import reasoning
+from beheld.text.tools import FORMATS
 
-REASONING_PARSERS = ("think",)
+NONE = "none"
 
 
 def _option(default: Any, flag: str, meaning: str, **more: Any) -> Any:
@@ -99,16 +100,17 @@ class ServerOptions:
     tool_parser: str | None = _option(
         None,
         "tool-call-parser",
-        f"format of the model's tool calls: {', '.join(f'`{name}`' for name in READERS)}",
-        choices=tuple(READERS),
-        shown="from the chat template",
+        f"format of the model's tool calls: {', '.join(f'`{name}`' for name in FORMATS)}; `none` reads none",
+        choices=(*FORMATS, NONE),
+        shown="from the model's family and its chat template",
     )
     reasoning_parser: str | None = _option(
         None,
         "reasoning-parser",
-        "`think`: the text between `<think>` and `</think>` becomes `reasoning_content`",
-        choices=REASONING_PARSERS,
-        shown="none",
+        "format of the model's reasoning, which becomes `reasoning_content`: "
+        f"{', '.join(f'`{name}`' for name in reasoning.FORMATS)}; `none` leaves it in the text",
+        choices=(*reasoning.FORMATS, NONE),
+        shown="from the model's family and its chat template",
     )
     trust_templates: bool = _option(
         False, "trust-request-chat-template", "requests may contain a chat template", shown="off"

@@ -19,4 +19,6 @@ FAMILY = Family(
     placeholder_tokens={"image": "<unk>"},
     videos_as_images=True,
     definition=Definition(config="config:MiniCPMVConfig", model="modeling:MiniCPMVForConditionalGeneration"),
+    calls=("hermes",),
+    reasoning=("think",),
 )

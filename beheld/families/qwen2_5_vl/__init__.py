@@ -16,4 +16,6 @@ FAMILY = Family(
             on_gpu=True,
         ),
     ),
+    calls=("hermes",),
+    reasoning=("think",),
 )

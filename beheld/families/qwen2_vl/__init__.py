@@ -15,4 +15,5 @@ FAMILY = Family(
             "three-axis positions",
         ),
     ),
+    calls=("hermes",),
 )

@@ -23,4 +23,6 @@ FAMILY = Family(
             "as Qwen3-VL; experts",
         ),
     ),
+    calls=("hermes",),
+    reasoning=("think",),
 )
