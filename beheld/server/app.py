@@ -30,6 +30,7 @@ from beheld.server import (
     pooling,
     response_events,
     response_requests,
+    resume,
     transcriptions,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
@@ -50,6 +51,7 @@ from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
+from beheld.server.resume import RecordingStore
 from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
@@ -103,6 +105,7 @@ class Service:
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
+        self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
 
     def app(self) -> Starlette:
@@ -118,6 +121,7 @@ class Service:
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
+            Route("/v1/streams/{name}", self._guarded(self.resumed_stream), methods=["GET"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
@@ -342,7 +346,18 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         request.state.streamed = True
+        if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
+            owner = self._owner(request) or ""
+            recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner)
+            return resume.Follower(recording)
         return EventStream(form.shown(begun), finished, request.state.names)
+
+    async def resumed_stream(self, request: Request) -> Response:
+        """GET /v1/streams/NAME: the events after Last-Event-ID of a stream that was cut."""
+        recording = self._recordings.get(request.path_params["name"], self._owner(request) or "")
+        start = resume.start_of(request.headers.get("last-event-id"), recording.name)
+        recording.check(start)
+        return resume.Follower(recording, start)
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""

@@ -141,6 +141,13 @@ class ServerOptions:
         low=0,
         unit=1 << 20,
     )
+    max_recorded_bytes: int = _option(
+        16 << 20,
+        "resume-mib",
+        "memory for streams that clients can take up again after a cut (header `X-Resumable: true`); 0 records none",
+        low=0,
+        unit=1 << 20,
+    )
     show_page: bool = _option(True, "no-page", "no page at /", shown="")
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
