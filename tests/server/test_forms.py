@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
 from beheld.server.chat import AnswerMarks, ChunkHead, answer_marks, chunks
@@ -453,6 +454,17 @@ def test_every_form_holds_strict_functions_to_their_schemas(thinking: Running, f
     told = json.loads(use.grammar.calls or "")
     assert told["form"] == form
     assert {tool["name"]: tool["schema"] is not None for tool in told["tools"]} == {"weather": False, "tides": True}
+
+
+@pytest.mark.parametrize("form", ["lfm2", "deepseek_v3", "openai"])
+def test_a_form_without_a_grammar_refuses_strict_functions(thinking: Running, form: str) -> None:
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": strict("tides")})
+    tokenizer = thinking.llm.get_tokenizer()
+    use = tool_use(body, tool_form(form, tokenizer), 8)
+    assert use.grammar is not None
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
+    with pytest.raises(ParamsError, match=f"call format {form}"):
+        compiler.matcher(grammar_of(use.grammar))
 
 
 def test_what_a_form_cannot_be_held_to_is_refused_by_name(tagged: Running) -> None:
