@@ -253,15 +253,19 @@ def test_plain_words(path: Path) -> None:
 
 # File -> names that are a model type too, and stand there for something else.
 NOT_MODEL_TYPES = {
-    # vLLM's name of a format for reasoning.
-    "beheld/cli/vllm_flags.py": {"qwen3"},
+    # vLLM's names of formats for reasoning and calls.
+    "beheld/cli/vllm_flags.py": {"qwen3", "deepseek_v3", "kimi_k2"},
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},
     # The files' names of kinds of tokenizers, and of rules that cut a text into words.
     "beheld/checkpoint/gguf/tokenizer.py": {"llama", "qwen2", "gpt2", "pixtral"},
-    # The name of a format for tool calls.
+    # Names of formats for tool calls.
     "beheld/structured/calls.py": {"mistral"},
-    "beheld/text/tools/__init__.py": {"mistral"},
+    "beheld/text/tools/formats.py": {
+        *("mistral", "deepseek_v3", "kimi_k2", "gemma4", "jamba", "cohere", "nemotron", "lfm2", "granite"),
+    },
+    # Names of formats of reasoning.
+    "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4"},
 }
 
 

@@ -236,6 +236,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         rope_switch=_rope_switch(text),
         atomic_spans=both_ways in ("media", "windowed media"),
         both_ways=both_ways,
+        call_formats=family.calls,
+        reasoning_formats=family.reasoning,
         joint_ids=_added_ids(path, family.joint_tokens),
         encoder_reads=family.encoder_reads if encodes else "",
         decoder_start_id=_decoder_start(text, generation) if encodes else None,

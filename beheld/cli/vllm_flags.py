@@ -64,8 +64,16 @@ SHORT = {
 
 # By flag: vLLM's name of a parser -> beheld's parser of the same format.
 SAME: dict[str, dict[str, str]] = {
-    "reasoning-parser": {"deepseek_r1": "think", "qwen3": "think"},
-    "tool-call-parser": {"llama4_json": "llama3_json", "qwen3_xml": "qwen3_coder"},
+    "reasoning-parser": dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "ernie45", "nemotron_v3", "holo2"), "think"
+    )
+    | {"openai_gptoss": "openai"},
+    "tool-call-parser": {
+        "llama4_json": "llama3_json",
+        "qwen3_xml": "qwen3_coder",
+        "glm47": "glm45",
+        "deepseek_v31": "deepseek_v3",
+    },
 }
 
 

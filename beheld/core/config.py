@@ -245,6 +245,7 @@ class ModelInfo:
         secondary: further checkpoints that hold parts of the model.
         pooler: how it makes vectors or scores of prompts; None for a model that generates.
         quantized_by: the checkpoint's `quant_method`; None if its weights are not quantized.
+        call_formats, reasoning_formats: how the family's models write tool calls and reasoning; see Family.
     """
 
     path: str
@@ -274,6 +275,8 @@ class ModelInfo:
     secondary: tuple[SecondaryWeights, ...] = ()
     pooler: PoolerInfo | None = None
     quantized_by: str | None = None
+    call_formats: tuple[str, ...] = ()
+    reasoning_formats: tuple[str, ...] = ()
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -233,6 +233,9 @@ class Family:
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
         gguf: how GGUF files of its first model type are read; None if they are not.
         gguf_projector: how GGUF files of its vision part are read; None if they are not.
+        calls: the formats in which its models write tool calls, keys of text.tools.FORMATS. The first that a
+            checkpoint's chat template teaches is read.
+        reasoning: the formats of their reasoning, keys of text.reasoning.FORMATS, chosen likewise.
         reference: how to run transformers.
     """
 
@@ -264,6 +267,8 @@ class Family:
     adapters: tuple[tuple[str, str], ...] = ()
     gguf: GGUFLayout | None = None
     gguf_projector: GGUFProjector | None = None
+    calls: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 

@@ -31,6 +31,7 @@ from beheld.server import (
     pooling,
     response_events,
     response_requests,
+    resume,
     transcriptions,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
@@ -51,6 +52,7 @@ from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
+from beheld.server.resume import RecordingStore
 from beheld.server.sampling import check_answers, check_ids
 from beheld.server.schema import (
     ChatRequest,
@@ -62,9 +64,7 @@ from beheld.server.schema import (
 from beheld.server.shutdown import CutOff
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
-from beheld.server.tools import tool_form
 from beheld.text.detokenize import token_bytes
-from beheld.text.tools import form_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -106,7 +106,8 @@ class Service:
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
-        self._tool_form = tool_form(options.tool_parser or form_of(llm.chat_template), llm.tokenizer)
+        self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
+        self._forms = chat.answer_marks(llm, options)
 
     def app(self) -> Starlette:
         """The application."""
@@ -121,6 +122,7 @@ class Service:
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
             Route("/v1/responses/{name}", self._guarded(self.stored_response), methods=["GET", "DELETE"]),
             Route("/v1/responses/{name}/cancel", self._guarded(self.cancel_response), methods=["POST"]),
+            Route("/v1/streams/{name}", self._guarded(self.resumed_stream), methods=["GET"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{name:path}", self._guarded(self.model), methods=["GET"]),
             Route("/tokenize", self._guarded(self.tokenize), methods=["POST"]),
@@ -199,7 +201,7 @@ class Service:
         salt = self._salt(request, body.cache_salt)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = chat.chunks(self.llm, body, self.options, head, salt, self._tool_form)
+            made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
             return _warned(made, request.state.notes)
 
         self._note_effort(body, request)
@@ -233,7 +235,7 @@ class Service:
         salt = self._salt(request, None)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
         return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
@@ -291,7 +293,7 @@ class Service:
             return len(await self.llm.token_ids(text, add_special_tokens=False))
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._tool_form)
+            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
 
         form = AnswerForm(response_events.fold)
@@ -320,7 +322,7 @@ class Service:
         """The request as one of chat's."""
         notes = request.state.notes
         switch = messages.SWITCH in (self.llm.chat_template or "")
-        reasons = self.options.reasoning_parser is not None
+        reasons = self._forms.reasoning is not None
         ask = await self._reader.read(
             request,
             kind,
@@ -362,7 +364,18 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         request.state.streamed = True
+        if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
+            owner = self._owner(request) or ""
+            recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner)
+            return resume.Follower(recording)
         return EventStream(form.shown(begun), finished, request.state.names)
+
+    async def resumed_stream(self, request: Request) -> Response:
+        """GET /v1/streams/NAME: the events after Last-Event-ID of a stream that was cut."""
+        recording = self._recordings.get(request.path_params["name"], self._owner(request) or "")
+        start = resume.start_of(request.headers.get("last-event-id"), recording.name)
+        recording.check(start)
+        return resume.Follower(recording, start)
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""

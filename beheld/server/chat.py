@@ -13,13 +13,14 @@ from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
-from beheld.server.options import ServerOptions
+from beheld.server.options import NONE, ServerOptions
 from beheld.server.sampling import sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
-from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_use
-from beheld.text.reasoning import CLOSE, OPEN, ReasoningSplit, begins_inside
-from beheld.text.tools import OPENINGS
+from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
+from beheld.text.reasoning import FORMATS as REASONING
+from beheld.text.reasoning import ReasoningMarks, reasoning_of, splitter
+from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
@@ -50,8 +51,24 @@ class ChunkHead:
     begun: Callable[[RequestOutput], None] = lambda output: None
 
 
+@dataclass(frozen=True)
+class AnswerMarks:
+    """How the model writes tool calls and reasoning; None if they are not read."""
+
+    calls: ToolForm | None = None
+    reasoning: ReasoningMarks | None = None
+
+
+def answer_marks(llm: AsyncLLM, options: ServerOptions) -> AnswerMarks:
+    """What the operator chose, or else what the model's family and its chat template say."""
+    template, info = llm.chat_template, llm.info
+    calls = options.tool_parser or form_of(template, info.call_formats)
+    named = options.reasoning_parser or reasoning_of(template, info.reasoning_formats)
+    return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), REASONING.get(named or NONE))
+
+
 def chunks(
-    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: ChunkHead, salt: str | None, form: ToolForm | None
+    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: ChunkHead, salt: str | None, forms: AnswerMarks
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a chat request, in chunks; the last one has the usage.
 
@@ -61,13 +78,13 @@ def chunks(
         options: the server's options.
         head: the common part of the chunks.
         salt: separates this client's prefix cache from others'.
-        form: the format of the model's tool calls.
+        forms: how the model writes tool calls and reasoning.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or one is out of range.
     """
+    form, marks = forms.calls, forms.reasoning
     tools = tool_use(body, form, options.max_tools)
-    thinks = options.reasoning_parser is not None
     shows_marks = form is not None and form.special and tools.form == form.name
     _check(body, tools, shows_marks=shows_marks)
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
@@ -82,7 +99,9 @@ def chunks(
         max_tokens=longest,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=tools.grammar,
-        skip_special_tokens=False if shows_marks else body.skip_special_tokens,
+        skip_special_tokens=False
+        if shows_marks or (marks is not None and marks.channels)
+        else body.skip_special_tokens,
     )
 
     def prepared() -> None:
@@ -102,11 +121,11 @@ def chunks(
         cache_salt=salt,
         tools=tools.shown,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
-        marks=(OPEN, CLOSE) if thinks else (),
-        reasoning=_reasoning_before(params.structured_outputs) if thinks else None,
+        marks=() if marks is None else marks.tokens,
+        reasoning=None if marks is None else _reasoning_before(params.structured_outputs, marks),
         **(template_of(body, options) | {"template_kwargs": _variables(body, llm.chat_template)}),
     )
-    return _chunks(outputs, body, head, tools, thinks=thinks)
+    return _chunks(outputs, body, head, tools, marks)
 
 
 def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
@@ -252,8 +271,7 @@ async def _chunks(
     body: ChatRequest,
     head: ChunkHead,
     tools: ToolUse,
-    *,
-    thinks: bool,
+    marks: ReasoningMarks | None,
 ) -> AsyncGenerator[Chunk, None]:
     parsers: dict[int, DeltaParser] = {}
     counts: dict[int, int] = {}
@@ -262,7 +280,7 @@ async def _chunks(
         async for output in outputs:
             if not parsers:
                 head.begun(output)
-                parsers = {index: _parser(output, tools, thinks=thinks) for index in range(body.n or 1)}
+                parsers = {index: _parser(output, tools, marks) for index in range(body.n or 1)}
                 counts = dict.fromkeys(parsers, 0)
                 opening = {"role": "assistant", "content": ""}
                 first = {**base, "choices": [_choice(index, opening) for index in parsers]}
@@ -280,18 +298,18 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _reasoning_before(grammar: StructuredOutputs | None) -> ReasoningFormat | None:
+def _reasoning_before(grammar: StructuredOutputs | None, marks: ReasoningMarks) -> ReasoningFormat | None:
     """The reasoning before a grammar; None without a grammar, or if the grammar itself contains the reasoning's end."""
-    if grammar is None or CLOSE in f"{grammar.regex or ''}{grammar.grammar or ''}":
+    if grammar is None or marks.channels or marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}":
         return None
-    return ReasoningFormat(OPEN, CLOSE, begun=False)
+    return ReasoningFormat(marks.open, marks.close, begun=False)
 
 
-def _parser(output: RequestOutput, tools: ToolUse, *, thinks: bool) -> DeltaParser:
+def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:
     forced = tools.grammar is not None and tools.grammar.calls is None
     # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
-    calls = () if forced or tools.form is None else OPENINGS.get(tools.form, ())
-    split = ReasoningSplit(inside=begins_inside(output.prompt), calls=calls) if thinks else None
+    calls = () if forced or tools.form is None else FORMATS[tools.form].openings
+    split = None if marks is None else splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls)
     return DeltaParser(
         split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
     )

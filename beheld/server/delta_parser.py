@@ -7,8 +7,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from beheld.text.reasoning import ReasoningSplit
-from beheld.text.tools import READERS, Piece, Schemas, ToolReader
+from beheld.text.reasoning import Splitter
+from beheld.text.tools import FORMATS, Piece, Schemas, ToolReader
 
 Delta = dict[str, Any]
 
@@ -28,7 +28,7 @@ class DeltaParser:
 
     def __init__(
         self,
-        reasoning: ReasoningSplit | None,
+        reasoning: Splitter | None,
         tools: str | None,
         named: str | None = None,
         schemas: Schemas | None = None,
@@ -38,7 +38,7 @@ class DeltaParser:
         forced: bool = False,
     ) -> None:
         self._reasoning = reasoning
-        self._reader: ToolReader | None = None if tools is None else READERS[tools](schemas or {})
+        self._reader: ToolReader | None = None if tools is None else FORMATS[tools].reader(schemas or {})
         self._named = named
         self._max_calls = max_calls
         self._short_ids = short_ids

@@ -50,6 +50,7 @@ _OTHERS = {
 _FORMS = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _GETS = {
     "/v1/responses/{name}": "A stored response.",
+    "/v1/streams/{name}": "The events after Last-Event-ID of a stream that was cut.",
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
     "/health": "Check that the engine answers.",
@@ -57,7 +58,7 @@ _GETS = {
     "/metrics": "Counters for Prometheus.",
     "/openapi.json": "This document.",
 }
-_REFUSALS = ("400", "401", "404", "405", "408", "413", "415", "422", "431", "500", "503")
+_REFUSALS = ("400", "401", "404", "405", "408", "410", "413", "415", "422", "431", "500", "503")
 
 
 @cache
@@ -127,6 +128,8 @@ def _operation(path: str, words: str, body: dict[str, Any] | None) -> dict[str, 
 def _content(path: str) -> dict[str, Any]:
     if path == "/metrics":
         return {"text/plain": {"schema": {"type": "string"}}}
+    if path == "/v1/streams/{name}":
+        return {"text/event-stream": {"schema": _EVENT}}
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{SHOWN[path]}"}}}
     if path in STREAMED:
         content["text/event-stream"] = {"schema": _EVENT}

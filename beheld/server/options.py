@@ -9,9 +9,10 @@ from typing import Any
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.server import limits
-from beheld.text.tools import READERS
+from beheld.text import reasoning
+from beheld.text.tools import FORMATS
 
-REASONING_PARSERS = ("think",)
+NONE = "none"
 
 
 def _option(default: Any, flag: str, meaning: str, **more: Any) -> Any:
@@ -141,16 +142,17 @@ class ServerOptions:
     tool_parser: str | None = _option(
         None,
         "tool-call-parser",
-        f"format of the model's tool calls: {', '.join(f'`{name}`' for name in READERS)}",
-        choices=tuple(READERS),
-        shown="from the chat template",
+        f"format of the model's tool calls: {', '.join(f'`{name}`' for name in FORMATS)}; `none` reads none",
+        choices=(*FORMATS, NONE),
+        shown="from the model's family and its chat template",
     )
     reasoning_parser: str | None = _option(
         None,
         "reasoning-parser",
-        "`think`: the text between `<think>` and `</think>` becomes `reasoning_content`",
-        choices=REASONING_PARSERS,
-        shown="none",
+        "format of the model's reasoning, which becomes `reasoning_content`: "
+        f"{', '.join(f'`{name}`' for name in reasoning.FORMATS)}; `none` leaves it in the text",
+        choices=(*reasoning.FORMATS, NONE),
+        shown="from the model's family and its chat template",
     )
     trust_templates: bool = _option(
         False, "trust-request-chat-template", "requests may contain a chat template", shown="off"
@@ -178,6 +180,13 @@ class ServerOptions:
         256 << 20,
         "response-store-mib",
         "memory for responses of /v1/responses, which later requests can go on with; 0 stores none",
+        low=0,
+        unit=1 << 20,
+    )
+    max_recorded_bytes: int = _option(
+        16 << 20,
+        "resume-mib",
+        "memory for streams that clients can take up again after a cut (header `X-Resumable: true`); 0 records none",
         low=0,
         unit=1 << 20,
     )

@@ -17,6 +17,7 @@ from beheld.server.field_names import NO_NAMES, FieldNames
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # Made once, because json.dumps with options makes an encoder at every call.
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -105,7 +106,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncGenerator[Chunk, None], finished: Finished, names: FieldNames = NO_NAMES) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers=SSE_HEADERS)
         del self.headers["content-length"]
         self._chunks = chunks
         self._finished = finished

@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import ChatRequest, Tool, ToolChoice
-from beheld.text.tools import MARKS, SHORT_IDS
+from beheld.text.tools import FORMATS
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ToolForm:
     """A model's format of tool calls.
 
     Attributes:
-        name: the name of a reader in text.tools.
+        name: the name of a format in text.tools.
         special: its delimiters are special tokens, which texts contain only on request.
     """
 
@@ -55,7 +55,7 @@ def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
         return None
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     special = {token.content for token in added if token.special}
-    return ToolForm(name, not special.isdisjoint(MARKS.get(name, ())))
+    return ToolForm(name, not special.isdisjoint(FORMATS[name].marks))
 
 
 def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], ...]:
@@ -97,7 +97,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
-    short = form is not None and form.name in SHORT_IDS
+    short = form is not None and FORMATS[form.name].short_ids
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:

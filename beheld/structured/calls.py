@@ -41,7 +41,7 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
     """The grammar in llguidance's dialect of Lark.
 
     Args:
-        text: JSON: {"form": a key of text.tools.READERS, "tools": [{"name": ..., "schema": the argument schema of a
+        text: JSON: {"form": a key of text.tools.FORMATS, "tools": [{"name": ..., "schema": the argument schema of a
             strict function; null for others}]}.
         tokens: the tokenizer's special tokens.
         reasoning: reasoning before the answer, if any; text cannot start with its opening mark.
@@ -52,6 +52,12 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
     asked = json.loads(text)
     form, tools = asked["form"], asked["tools"]
     rules = [TEXT]
+    if form not in _BARE and form not in _MARKED:
+        raise ParamsError(
+            f"Strict functions cannot be enforced in the call format {form}.",
+            "Use tool_choice 'required' or the function's name, or set strict to false.",
+            param="structured_outputs",
+        )
     if form in _BARE:
         rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if reasoning is None else reasoning.open)]
     else:

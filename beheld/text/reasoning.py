@@ -1,47 +1,106 @@
-"""Splits a model's text into reasoning, between <think> and </think>, and answer."""
+"""Splits a model's text into reasoning, such as that between <think> and </think>, and answer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
 
 from beheld.text.marks import Beginning, Seeker, Trimmed
 
-OPEN = "<think>"
-CLOSE = "</think>"
-PARSERS = ("think",)
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """How a model delimits its reasoning.
+
+    Attributes:
+        open: the text that begins it, at the very beginning of an answer.
+        close: the text that ends it.
+        tokens: marks that may be special tokens; they stay in the text, so that it can be split there.
+        channels: whether every part of an answer has a header, as gpt-oss writes them.
+    """
+
+    open: str
+    close: str
+    tokens: tuple[str, ...]
+    channels: bool = False
+
+    @property
+    def template(self) -> str:
+        """What the chat template of a model that reasons so contains."""
+        return self.tokens[0]
+
+    def begins_inside(self, prompt: str | None) -> bool:
+        """True if the prompt ends with the opening text, which some templates add."""
+        return prompt is not None and prompt.rstrip().endswith(self.open)
 
 
-def begins_inside(prompt: str | None) -> bool:
-    """True if the prompt ends with the opening tag, which some templates add."""
-    return prompt is not None and prompt.rstrip().endswith(OPEN)
+def _tags(open: str, close: str) -> ReasoningMarks:
+    return ReasoningMarks(open, close, (open, close))
+
+
+THINK = _tags("<think>", "</think>")
+FORMATS: dict[str, ReasoningMarks] = {
+    "think": THINK,
+    "mistral": _tags("[THINK]", "[/THINK]"),
+    "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "gemma4": ReasoningMarks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
+    "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
+}
+
+
+def reasoning_of(template: str | None, stated: Collection[str]) -> str | None:
+    """The first of a family's formats that occurs in the chat template; None if none does."""
+    return next((name for name in stated if FORMATS[name].template in (template or "")), None)
+
+
+class Splitter(Protocol):
+    """Splits a text that arrives in pieces, for any division into pieces."""
+
+    @property
+    def undecided(self) -> bool:
+        """True while the text may still turn out to begin with the opening mark."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Add text; returns the pieces that are now certain: (reasoning, answer)."""
+
+    def finish(self) -> tuple[str, str]:
+        """The rest. Unclosed reasoning stays reasoning."""
+
+
+def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = ()) -> Splitter:
+    """A splitter of one answer; see ReasoningSplit."""
+    return ChannelSplit() if marks.channels else ReasoningSplit(marks, inside=inside, calls=calls)
 
 
 class ReasoningSplit:
-    """Splits a text that arrives in pieces, for any division into pieces.
+    """Splits an answer that may begin with reasoning; see Splitter.
 
-    Only reasoning at the very beginning counts; a later tag is ordinary text. Blank lines around the tags belong to
+    Only reasoning at the very beginning counts; a later mark is ordinary text. Blank lines around the marks belong to
     neither part.
 
     Args:
+        marks: how the reasoning is delimited.
         inside: the text begins inside the reasoning.
         calls: marks of tool calls, which end reasoning that was not closed: some models call a tool while they reason.
     """
 
-    def __init__(self, *, inside: bool, calls: Collection[str] = ()) -> None:
+    def __init__(self, marks: ReasoningMarks = THINK, *, inside: bool, calls: Collection[str] = ()) -> None:
+        self._marks = marks
         self._state = "thinking" if inside else "start"
         self._seeker = Seeker()
         self._thoughts = Trimmed()
-        self._beginning = Beginning(OPEN)
+        self._beginning = Beginning(marks.open)
         self._shown = False
         self._calls = frozenset(calls)
 
     @property
     def undecided(self) -> bool:
-        """True while the text may still turn out to begin with the opening tag."""
+        """As Splitter."""
         return self._state == "start"
 
     def push(self, text: str) -> tuple[str, str]:
-        """Add text; returns the pieces that are now certain: (reasoning, answer)."""
+        """As Splitter."""
         reasoning = ""
         if self._state == "start":
             text = self._begin(text)
@@ -50,7 +109,7 @@ class ReasoningSplit:
         return reasoning, self._answer(text) if self._state == "answer" else ""
 
     def finish(self) -> tuple[str, str]:
-        """The rest. Unclosed reasoning stays reasoning."""
+        """As Splitter."""
         if self._state == "thinking":
             return self._trimmed_reasoning(self._seeker.rest()), ""
         rest = self._beginning.rest() if self._state == "start" else ""
@@ -70,7 +129,7 @@ class ReasoningSplit:
 
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""
-        before, mark, after = self._seeker.seek(text, (CLOSE, *self._calls))
+        before, mark, after = self._seeker.seek(text, (self._marks.close, *self._calls))
         reasoning = self._trimmed_reasoning(before)
         if mark is None:
             return reasoning, ""
@@ -89,3 +148,75 @@ class ReasoningSplit:
             text = text.lstrip()
         self._shown = self._shown or bool(text)
         return text
+
+
+_CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
+
+
+class ChannelSplit:
+    """Splits messages with headers, <|channel|>analysis<|message|>..., as gpt-oss writes them; see Splitter.
+
+    The channel "analysis" is reasoning. A message to a function keeps its header and ends with <|call|>, for the reader
+    of calls. All others are the answer. A text that does not begin with a header is the answer.
+    """
+
+    def __init__(self) -> None:
+        self._state = "start"
+        self._beginning = Beginning(_CHANNEL, _START)
+        self._seeker = Seeker()
+        self._header: list[str] = []
+
+    @property
+    def undecided(self) -> bool:
+        """As Splitter."""
+        return self._state == "start"
+
+    def push(self, text: str) -> tuple[str, str]:
+        """As Splitter."""
+        reasoning: list[str] = []
+        answer: list[str] = []
+        while text:
+            if self._state == "start":
+                found = self._beginning.push(text)
+                if found is None:
+                    break
+                blanks, mark, text = found
+                self._state = "header" if mark else "plain"
+                answer.append("" if mark else blanks)
+            elif self._state == "plain":
+                answer.append(text)
+                break
+            elif self._state == "header":
+                before, mark_found, text = self._seeker.seek(text, (_MESSAGE,))
+                self._header.append(before)
+                if mark_found is not None:
+                    self._begin(answer)
+            else:
+                before, mark_found, text = self._seeker.seek(text, _ENDS)
+                (reasoning if self._state == "reasoning" else answer).append(before)
+                if mark_found is not None:
+                    answer.append("<|call|>" if self._state == "call" else "")
+                    self._state = "header"
+        return "".join(reasoning), "".join(answer)
+
+    def finish(self) -> tuple[str, str]:
+        """As Splitter."""
+        if self._state == "start":
+            return "", self._beginning.rest()
+        rest = self._seeker.rest()
+        if self._state == "header":
+            return "", ""
+        return (rest, "") if self._state == "reasoning" else ("", rest)
+
+    def _begin(self, answer: list[str]) -> None:
+        """Begin a message after its header."""
+        header = "".join(self._header).replace(_START, " ").replace(_CHANNEL, " ")
+        self._header = []
+        if " to=" in header:
+            answer.append(_CHANNEL + header + _MESSAGE)
+            self._state = "call"
+        else:
+            self._state = (
+                "reasoning" if header.strip().removeprefix("assistant").lstrip().startswith("analysis") else "answer"
+            )

@@ -358,6 +358,7 @@ def test_a_priority_is_told_once_where_requests_are_taken_in_order(llm: LLM, mon
 def test_metrics_are_filled(llm: LLM) -> None:
     (found,) = llm.generate([ask("x")], GREEDY, use_tqdm=False)
     metrics = found.metrics
+    assert metrics is not None
     assert metrics.num_generation_tokens == len(found.outputs[0].token_ids) > 0
     assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
     assert abs(metrics.arrival_time - time.time()) < 60

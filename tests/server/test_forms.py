@@ -16,16 +16,17 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
-from beheld.server.chat import ChunkHead, chunks
+from beheld.server.chat import AnswerMarks, ChunkHead, answer_marks, chunks
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
 from beheld.server.tools import ToolForm, tool_form, tool_use
 from beheld.structured.compile import Compiler, grammar_of
-from beheld.text.tools import READERS
+from beheld.text.tools import FORMATS
 from tests import tiny
 from tests.server.running import ENGINE, Running
 
@@ -193,7 +194,7 @@ def test_calls_stand_as_the_template_says_wherever_it_stands(tmp_path: Path, whe
     llm = AsyncLLM(str(tmp_path), **ENGINE | {"chat_template": given})
     (tmp_path / "talk.jinja").unlink()
     try:
-        form = Service(llm, ServerOptions())._tool_form
+        form = Service(llm, ServerOptions())._forms.calls
         assert asyncio.run(llm.chat_token_ids([{"role": "user", "content": "Hello"}]))
     finally:
         llm.close()
@@ -444,7 +445,7 @@ def test_strict_functions_leave_room_for_words_and_thoughts(client: openai.OpenA
     assert found["calls"] == []
 
 
-@pytest.mark.parametrize("form", sorted(READERS))
+@pytest.mark.parametrize("form", sorted(FORMATS))
 def test_every_form_holds_strict_functions_to_their_schemas(thinking: Running, form: str) -> None:
     body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": strict("tides")})
     use = tool_use(body, tool_form(form, thinking.llm.get_tokenizer()), 8)
@@ -453,6 +454,17 @@ def test_every_form_holds_strict_functions_to_their_schemas(thinking: Running, f
     told = json.loads(use.grammar.calls or "")
     assert told["form"] == form
     assert {tool["name"]: tool["schema"] is not None for tool in told["tools"]} == {"weather": False, "tides": True}
+
+
+@pytest.mark.parametrize("form", ["lfm2", "deepseek_v3", "openai"])
+def test_a_form_without_a_grammar_refuses_strict_functions(thinking: Running, form: str) -> None:
+    body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": strict("tides")})
+    tokenizer = thinking.llm.get_tokenizer()
+    use = tool_use(body, tool_form(form, tokenizer), 8)
+    assert use.grammar is not None
+    compiler = Compiler(tokenizer.backend_tokenizer.to_str, thinking.llm.info.vocab_size, frozenset({0}))
+    with pytest.raises(ParamsError, match=f"call format {form}"):
+        compiler.matcher(grammar_of(use.grammar))
 
 
 def test_what_a_form_cannot_be_held_to_is_refused_by_name(tagged: Running) -> None:
@@ -504,7 +516,7 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
     def ask(**options: Any) -> None:
         body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, **options})
         head = ChunkHead("x", 0, "m", lambda output, count: None)
-        chunks(Model(), body, ServerOptions(), head, None, ToolForm("mistral", special=special))  # type: ignore[arg-type]
+        chunks(Model(), body, ServerOptions(), head, None, AnswerMarks(ToolForm("mistral", special=special)))  # type: ignore[arg-type]
 
     ask()
     ask(tool_choice="none")
@@ -512,3 +524,23 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
     if special:
         with pytest.raises(HttpError, match="special token"):
             ask(skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "calls", "thoughts"),
+    [
+        ({}, "hermes", "<think>"),
+        ({"tool_parser": "none", "reasoning_parser": "none"}, None, None),
+        ({"tool_parser": "lfm2", "reasoning_parser": "mistral"}, "lfm2", "[THINK]"),
+    ],
+)
+def test_a_family_and_its_template_choose_the_forms(
+    thinking: Running, options: dict[str, Any], calls: str | None, thoughts: str | None
+) -> None:
+    class Model:
+        chat_template = TALK + "<tool_call> <think>"
+        info = thinking.llm.info
+        tokenizer = thinking.llm.tokenizer
+
+    found = answer_marks(Model(), ServerOptions(**options))  # type: ignore[arg-type]
+    assert (found.calls and found.calls.name, found.reasoning and found.reasoning.open) == (calls, thoughts)

@@ -221,5 +221,7 @@ def test_without_detokenization_candidates_have_no_text() -> None:
     (token,) = tokens("a")
     entry = TokenLogprobs(token, -1.0, 1, (token + 1,), (-2.0,))
     collected.push(TokenEvent("r-0", (token,), FinishReason.LENGTH, logprobs=(entry,)))
-    (found,) = collected.output().outputs[0].logprobs or ()
+    logprobs = collected.output().outputs[0].logprobs
+    assert logprobs is not None
+    (found,) = logprobs
     assert [one.decoded_token for one in found.values()] == [None, None]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.server.delta_parser import DeltaParser
-from beheld.text.reasoning import ReasoningSplit, begins_inside
-from beheld.text.tools import OPENINGS, READERS, Piece, Schemas, calls_of, form_of
+from beheld.text.reasoning import THINK, ReasoningSplit
+from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
 LOOK = Piece("look", '{"at": "the \\"sky\\""}')
@@ -49,7 +49,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def read(form: str, pieces: list[str]) -> tuple[str, list[Piece]]:
-    reader = READERS[form](SCHEMAS)
+    reader = FORMATS[form].reader(SCHEMAS)
     told = [*(reader.push(piece) for piece in pieces), reader.finish()]
     return "".join(text for text, _ in told), calls_of([piece for _, found in told for piece in found])
 
@@ -178,14 +178,14 @@ def test_calls_are_found(form: str, text: str, shown: str, calls: list[Piece]) -
     ],
 )
 def test_arguments_are_told_as_they_come(form: str, text: str) -> None:
-    reader = READERS[form](SCHEMAS)
+    reader = FORMATS[form].reader(SCHEMAS)
     told = [pieces for character in text for pieces in reader.push(character)[1]]
     assert calls_of(told) == [LOOK]
     assert len(told) > 10
 
 
 @settings(max_examples=300, deadline=None)
-@given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.sampled_from(sorted(READERS)))
+@given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.sampled_from(sorted(FORMATS)))
 @pytest.mark.case(51)
 def test_how_the_text_is_cut_does_not_matter(text: str, places: list[int], form: str) -> None:
     whole = read(form, [text])
@@ -214,9 +214,9 @@ def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, s
 def test_a_call_ends_reasoning_that_was_not_closed(form: str) -> None:
     call = {"hermes": CALL, "qwen3_coder": QWEN, "mistral": "[TOOL_CALLS]look[ARGS]" + LOOK.arguments}[form]
     for pieces in ([f"<think>hm, {call}"], list(f"<think>hm, {call}")):
-        reasoning, answer = split(pieces, calls=OPENINGS[form])
+        reasoning, answer = split(pieces, calls=FORMATS[form].openings)
         assert (reasoning, read(form, [answer])) == ("hm,", ("", [LOOK]))
-    assert split([f"<think>hm</think>{call}"], calls=OPENINGS[form]) == ("hm", call)
+    assert split([f"<think>hm</think>{call}"], calls=FORMATS[form].openings) == ("hm", call)
 
 
 @pytest.mark.parametrize(("form", "named"), [(None, "look"), ("json", None)])
@@ -236,7 +236,7 @@ def test_how_thoughts_are_cut_does_not_matter(text: str, places: list[int], insi
 
 
 @settings(max_examples=300, deadline=None)
-@given(TEXTS, st.sampled_from(sorted(READERS)))
+@given(TEXTS, st.sampled_from(sorted(FORMATS)))
 @pytest.mark.case(51)
 def test_what_is_no_call_is_text(text: str, form: str) -> None:
     shown, calls = read(form, [text])
@@ -313,6 +313,6 @@ def test_forms_are_recognised(template: str | None, form: str | None) -> None:
 
 
 def test_beginnings_are_recognised() -> None:
-    assert begins_inside("assistant\n<think>\n")
-    assert not begins_inside("assistant\n")
-    assert not begins_inside(None)
+    assert THINK.begins_inside("assistant\n<think>\n")
+    assert not THINK.begins_inside("assistant\n")
+    assert not THINK.begins_inside(None)

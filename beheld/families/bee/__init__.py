@@ -18,4 +18,6 @@ FAMILY = Family(
     ),
     definition=Definition(config="config:BeeConfig", model="modeling:BeeForConditionalGeneration"),
     placeholders=lambda config: {"image": config.image_token_index},
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -15,4 +15,6 @@ FAMILY = Family(
             "tiles; sliding and full layers",
         ),
     ),
+    calls=("cohere",),
+    reasoning=("cohere",),
 )

@@ -102,4 +102,6 @@ FAMILY = Family(
     ),
     convert={"ernie4_5_moe_vl": _ernie},
     reference=ReferenceOptions(rewrites=True),
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -29,4 +29,6 @@ FAMILY = Family(
     state=state_of,
     # Its decoder multiplies embeddings that it makes of ids itself.
     reference=ReferenceOptions(merges_inside=True),
+    calls=("hermes",),
+    reasoning=("think",),
 )

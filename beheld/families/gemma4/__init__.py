@@ -21,4 +21,6 @@ FAMILY = Family(
         ),
     ),
     reference=ReferenceOptions(attention=None),
+    calls=("gemma4",),
+    reasoning=("gemma4",),
 )

@@ -15,4 +15,6 @@ FAMILY = Family(
             on_gpu=True,
         ),
     ),
+    calls=("glm45",),
+    reasoning=("think",),
 )

@@ -71,4 +71,6 @@ FAMILY = Family(
     ),
     convert={"glm4v": _glm4v},
     reference=ReferenceOptions(joins_media=True),
+    calls=("glm45",),
+    reasoning=("think",),
 )

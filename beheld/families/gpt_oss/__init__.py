@@ -17,4 +17,6 @@ FAMILY = Family(
     ),
     # Fused attention of PyTorch has no sinks.
     reference=ReferenceOptions(attention="eager"),
+    calls=("openai",),
+    reasoning=("openai",),
 )

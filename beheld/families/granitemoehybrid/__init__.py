@@ -26,4 +26,5 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
+    calls=("hermes", "granite"),
 )

@@ -19,4 +19,6 @@ FAMILY = Family(
     ),
     definition=Definition(config="config:InternS1Config", model="modeling:InternS1ForConditionalGeneration"),
     videos_as_images=True,
+    calls=("internlm", "hermes"),
+    reasoning=("think",),
 )

@@ -34,4 +34,6 @@ FAMILY = Family(
         ),
     ),
     videos_as_images=True,
+    calls=("hermes",),
+    reasoning=("think",),
 )

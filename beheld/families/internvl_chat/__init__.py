@@ -22,4 +22,6 @@ FAMILY = Family(
     ),
     definition=Definition(config="config:InternChatConfig", model="modeling:InternChatForConditionalGeneration"),
     placeholder_tokens={"image": "<IMG_CONTEXT>"},
+    calls=("internlm", "hermes"),
+    reasoning=("think",),
 )

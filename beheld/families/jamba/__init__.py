@@ -25,4 +25,5 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
+    calls=("jamba",),
 )

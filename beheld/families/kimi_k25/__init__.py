@@ -17,4 +17,6 @@ FAMILY = Family(
         ),
     ),
     placeholders=lambda config: {"image": config.image_token_id},
+    calls=("kimi_k2",),
+    reasoning=("think",),
 )

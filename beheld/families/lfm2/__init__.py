@@ -6,4 +6,6 @@ from beheld.families.family import Family
 
 FAMILY = Family(
     model_types=("lfm2", "lfm2_moe"),
+    calls=("lfm2",),
+    reasoning=("think",),
 )

@@ -21,4 +21,6 @@ FAMILY = Family(
             on_gpu=True,
         ),
     ),
+    calls=("lfm2",),
+    reasoning=("think",),
 )

@@ -17,4 +17,5 @@ FAMILY = Family(
         ),
     ),
     reference=ReferenceOptions(completed_later=frozenset(("image",))),
+    calls=("pythonic", "llama3_json"),
 )

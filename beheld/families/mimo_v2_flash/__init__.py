@@ -28,4 +28,6 @@ FAMILY = Family(
     kv_groups=_kv_groups,
     # Fused attention of PyTorch has no sinks.
     reference=ReferenceOptions(attention="eager"),
+    calls=("qwen3_coder",),
+    reasoning=("think",),
 )

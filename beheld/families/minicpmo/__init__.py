@@ -19,4 +19,6 @@ FAMILY = Family(
     placeholder_tokens={"image": "<unk>", "audio": "<unk>"},
     videos_as_images=True,
     definition=Definition(config="config:MiniCPMOConfig", model="modeling:MiniCPMOForConditionalGeneration"),
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -66,4 +66,6 @@ FAMILY = Family(
     placeholders=_placeholders,
     definition=Definition(config="config:MiniCPMVConfig", model="modeling:MiniCPMVForConditionalGeneration"),
     ends=_ends,
+    calls=("hermes",),
+    reasoning=("think",),
 )

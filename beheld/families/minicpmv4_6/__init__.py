@@ -18,4 +18,6 @@ FAMILY = Family(
         ),
     ),
     state=delta_state,
+    calls=("qwen3_coder",),
+    reasoning=("think",),
 )

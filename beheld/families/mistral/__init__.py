@@ -14,4 +14,6 @@ FAMILY = Family(
             note="sliding layers",
         ),
     ),
+    calls=("mistral",),
+    reasoning=("mistral",),
 )

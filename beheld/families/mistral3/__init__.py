@@ -15,4 +15,6 @@ FAMILY = Family(
             "images at their native size",
         ),
     ),
+    calls=("mistral",),
+    reasoning=("mistral",),
 )

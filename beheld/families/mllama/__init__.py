@@ -33,4 +33,5 @@ FAMILY = Family(
         ),
     ),
     cross_group=_cross_group,
+    calls=("llama3_json",),
 )

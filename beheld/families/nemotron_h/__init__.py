@@ -26,4 +26,6 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
+    calls=("qwen3_coder", "nemotron"),
+    reasoning=("think",),
 )

@@ -117,4 +117,5 @@ FAMILY = Family(
     placeholders=_placeholders,
     adapters=(("image", "vision-lora"), ("audio", "speech-lora")),
     reference=ReferenceOptions(attention="eager", merges_inside=True, rewrites=True),
+    calls=("phi4_mini_json",),
 )

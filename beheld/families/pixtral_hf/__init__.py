@@ -16,4 +16,5 @@ FAMILY = Family(
         ),
     ),
     processors=("PixtralProcessor",),
+    calls=("mistral",),
 )

@@ -14,4 +14,6 @@ FAMILY = Family(
         ),
     ),
     gguf=GGUFLayout("qwen2", "Qwen2ForCausalLM"),
+    calls=("hermes",),
+    reasoning=("think",),
 )

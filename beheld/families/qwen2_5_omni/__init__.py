@@ -17,4 +17,5 @@ FAMILY = Family(
     ),
     reads_by="Qwen2_5OmniThinkerForConditionalGeneration",
     reference=ReferenceOptions(wants_frame_rate=True),
+    calls=("hermes",),
 )

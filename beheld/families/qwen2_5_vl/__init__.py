@@ -42,4 +42,6 @@ FAMILY = Family(
             on_gpu=True,
         ),
     ),
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -20,4 +20,5 @@ FAMILY = Family(
             "three-axis positions",
         ),
     ),
+    calls=("hermes",),
 )

@@ -26,4 +26,6 @@ FAMILY = Family(
         ),
     ),
     state=delta_state,
+    calls=("qwen3_coder",),
+    reasoning=("think",),
 )

@@ -17,4 +17,6 @@ FAMILY = Family(
         ),
     ),
     state=delta_state,
+    calls=("hermes",),
+    reasoning=("think",),
 )

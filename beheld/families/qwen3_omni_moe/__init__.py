@@ -18,4 +18,6 @@ FAMILY = Family(
     ),
     reads_by="Qwen3OmniMoeThinkerForConditionalGeneration",
     reference=ReferenceOptions(wants_frame_rate=True),
+    calls=("hermes",),
+    reasoning=("think",),
 )

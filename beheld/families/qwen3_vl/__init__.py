@@ -80,4 +80,6 @@ FAMILY = Family(
             "as Qwen3-VL; experts",
         ),
     ),
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -25,4 +25,6 @@ FAMILY = Family(
             "windows of 30 s, each filled up; without mistral-common; no tools",
         ),
     ),
+    calls=("mistral",),
+    reasoning=("mistral",),
 )

@@ -58,17 +58,22 @@ class CallBody(Protocol):
 
 
 def call_from(value: Any) -> list[Piece]:
-    """A call from parsed JSON; "parameters" is an alias of "arguments"; empty if it is not a call.
+    """A call from parsed JSON; empty if it is not a call.
+
+    "tool_name" and "parameters" are aliases of "name" and "arguments".
 
     Raises:
         ValueError: as json_text.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+    if not isinstance(value, dict):
+        return []
+    name = value.get("name", value.get("tool_name"))
+    if not isinstance(name, str) or not name:
         return []
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, dict):
         arguments = json_text(arguments)
-    return [Piece(printable(value["name"]), printable(arguments))] if isinstance(arguments, str) else []
+    return [Piece(printable(name), printable(arguments))] if isinstance(arguments, str) else []
 
 
 def calls_of(pieces: Sequence[Piece]) -> list[Piece]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from beheld.text.marks import Seeker, Trimmed
@@ -32,12 +32,20 @@ class MarkedReader:
         regions: opening mark -> region.
         body: makes the reader of one region.
         stray: a mark that is ignored after a call and is text before the first.
+        frame: marks around all calls, which are ignored.
     """
 
-    def __init__(self, regions: Mapping[str, Region], body: Callable[[], CallBody], stray: str | None = None) -> None:
+    def __init__(
+        self,
+        regions: Mapping[str, Region],
+        body: Callable[[], CallBody],
+        stray: str | None = None,
+        frame: Collection[str] = (),
+    ) -> None:
         self._regions = regions
         self._make = body
-        self._marks = (*regions, *(() if stray is None else (stray,)))
+        self._frame = frozenset(frame)
+        self._marks = (*regions, *(() if stray is None else (stray,)), *frame)
         self._seeker = Seeker()
         self._words = Trimmed()
         self._open: tuple[CallBody, str] | None = None
@@ -79,7 +87,7 @@ class MarkedReader:
         self._say(before, shown)
         if mark is not None and mark in self._regions:
             self._enter(mark, shown, pieces)
-        elif mark is not None and not self._called:
+        elif mark is not None and mark not in self._frame and not self._called:
             self._say(mark, shown)
         return after
 

@@ -1,0 +1,139 @@
+"""The formats by name, what distinguishes them, and which one a chat template teaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from beheld.text.tools import gemma, headed, mistral
+from beheld.text.tools.bare import PythonCalls, json_reader, python_reader, worded_json_reader
+from beheld.text.tools.call import CallBody, Schemas, ToolReader
+from beheld.text.tools.json_calls import JsonCalls
+from beheld.text.tools.marked import MarkedReader, Region
+from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a model writes tool calls.
+
+    Attributes:
+        reader: makes a reader of one answer.
+        openings: the marks with which calls begin, where marks separate them from words.
+        marks: marks without which the format cannot be read. If one is a special token, texts keep special tokens.
+        template: what a chat template that teaches the format contains; nothing if no text shows it.
+        short_ids: its templates take back only ids of nine letters and digits.
+    """
+
+    reader: Callable[[Schemas], ToolReader]
+    openings: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    template: tuple[str, ...] = ()
+    short_ids: bool = False
+
+
+def _marked(
+    open: str, close: str, body: Callable[[Schemas], CallBody], frame: Collection[str] = (), template: str = ""
+) -> CallFormat:
+    """Calls between two marks.
+
+    Args:
+        open, close: the marks.
+        body: makes the reader of the text between them.
+        frame: marks around all calls.
+        template: what the chat template contains, if not the opening mark.
+    """
+    region = {open: Region(close)}
+    return CallFormat(
+        lambda schemas: MarkedReader(region, lambda: body(schemas), frame=frame),
+        openings=(*frame, open),
+        marks=(open, close),
+        template=(template or open,),
+    )
+
+
+def _json(schemas: Schemas) -> CallBody:
+    return JsonCalls()
+
+
+_HERMES = {"<tool_call>": Region("</tool_call>")}
+# Qwen3-Coder often omits the outer mark, or writes only the closing one.
+_QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
+# Phi-4-mini writes a word, which nothing closes.
+_PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_DEEPSEEK_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_KIMI_CALL = "<|tool_call_begin|>", "<|tool_call_end|>"
+_KIMI_ALL = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+# Keys are the names of vLLM's --tool-call-parser, where it has the format; "json" is our name for JSON without marks.
+# Of the formats that a template may teach, the first counts.
+FORMATS: dict[str, CallFormat] = {
+    "glm45": CallFormat(
+        lambda schemas: MarkedReader(_HERMES, lambda: TaggedCalls(GLM, schemas)),
+        ("<tool_call>",),
+        ("<tool_call>", "<arg_key>", "<arg_value>"),
+        ("<tool_call>", "<arg_key>"),
+    ),
+    "qwen3_coder": CallFormat(
+        lambda schemas: MarkedReader(_QWEN3, lambda: TaggedCalls(QWEN3, schemas), "</tool_call>"),
+        ("<tool_call>", "<function="),
+        ("<tool_call>", "<function=", "<parameter="),
+        ("<function=", "<parameter="),
+    ),
+    "hermes": CallFormat(
+        lambda schemas: MarkedReader(_HERMES, JsonCalls), ("<tool_call>",), ("<tool_call>",), ("<tool_call>",)
+    ),
+    "mistral": CallFormat(
+        lambda schemas: MarkedReader({mistral.MARK: Region(mistral.MARK)}, mistral.MistralCalls),
+        (mistral.MARK,),
+        (mistral.MARK, "[ARGS]"),
+        (mistral.MARK,),
+        short_ids=True,
+    ),
+    "deepseek_v3": _marked(*_DEEPSEEK_CALL, lambda schemas: headed.deepseek(), _DEEPSEEK_ALL),
+    "kimi_k2": _marked(*_KIMI_CALL, lambda schemas: headed.kimi(), _KIMI_ALL),
+    # The reader of its reasoning leaves only calls between these.
+    "openai": CallFormat(
+        lambda schemas: MarkedReader({"<|channel|>": Region("<|call|>")}, headed.harmony),
+        marks=("<|channel|>", "<|message|>"),
+        template=("<|channel|>", "functions."),
+    ),
+    "gemma4": _marked("<|tool_call>", "<tool_call|>", lambda schemas: gemma.GemmaCall()),
+    "phi4_mini_json": CallFormat(
+        lambda schemas: MarkedReader(_PHI4, JsonCalls),
+        ("<|tool_call|>", "functools["),
+        ("<|tool_call|>", "<|/tool_call|>"),
+        ("<|tool|>",),
+    ),
+    "jamba": _marked("<tool_calls>", "</tool_calls>", _json),
+    "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
+    "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
+    "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
+    "lfm2": _marked("<|tool_call_start|>", "<|tool_call_end|>", PythonCalls, template="<|tool_list_start|>"),
+    "granite": CallFormat(
+        lambda schemas: MarkedReader({"<|tool_call|>": Region("<|tool_call|>")}, JsonCalls),
+        ("<|tool_call|>",),
+        ("<|tool_call|>",),
+        ("<|tool_call|>",),
+    ),
+    "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
+    "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
+    "json": CallFormat(json_reader),
+}
+
+
+def form_of(template: str | None, stated: Collection[str] = ()) -> str | None:
+    """The format that a chat template teaches its model; None if it has none.
+
+    Args:
+        template: the text of the template.
+        stated: the formats of the model's family, which are tried first.
+    """
+    if template is None:
+        return None
+    for name in (*stated, *FORMATS):
+        marks = FORMATS[name].template
+        if marks and all(mark in template for mark in marks):
+            return name
+    return None
