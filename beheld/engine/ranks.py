@@ -31,7 +31,7 @@ def ranks_of(args: EngineArgs, device: str) -> int:
 
 
 def with_fitting_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig) -> EngineConfig:
-    """Return the configuration, with one rank if several cannot share this model and were not asked for by "mp".
+    """Return the configuration, with one rank if several gain nothing and were not asked for by "mp".
 
     Scripts that ask for several GPUs then run on one, as on a machine that has no more.
     """
@@ -39,10 +39,10 @@ def with_fitting_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig) 
         return config
     from beheld.executor.multi import MultiExecutor
 
-    reason = MultiExecutor.unshared(info, config)
+    reason = MultiExecutor.unshared(info)
     if reason is None:
         return config
-    logger.warning("GPUs cannot share %s: %s.", info.architecture, reason)
+    logger.warning("%s runs on one GPU: of several, %s.", info.architecture, reason)
     return replace(config, tensor_parallel_size=1)
 
 

@@ -80,19 +80,17 @@ class MultiExecutor:
         self._syncs = 0
 
     @classmethod
-    def unshared(cls, info: ModelInfo, config: EngineConfig) -> str | None:
-        """Return why ranks cannot share this model, in words; None if they can."""
+    def unshared(cls, info: ModelInfo) -> str | None:
+        """Return why every rank would hold all of this model, in words; None if they share it."""
         from beheld.runner.rank_checks import unshared
 
-        return unshared(info, config.quantization)
+        return unshared(info)
 
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor; of one rank's part."""
         from beheld.runner.build import count_weights
-        from beheld.runner.rank_checks import check_shardable
 
-        check_shardable(info, config.quantization)
         weights = count_weights(hf_config, info, config)
         plan = weights.shards
         assert plan is not None
@@ -127,9 +125,7 @@ class MultiExecutor:
             # Only now, while the other ranks import the same.
             from beheld.executor.local import LocalExecutor
             from beheld.runner.build import build_runner
-            from beheld.runner.rank_checks import check_shardable
 
-            check_shardable(info, config.quantization)
             for each in ranks:
                 _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
             local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, ranks=group))

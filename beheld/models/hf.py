@@ -93,6 +93,9 @@ class HFAdapter:
             surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1
         ranks, mode = surgery.target.ranks, surgery.target.config.mm_encoder_tp_mode
+        if self._cross is not None:
+            # Each rank keeps the states of its own heads.
+            mode = "weights"
         self._ranks = None if ranks is None else RankTowers(ranks, mode, self.device, self.dtype)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()

@@ -20,6 +20,8 @@ from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
+from beheld.models.find_shards import find
+from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
@@ -58,11 +60,13 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
-        if ranks is not None:
+        if ranks is not None and config.quantization is None:
             # All ranks make the same weights, as one device would.
             surgery.target.model.shard_plan = shard(surgery.target.model, info, ranks.rank, ranks.size, None)
             platform_of(config.device).empty_cache()
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
+        if ranks is not None and config.quantization is not None:
+            _cut_stored(surgery, model_class, hf_config, info, ranks)
     else:
         surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
     model = surgery.target.model
@@ -242,13 +246,10 @@ def _from_files(
         if weights is None and ranks is not None:
             weights = joined_slices(path, ())
         loading = method.loading(model_class, weights or {})
-        if ranks is not None and weights is not None:
-            if loading is not model_class:
-                raise ModelError(
-                    f"The weights of {info.name!r} stay quantized ({method.name}), and ranks cannot share such weights "
-                    "yet.",
-                    "Set BEHELD_FP8=0, which dequantizes them, or give tensor_parallel_size=1.",
-                )
+        # What stays quantized is cut as it is stored, once it is loaded.
+        stored = loading is not model_class or config.quantization is not None
+        if ranks is not None and not stored:
+            assert weights is not None
             loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
@@ -256,6 +257,8 @@ def _from_files(
             )
         surgery = Surgery(Target(model, config))
         surgery.perform([_settling(method, model_class)])
+        if ranks is not None and stored:
+            _cut_stored(surgery, model_class, hf_config, info, ranks)
     except ModelError:
         raise
     except Exception as error:
@@ -282,6 +285,15 @@ def _from_files(
     if unused:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
+
+
+def _cut_stored(surgery: Surgery, model_class: Any, hf_config: Any, info: ModelInfo, ranks: RankGroup) -> None:
+    """Cut a loaded model some of whose weights are stored quantized; which parts, its unquantized form tells."""
+    model = surgery.target.model
+    with torch.device("meta"):
+        whole = model_class._from_config(hf_config, dtype=next(model.parameters()).dtype)
+    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size))
+    platform_of(surgery.target.config.device).empty_cache()
 
 
 def _check_finite(model: Any, name: str) -> None:

@@ -13,6 +13,7 @@ from beheld.core.config import ModelInfo
 from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
 from beheld.parallel.shards import Cut, Piece
+from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -62,26 +63,38 @@ def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: d
 def shard(model: Any, info: ModelInfo, rank: int, ranks: int, weights: dict[str, Any] | None) -> ShardPlan:
     """Cut the weights of a model, which may be on the meta device, and replace those in `weights` likewise.
 
-    Raises:
-        ModelError: nothing of the model can be shared out.
+    Modules then know their own sizes, so that all that is done to them later finds them consistent.
     """
     plan = find(model, info, rank, ranks)
     if weights is not None:
         plan = _apply(plan, model, weights)
+    return cut(model, plan)
+
+
+def cut(model: Any, plan: ShardPlan) -> ShardPlan:
+    """Cut a model's weights, and set the sizes that its modules know; returns the plan with the whole weights' shapes.
+
+    Weights that are no parameters of the model are left as they are.
+    """
     tied: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, cut in plan.cuts.items():
+    for name, part in plan.cuts.items():
         path, _, own = name.rpartition(".")
         module: Any = model.get_submodule(path)
         whole = getattr(module, own)
+        if not isinstance(whole, nn.Parameter) or isinstance(module, StoredLinear | StoredExperts):
+            continue
         shapes[name] = tuple(whole.shape)
         if id(whole) not in tied:
             # With the whole one, whose id another parameter could have otherwise.
-            tied[id(whole)] = nn.Parameter(cut.of(whole.data, whole.shape), requires_grad=False), whole
+            tied[id(whole)] = nn.Parameter(part.of(whole.data, whole.shape), requires_grad=False), whole
         setattr(module, own, tied[id(whole)][0])
         if own == "weight":
             _resize(module)
-    return dataclasses.replace(plan, shapes=shapes)
+    for each in plan.shards:
+        for name, size in each.sizes.items():
+            setattr(model.get_submodule(each.path), name, size)
+    return dataclasses.replace(plan, shapes=dict(plan.shapes) | shapes)
 
 
 def _resize(module: Any) -> None:
@@ -90,6 +103,9 @@ def _resize(module: Any) -> None:
         module.out_features, module.in_features = sizes
     elif isinstance(module, nn.Embedding):
         module.num_embeddings = sizes[0]
+    elif isinstance(module, nn.Conv1d):
+        # One that mixes no channels.
+        module.in_channels = module.out_channels = module.groups = sizes[0]
 
 
 def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:

@@ -109,7 +109,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
-        self._changed = ChangedStates(recurrent=info.recurrent)
+        self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=ranks is not None and ranks.rank > 0)
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""

@@ -38,8 +38,8 @@ def forked() -> Iterator[None]:
         yield
 
 
-def start() -> LLM:
-    return make("llama", cases.ROOMY | RANKS)
+def start(family: str = "llama") -> LLM:
+    return make(family, cases.ROOMY | RANKS)
 
 
 def executor_of(llm: LLM) -> MultiExecutor:
@@ -73,9 +73,11 @@ class Fails:
         return logits
 
 
-def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks() -> None:
-    prompts = [tiny.wrap("llama", "one"), tiny.wrap("llama", "two")]
-    with start() as llm:
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: str) -> None:
+    """States of recurrent layers must not be changed twice on the ranks that do not sample, either."""
+    prompts = [tiny.wrap(family, "one"), tiny.wrap(family, "two")]
+    with start(family) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         failing = SamplingParams(temperature=0, max_tokens=8, logits_processors=[Fails()], ignore_eos=True)
         found = llm.generate(prompts, [failing, GREEDY], use_tqdm=False, on_error="return")

@@ -72,7 +72,7 @@ class OwnConfig:
 
 
 def resize(target: Target, changes: Changes) -> None:
-    """Set what modules know of their own sizes, and look up embeddings on the rank that has them."""
+    """Show attention its own heads where it reads their number, and look up embeddings on the rank that has them."""
     plan, group = target.shards, target.ranks
     assert plan is not None
     assert group is not None
@@ -80,8 +80,6 @@ def resize(target: Target, changes: Changes) -> None:
         if shard.path == "vocabulary":
             continue
         module = target.model.get_submodule(shard.path)
-        for name, size in shard.sizes.items():
-            changes.set(module, name, size)
         kind: Any = type(module)
         if shard.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
             own = {
