@@ -46,7 +46,6 @@ _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "pipeline_parallel_size": (1,),
     "quantization": (None, *QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
@@ -135,7 +134,7 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 
 def executor_of(config: EngineConfig) -> type[Executor]:
     """The executor class for this configuration: of this process alone, or of several ranks."""
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         from beheld.executor.multi import MultiExecutor
 
         return MultiExecutor
@@ -219,6 +218,7 @@ def _check_numbers(args: EngineArgs) -> None:
         "max_cpu_loras": 1,
         "max_logprobs": 0,
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "seed": -(2**63),
     }
@@ -239,6 +239,7 @@ def _check_numbers(args: EngineArgs) -> None:
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     """Make the EngineConfig from the user's options, the checkpoint and the machine."""
     platform = _platform(args.device)
+    shared, stages = ranks_of(args, info, platform.name)
     dtype = _dtype(args.dtype, info, platform)
     for name in platform.ignored_options:
         if getattr(args, name) != getattr(EngineArgs, name):
@@ -290,7 +291,8 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         quantization=_quantization(args, platform),
-        tensor_parallel_size=ranks_of(args, platform.name),
+        tensor_parallel_size=shared,
+        pipeline_parallel_size=stages,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),

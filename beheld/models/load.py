@@ -17,7 +17,7 @@ from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import ModelError, first_line
+from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
 from beheld.models.find_shards import find
@@ -27,6 +27,7 @@ from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.staged import empty_others, staged
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.platform.registry import platform_of
@@ -41,13 +42,20 @@ _GREATEST = 1e18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> Surgery:
+def load_model(
+    hf_config: Any,
+    info: ModelInfo,
+    config: EngineConfig,
+    ranks: RankGroup | None = None,
+    piped: RankGroup | None = None,
+) -> Surgery:
     """Load the checkpoint's transformers model on the device, in the engine's dtype, ready for surgery.
 
     The modules that the quantization method inserts after loading are the surgery's first operation.
 
     Args:
         ranks: the ranks that share the model, each of which loads its part.
+        piped: the stages of the pipeline, each of which loads its layers.
 
     Raises:
         ModelError: no such class, no weights, weights missing or of the wrong shape, or an unsupported quantization.
@@ -55,7 +63,8 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
-    model_class = towers.without(known_class, registry.model(info.family).towers, config.limit_per_prompt)
+    model_class = towers.without(known_class, registry.model(info.family).towers, _limits(config, piped))
+    whole_class = model_class
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
@@ -64,12 +73,17 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
             # All ranks make the same weights, as one device would.
             surgery.target.model.shard_plan = shard(surgery.target.model, info, ranks.rank, ranks.size, None)
             platform_of(config.device).empty_cache()
+        if piped is not None:
+            surgery.target.model.stage_plan = empty_others(surgery.target.model, info, piped.rank, piped.size)
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
         if ranks is not None and config.quantization is not None:
             _cut_stored(surgery, model_class, hf_config, info, ranks)
     else:
-        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
+        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks, piped)
     model = surgery.target.model
+    if piped is not None:
+        surgery.target.stage = model.stage_plan
+        model.__class__ = whole_class
     if ranks is not None:
         surgery.target.ranks, surgery.target.shards = ranks, model.shard_plan
         model.__class__ = model_class
@@ -86,6 +100,12 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
     return surgery
+
+
+def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
+    """Return how many items a prompt may have of each kind; none where another stage runs the towers."""
+    limits = config.limit_per_prompt
+    return limits if piped is None or piped.rank == 0 else dict.fromkeys(limits, 0)
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
@@ -155,10 +175,14 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
     if config.tensor_parallel_size > 1:
         model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None)
+    stages = config.pipeline_parallel_size
+    classes = [staged(model_class, info, stage, stages) for stage in range(stages)] if stages > 1 else [model_class]
     try:
         with torch.device("meta"):
-            model = model_class._from_config(hf_config, dtype=dtype)
-    except ModelError:
+            made = [each._from_config(hf_config, dtype=dtype) for each in classes]
+        # Of the largest stage.
+        model = max(made, key=lambda each: sum(parameter.nbytes for parameter in each.parameters()))
+    except BeheldError:
         raise
     except Exception as error:
         raise ModelError(
@@ -173,7 +197,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
     on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
-    if quantization is None and on_disk and config.tensor_parallel_size == 1:
+    if quantization is None and on_disk and config.num_ranks == 1:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
         return Weights(sum(counts), sum(sizes), sizes, shards)
@@ -224,6 +248,7 @@ def _from_files(
     dtype: torch.dtype,
     config: EngineConfig,
     ranks: RankGroup | None,
+    piped: RankGroup | None,
 ) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
@@ -243,7 +268,7 @@ def _from_files(
             weights = _renamed_weights(info, path)
         if weights is None and info.secondary:
             weights = joined_slices(path, info.secondary)
-        if weights is None and ranks is not None:
+        if weights is None and (ranks is not None or piped is not None):
             weights = joined_slices(path, ())
         loading = method.loading(model_class, weights or {})
         # What stays quantized is cut as it is stored, once it is loaded.
@@ -251,6 +276,14 @@ def _from_files(
         if ranks is not None and not stored:
             assert weights is not None
             loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
+        if piped is not None:
+            if stored and ranks is not None:
+                raise ModelError(
+                    f"The weights of {info.name!r} stay quantized ({method.name}), and stages of several ranks cannot "
+                    "share such weights yet.",
+                    "Give tensor_parallel_size=1 or pipeline_parallel_size=1.",
+                )
+            loading = staged(loading, info, piped.rank, piped.size)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options
@@ -282,7 +315,7 @@ def _from_files(
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
-    if unused:
+    if unused and piped is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
 

@@ -246,7 +246,7 @@ OPERATIONS = (
         "parts of ranks",
         Stage.SHARD,
         needs="ranks that share the model",
-        replaces="attention's configurations, by ones with its own heads; the embedding's forward, by one of its own rows",
+        replaces="attention's configurations, by ones with its heads; the embedding's forward, by one of its own rows",
         apply=resize,
         suits=_shared,
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from beheld.core.config import KVGroup, ModelInfo
@@ -43,6 +43,7 @@ class ShardPlan:
         vocab_size: rows of the whole embedding.
         whole: what is not shared out, in words.
         shapes: parameter -> its whole shape, of those that are cut.
+        caches: index of a cache group -> this rank's form, of those whose layers `keeping` left out.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class ShardPlan:
     vocab_size: int = 0
     whole: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    caches: Mapping[int, KVGroup] = field(default_factory=dict)
 
     @property
     def cuts(self) -> dict[str, Cut]:
@@ -69,8 +71,17 @@ class ShardPlan:
             return dataclasses.replace(self, shards=kept, embedding=None, head=None)
         return dataclasses.replace(self, shards=kept)
 
+    def keeping(self, exists: Callable[[str], bool]) -> ShardPlan:
+        """Return the plan with those modules alone that exist; the cache groups keep this rank's form."""
+        kept = tuple(shard for shard in self.shards if shard.path == "vocabulary" or exists(shard.path))
+        return dataclasses.replace(self, shards=kept, caches=self._caches)
+
+    @property
+    def _caches(self) -> dict[int, KVGroup]:
+        return dict(self.caches) | {shard.cache[0]: shard.cache[1] for shard in self.shards if shard.cache is not None}
+
     def local(self, info: ModelInfo) -> ModelInfo:
         """Return the model's facts as this rank sees them: with its own part of each cache group."""
-        own = {shard.cache[0]: shard.cache[1] for shard in self.shards if shard.cache is not None}
+        own = self._caches
         groups = tuple(own.get(index, group) for index, group in enumerate(info.kv_groups))
         return dataclasses.replace(info, kv_groups=groups)

@@ -106,7 +106,7 @@ def test_weights_rounded_at_load_are_cut_as_they_are_stored() -> None:
     """Activations are rounded part by part, so near ties may fall otherwise; most tokens are the same."""
     prompts = [tiny.wrap("llama", f"{n} shapes on a white ground") for n in range(4)]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    options: dict[str, Any] = cases.ROOMY | {"device": "cpu", "quantization": "int8"}
+    options: dict[str, Any] = cases.ROOMY | {"device": "cpu", "quantization": "int4"}
     found = []
     for more in ({}, RANKS):
         with make("llama", options | more) as llm:
