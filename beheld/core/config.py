@@ -333,6 +333,7 @@ class EngineConfig:
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
         pipeline_parallel_size: the number of stages, each of which holds some of the layers.
+        expert_parallel: whether ranks share experts out whole, not a part of each.
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
     """
 
@@ -371,6 +372,7 @@ class EngineConfig:
     quantization: str | None = None
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
 
     @property

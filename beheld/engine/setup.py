@@ -59,7 +59,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
-    "enable_expert_parallel": False,
     "swap_space": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
@@ -293,6 +292,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         quantization=_quantization(args, platform),
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
+        expert_parallel=args.enable_expert_parallel and shared > 1,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
@@ -473,10 +473,13 @@ def _summary(config: EngineConfig) -> str:
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)
 
 
-def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
+def describe(
+    args: EngineArgs, ranks: int | None = None, stages: int = 1
+) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
     """The decisions for a model and its sizes, without reading its weights.
 
     Args:
+        stages: as if the model ran in so many stages; only with `ranks`.
         ranks: as if so many ranks shared the model, whatever this machine has; sizes are those of one of them.
 
     Raises:
@@ -485,7 +488,11 @@ def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, Eng
     check(args)
     hf_config, info = _read(args)
     config = decide(args, info)
-    config = with_fitting_ranks(args, info, config) if ranks is None else replace(config, tensor_parallel_size=ranks)
+    config = (
+        with_fitting_ranks(args, info, config)
+        if ranks is None
+        else replace(config, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    )
     kind = executor_of(config)
     if ranks is None:
         check_ranks(args, info, config, hf_config, kind)
@@ -503,6 +510,10 @@ def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, Eng
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
+    if config.pipeline_parallel_size > 1:
+        sizes["stages"] = config.pipeline_parallel_size
+        # Hidden states from stage to stage.
+        sizes["stage_bytes_per_token"] = info.hidden_size * element_bytes
     if config.tensor_parallel_size > 1:
         sizes["ranks"] = config.tensor_parallel_size
         sizes["link_bytes_per_token"] = _link_bytes(info, config.tensor_parallel_size, size.num_sums, element_bytes)

@@ -92,11 +92,13 @@ class MultiExecutor:
         from beheld.runner.build import count_weights
 
         weights = count_weights(hf_config, info, config)
-        plan = weights.shards
-        if plan is None:
-            return ModelSize(weights.num_parameters, weights.num_bytes)
-        num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
-        return ModelSize(weights.num_parameters, weights.num_bytes, plan.local(info).kv_groups, num_sums)
+        plan, num_sums = weights.shards, 0
+        if plan is not None:
+            info = plan.local(info)
+            num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
+        if weights.stage is not None:
+            info = weights.stage.widest(info)
+        return ModelSize(weights.num_parameters, weights.num_bytes, info.kv_groups, num_sums)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:
@@ -127,7 +129,8 @@ class MultiExecutor:
             platform.collectives,
             lambda: joined(watchdog, ranks),
         )
-        # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one may take longer for that than another.
+        # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
+        # may take longer for that than another.
         watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous and group.lockstep else COMPILING_S)
         try:
             # Only now, while the other ranks import the same.

@@ -110,6 +110,9 @@ class Rank:
             try:
                 self._runner.try_items(message.items)
             except BeheldError as error:
+                if not self._group.lockstep:
+                    # The first rank is of another stage, which has no towers.
+                    raise
                 logger.debug("%s", error)
         elif isinstance(message, AddRankLoRA):
             refusal: BeheldError | None = None

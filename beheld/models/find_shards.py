@@ -34,8 +34,12 @@ _MLPS = (
 _JOINED_GATE = "gate_up_proj"
 
 
-def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
-    """Return what this rank holds of a model, whose weights are whole and may be on the meta device."""
+def find(model: Any, info: ModelInfo, rank: int, ranks: int, *, whole_experts: bool = False) -> ShardPlan:
+    """Return what this rank holds of a model, whose weights are whole and may be on the meta device.
+
+    Args:
+        whole_experts: experts are shared out whole where their number divides.
+    """
     if info.pooler is not None and info.pooler.encodes:
         return ShardPlan(rank, ranks, (), whole=("all layers, which are an encoder's",))
     text = text_model(model)
@@ -48,7 +52,10 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int) -> ShardPlan:
     for number, layer in enumerate(text.layers):
         for name, module in layer.named_modules(prefix=paths[number]):
             if not f"{name}.".startswith(inside or ("\0",)):
-                shard = _experts(name, module, rank, ranks) or _mlp(name, module, rank, ranks)
+                shard = (_some_experts(name, module, rank, ranks) if whole_experts else None) or _experts(
+                    name, module, rank, ranks
+                )
+                shard = shard or _mlp(name, module, rank, ranks)
                 if shard is not None:
                     found.append(shard)
     vocabulary = _vocabulary(model, rank, ranks)
@@ -108,6 +115,19 @@ def _mlp(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
         cuts |= rows(f"{path}.{down_name}", down, Cut(1, share(inner, rank, ranks)), rank)
         return Shard(path, cuts, f"{path}.{down_name}", num_sections=parts)
     return None
+
+
+def _some_experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
+    """Return some of a module's experts, whole; None if the module has another form, or they do not divide."""
+    if not usual_form(module) or not only(module, {"gate_up_proj", "down_proj"}):
+        return None
+    each, rest = divmod(len(module.down_proj), ranks)
+    if rest:
+        return None
+    own = range(rank * each, (rank + 1) * each)
+    cuts = {f"{path}.{name}": Cut(0, (own,)) for name in ("gate_up_proj", "down_proj")}
+    sizes = changed(module, {"num_experts": (each * ranks, each)})
+    return Shard(path, cuts, path, sizes=sizes, experts=own)
 
 
 def _experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:

@@ -21,6 +21,7 @@ class Shard:
         heads: of attention, this rank's.
         num_sections: parameter -> how many layers of one input are joined in it, each cut alike; 1 if not named.
         sizes: attribute of the module -> its value with this rank's part.
+        experts: which experts are this rank's; None if it has a part of each, or there are none.
         cache: the index of the layer's cache group, and the group as this rank holds it; None if it keeps nothing.
     """
 
@@ -31,6 +32,7 @@ class Shard:
     sizes: Mapping[str, int] = field(default_factory=dict)
     num_sections: Mapping[str, int] = field(default_factory=dict)
     cache: tuple[int, KVGroup] | None = None
+    experts: range | None = None
 
 
 @dataclass(frozen=True)

@@ -117,14 +117,9 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
-        self._changed = ChangedStates(
-            recurrent=info.recurrent, sampled_elsewhere=(ranks is not None and ranks.rank > 0) or not self._samples
-        )
-
-    @property
-    def _samples(self) -> bool:
-        """Whether this rank is of the last stage."""
-        return self._pipe is None or self._pipe.last
+        # Another rank samples, of this stage or of the last one.
+        elsewhere = (ranks is not None and ranks.rank > 0) or (self._pipe is not None and not self._pipe.last)
+        self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=elsewhere)
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
@@ -573,6 +568,9 @@ class ModelRunner:
             ModelError: a tower fails, or what it gives is not finite.
             CapacityError: there is not enough memory for it.
         """
+        if self._pipe is not None and not self._pipe.first:
+            # The towers are the first stage's.
+            return
         for item in items:
             order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
             try:

@@ -38,8 +38,8 @@ def forked() -> Iterator[None]:
         yield
 
 
-def start(family: str = "llama") -> LLM:
-    return make(family, cases.ROOMY | RANKS)
+def start(family: str = "llama", more: dict[str, Any] | None = None) -> LLM:
+    return make(family, cases.ROOMY | RANKS | (more or {}))
 
 
 def executor_of(llm: LLM) -> MultiExecutor:
@@ -73,11 +73,14 @@ class Fails:
         return logits
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
-def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: str) -> None:
+STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize(("family", "more"), [("llama", {}), ("qwen3_next", {}), ("qwen3_next", STAGES)])
+def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: str, more: dict[str, Any]) -> None:
     """States of recurrent layers must not be changed twice on the ranks that do not sample, either."""
     prompts = [tiny.wrap(family, "one"), tiny.wrap(family, "two")]
-    with start(family) as llm:
+    with start(family, more) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         failing = SamplingParams(temperature=0, max_tokens=8, logits_processors=[Fails()], ignore_eos=True)
         found = llm.generate(prompts, [failing, GREEDY], use_tqdm=False, on_error="return")
@@ -124,6 +127,18 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
         thread.join()
         with pytest.raises(EngineDeadError, match="rank 1"):
             llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert gone(process.pid)
+
+
+def test_a_stage_that_ends_ends_the_engine() -> None:
+    with start(more=STAGES) as llm:
+        process = executor_of(llm)._ranks[0].process
+        thread = threading.Timer(0.2, process.kill)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            llm.generate(["one two three"] * 256, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+        assert time.monotonic() - begun < 10.2
         assert gone(process.pid)
 
 

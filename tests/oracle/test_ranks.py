@@ -13,7 +13,7 @@ from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import LoRAError
 from beheld.core.params import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
-from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
+from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOverRanks
 from tests import ranks, tiny
 from tests.long import LONG
 from tests.lora import test_oracle as lora
@@ -53,6 +53,39 @@ def test_ranks_equal_transformers(family: str, count: int) -> None:
         asks = cases.mixed(family)[: None if LONG else 6]
         check(llm, family, asks)
         check(llm, family, asks[::-1])
+
+
+STAGED = (
+    [
+        (family, stages)
+        for family in tiny.TINY
+        if family not in ("mllama", "florence2")
+        for stages in ({"pipeline_parallel_size": 2}, {"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
+    ]
+    if LONG
+    # Media and extra columns of layers; states of recurrent layers, on four ranks.
+    else [("qwen3_vl", {"pipeline_parallel_size": 2}), ("qwen3_next", {"pipeline_parallel_size": 2, **RANKS})]
+)
+
+
+@pytest.mark.parametrize(("family", "more"), STAGED)
+def test_stages_equal_transformers(family: str, more: dict[str, Any]) -> None:
+    """Cut prompts, overlap and prefix hits; hidden states go from stage to stage, tokens back."""
+    with make(family, cases.options(family, "cut") | RANKS | {"tensor_parallel_size": 1} | more) as llm:
+        stage = executor_of(llm)._local.runner._adapter.surgery.target.stage  # type: ignore[attr-defined]
+        assert stage.stage == 1
+        assert stage.layers.start > 0
+        asks = cases.mixed(family)[: None if LONG else 5]
+        check(llm, family, asks)
+        check(llm, family, asks[::-1])
+
+
+def test_experts_are_shared_out_whole() -> None:
+    family = "qwen3_vl_moe"
+    with make(family, cases.options(family, "cut") | RANKS | {"enable_expert_parallel": True}) as llm:
+        model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
+        assert any(isinstance(module, SomeExperts) for module in model.modules())
+        check(llm, family, cases.mixed(family)[:4])
 
 
 def test_preempted_sequences_resume_and_adapters_are_shared_out(tmp_path: Path) -> None:

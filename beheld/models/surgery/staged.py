@@ -58,34 +58,36 @@ def _gives_tuple(kind: Any) -> bool:
     return any(isinstance(v, ast.Tuple) or (isinstance(v, ast.Name) and v.id in tuples) for v in returned)
 
 
-def staged(model_class: Any, info: ModelInfo, stage: int, stages: int) -> Any:
-    """Return a subclass of `model_class` whose models hold one stage; `stage_plan` says which layers."""
+def staged(model_class: Any, plan: StagePlan) -> Any:
+    """Return a subclass of `model_class` whose models hold one stage."""
 
     class Staged(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.stage_plan = empty_others(self, info, stage, stages)
-            shards = getattr(self, "shard_plan", None)
-            if shards is not None:
-                names = {name for name, _ in self.named_modules()}
-                self.shard_plan = shards.keeping(names.__contains__)
+            empty_others(self, plan)
 
     Staged.__name__, Staged.__qualname__ = model_class.__name__, model_class.__qualname__
     Staged.__module__ = model_class.__module__
     return Staged
 
 
-def empty_others(model: Any, info: ModelInfo, stage: int, stages: int) -> StagePlan:
-    """Take the layers of other stages from a model, which may be on the meta device."""
-    text = text_model(model)
-    sizes = [_bytes(layer) for layer in text.layers]
+def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
+    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan."""
+    sizes = [_bytes(layer) for layer in text_model(model).layers]
     head = model.get_output_embeddings()
     last = 0 if head is None else _bytes(head)
-    plan = StagePlan(stage, split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages))
-    for number, layer in enumerate(text.layers):
+    return split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages)
+
+
+def empty_others(model: Any, plan: StagePlan) -> None:
+    """Take the layers of other stages from a model, and from what it says of ranks' parts."""
+    layers = text_model(model).layers
+    for number, layer in enumerate(layers):
         if number not in plan.layers:
-            text.layers[number] = Absent(layer)
-    return plan
+            layers[number] = Absent(layer)
+    shards = getattr(model, "shard_plan", None)
+    if shards is not None:
+        model.shard_plan = shards.keeping({name for name, _ in model.named_modules()}.__contains__)
 
 
 def _bytes(module: nn.Module) -> int:
