@@ -44,7 +44,6 @@ def _check_stages(args: EngineArgs, info: ModelInfo) -> None:
         "layers that attend to states of media": info.cross is not None,
         "an encoder for the prompt": info.is_encoder_decoder,
         "an encoder that makes vectors": info.pooler is not None and info.pooler.encodes,
-        "LoRA adapters": args.enable_lora,
     }
     found = [what for what, there in refused.items() if there]
     if found:

@@ -264,6 +264,14 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         encoder_tokens = args.mm_encoder_budget or 2 * max_num_seqs * info.cross.num_states
     elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
+    loras = _loras(args, info, [modality for modality, limit in limits.items() if limit])
+    if stages > 1 and loras.get("max_loras"):
+        raise ConfigError(
+            f"pipeline_parallel_size={stages} does not go together with LoRA adapters yet, and this model has some for "
+            "its media or they are turned on.",
+            "Give pipeline_parallel_size=1; tensor_parallel_size shares such a model.",
+            param="pipeline_parallel_size",
+        )
     return EngineConfig(
         device=platform.name,
         dtype=dtype,
@@ -295,7 +303,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         expert_parallel=args.enable_expert_parallel and shared > 1,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
-        **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
+        **loras,
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from beheld.core.config import ModelInfo
 from beheld.models.shard_forms import changed, columns, linear_in, only, rows
-from beheld.models.shard_mixers import MIXERS
+from beheld.models.shard_mixers import mixer
 from beheld.models.surgery.experts import usual_form
 from beheld.models.surgery.parts import text_model
 from beheld.parallel.shard_plan import Shard, ShardPlan
@@ -75,20 +75,21 @@ def _mixers(
     found: list[Shard] = []
     whole: list[str] = []
     for index, group in enumerate(info.kv_groups):
-        make = MIXERS[group.kind]
         layers = (*group.layers, *(reader for reader, _ in group.readers))
         parts = [
             [
                 shard
                 for name, module in model.get_submodule(paths[layer]).named_modules(prefix=paths[layer])
-                if (shard := make(name, module, index, group, rank, ranks)) is not None
+                if (shard := mixer(name, module, index, group, rank, ranks)) is not None
             ]
             for layer in layers
         ]
         if all(len(own) == 1 for own in parts):
             found += [own[0] for own in parts]
         else:
-            whole.append(f"layers of the kind {group.kind!r}, which have another form")
+            whole.append(
+                f"layers {min(layers)} to {max(layers)} of one kind, {len(layers)} in all, which have another form"
+            )
     return found, whole
 
 

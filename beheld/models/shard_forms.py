@@ -15,6 +15,7 @@ from beheld.parallel.shards import Cut, Zeros
 
 
 def linear_in(module: Any, name: str) -> nn.Linear | None:
+    """Return a module's linear layer of this name; None if it has none that is plain."""
     found = getattr(module, name, None)
     return found if type(found) is nn.Linear else None
 

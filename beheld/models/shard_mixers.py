@@ -6,7 +6,6 @@ Shapes: H hidden size, M heads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -208,16 +207,15 @@ def _of_keys(
     return Cut(0, tuple(piece for piece in pieces if not isinstance(piece, range) or len(piece)))
 
 
-Find = Callable[[str, Any, int, KVGroup, int, int], Shard | None]
-"""Returns a module's part, of (path, module, index of the cache group, group, rank, ranks); None: another form."""
+def mixer(path: str, module: Any, index: int, group: KVGroup, rank: int, ranks: int) -> Shard | None:
+    """Return a module's part, if it is the one that keeps what the group holds; None if it has another form.
 
-# KVGroup.kind -> how the modules are found that keep such a group.
-MIXERS: dict[str, Find] = {
-    "full": attention,
-    "sliding": attention,
-    "chunked": attention,
-    "cross": attention,
-    "latent": latent,
-    "conv": convolution,
-    "recurrent": delta_rule,
-}
+    Args:
+        index: the group's, in ModelInfo.
+    """
+    if group.state is not None:
+        return delta_rule(path, module, index, group, rank, ranks)
+    if group.values_in_keys:
+        return latent(path, module, index, group, rank, ranks)
+    find = attention if group.value_dim else convolution
+    return find(path, module, index, group, rank, ranks)

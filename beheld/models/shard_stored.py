@@ -70,4 +70,4 @@ def _part(layer: Any, part: Cut, rank: int) -> nn.Module:
     if rank == 0 and layer.bias is not None:
         # One rank adds the bias.
         made.bias = nn.Parameter(layer.bias.data, requires_grad=False)
-    return made  # type: ignore[no-any-return]
+    return made

@@ -214,6 +214,8 @@ def _before(rule: Any, cut: Cut, target: Tensor, num_sections: int) -> Cut | Non
     """Return the cut of what a conversion stacks and joins into `target`; None if it does something else."""
     dim, pieces = cut.dim, cut.pieces
     steps = {type(step).__name__: step for step in rule.operations}
+    if set(steps) == {"Transpose"} and dim not in (steps["Transpose"].dim0, steps["Transpose"].dim1):
+        return cut
     if len(steps) != len(rule.operations) or set(steps) - {"MergeModulelist", "Concatenate"}:
         return None
     if len(rule.target_patterns) != 1:

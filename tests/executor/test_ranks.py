@@ -186,7 +186,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watchdog, RankPro
     process = SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda timeout=None: -9)
     rank = RankProcess(1, process, Link(ours, CODEC))  # type: ignore[arg-type]
     rank.started = True
-    group = SimpleNamespace(waits_since=None, entered=0, abort=lambda: None)
+    group = SimpleNamespace(waits_since=None, entered=0, lockstep=True, abort=lambda: None)
     made = Watchdog([rank], group, 0.5)  # type: ignore[arg-type]
     other = Link(theirs, CODEC)
     yield made, rank, other, group

@@ -33,7 +33,7 @@ class Absent(nn.Module):
         for name, value in vars(layer).items():
             if name not in own and not name.startswith("_") and isinstance(value, bool | int | float | str | None):
                 setattr(self, name, value)
-        self.__dict__["gives_tuple"] = _gives_tuple(type(layer))
+        self.__dict__["gives_tuple"] = _gives_tuple(type(layer))  # type: ignore[arg-type]
         self.__dict__["take"] = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **keywords: Any) -> Any:
