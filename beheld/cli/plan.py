@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file, a hub name, or mote")
     parser.add_argument("media", nargs="*", metavar="MEDIA", help="files, URLs, or -")
     parser.add_argument("--tp", type=count_of, default=1, metavar="N", help="GPUs that share the model")
+    parser.add_argument("--pp", type=count_of, default=1, metavar="M", help="stages of a pipeline, of N GPUs each")
     parser.add_argument("--gpus", type=gpus_of, metavar="NxGIB", help="the GPUs, as 2x80GiB: tells how much fits")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trust-remote-code", action="store_true")
@@ -31,10 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.tools.plan import plan
 
     args = EngineArgs(model=arguments.model, trust_remote_code=arguments.trust_remote_code)
-    count, gpu_bytes = arguments.gpus or (arguments.tp, None)
-    if count < arguments.tp:
-        raise ConfigError(f"--tp {arguments.tp} needs as many GPUs, and --gpus names {count}.", param="gpus")
-    made = plan(args, references(arguments.media), arguments.tp, gpu_bytes)
+    wanted = arguments.tp * arguments.pp
+    count, gpu_bytes = arguments.gpus or (wanted, None)
+    if count < wanted:
+        raise ConfigError(
+            f"--tp {arguments.tp} and --pp {arguments.pp} need {wanted} GPUs, and --gpus names {count}.", param="gpus"
+        )
+    made = plan(args, references(arguments.media), arguments.tp, gpu_bytes, arguments.pp)
     if arguments.json:
         print(json.dumps(made))
     else:
@@ -60,7 +64,10 @@ def gpus_of(text: str) -> tuple[int, int]:
 def _print(made: dict[str, Any]) -> None:
     model = made["model"]
     ranks = model.get("ranks", 1)
+    stages = model.get("stages", 1)
     where = "" if ranks == 1 else f" on each of {ranks} GPUs"
+    if stages > 1:
+        where = f" in the largest of {stages} stages" + where
     parameters = f"{model['parameters'] / 1e9:.3f} B parameters{where}"
     print(f"{model['name']}: {model['architecture']}, {parameters}, {model['dtype']}")
     print(f"  weights           {model['weights_bytes'] / 2**30:8.3f} GiB")
@@ -70,6 +77,8 @@ def _print(made: dict[str, Any]) -> None:
         print(f"  recurrent state   {mib:8.1f} MiB a sequence, and as much a kept prefix")
     if ranks > 1:
         print(f"  over the links    {model['link_bytes_per_token'] / 2**10:8.1f} KiB a token, sent by each GPU")
+    if stages > 1:
+        print(f"  between stages    {model['stage_bytes_per_token'] / 2**10:8.1f} KiB a token")
     if "kv_tokens" in model:
         fits = "" if model["kv_tokens"] else ": the model does not fit"
         print(f"  room for          {model['kv_tokens']:8d} tokens on {model['gpu_bytes'] / 2**30:g} GiB{fits}")

@@ -92,7 +92,8 @@ def _spawned(options: dict[str, Any]) -> list[Spawned]:
     num_engines = options.get("data_parallel_size", 1)
     if num_engines == 1:
         return [spawn()]
-    return spawn_all(num_engines, options.get("tensor_parallel_size", 1), options.get("device"))
+    ranks_each = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    return spawn_all(num_engines, ranks_each, options.get("device"))
 
 
 @contextlib.contextmanager

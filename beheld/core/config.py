@@ -337,7 +337,9 @@ class EngineConfig:
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
-        tensor_parallel_size: the number of ranks that share the model.
+        tensor_parallel_size: the number of ranks that share the model, or each of its stages.
+        pipeline_parallel_size: the number of stages, each of which holds some of the layers.
+        expert_parallel: whether ranks share experts out whole, not a part of each.
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
     """
 
@@ -375,7 +377,14 @@ class EngineConfig:
     num_draft_tokens: int = 0
     quantization: str | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes hold a part of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def media_lora(self, items: Mapping[str, Sequence[Any]]) -> LoRARequest | None:
         """The adapter for a request that names none, chosen by its media; `items` maps modality to items."""

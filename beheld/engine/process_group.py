@@ -57,14 +57,14 @@ def environments(
     return [{**given, "CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
 
 
-def spawn_all(num_engines: int, tensor_parallel_size: int, device: str | None) -> list[Spawned]:
+def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spawned]:
     """Start the processes; see `process.spawn` for when to call it.
 
     Raises:
         ConfigError: as `environments`.
     """
     found = len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
-    return [spawn(each) for each in environments(num_engines, tensor_parallel_size, device, os.environ, found)]
+    return [spawn(each) for each in environments(num_engines, ranks_each, device, os.environ, found)]
 
 
 class ProcessGroup:
@@ -84,7 +84,9 @@ class ProcessGroup:
     """
 
     def __init__(self, args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> None:
-        begun = spawned or spawn_all(args.data_parallel_size, args.tensor_parallel_size, args.device)
+        begun = spawned or spawn_all(
+            args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size, args.device
+        )
         # Engines whose seeds differ would still answer alike, because requests bring their own; their logs would not.
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little")
         self._args = replace(args, data_parallel_size=1, seed=seed)

@@ -13,37 +13,61 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 
-def ranks_of(args: EngineArgs, device: str) -> int:
-    """Return how many ranks share the model.
+def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
+    """Return how many ranks share the model or each of its stages, and how many stages there are.
 
     The cores of a CPU share one memory, so ranks only make it slower there: they are started if
     distributed_executor_backend="mp" asks for them, as one does to try what will run on GPUs.
     """
-    asked = args.tensor_parallel_size
+    asked = args.tensor_parallel_size * args.pipeline_parallel_size
     if asked == 1 or args.distributed_executor_backend == "uni":
-        return 1
+        return 1, 1
+    _check_stages(args, info)
+    both = args.tensor_parallel_size, args.pipeline_parallel_size
     from beheld.platform.registry import platform_of
 
     platform = platform_of(device)
     if not platform.splits:
-        return asked if args.distributed_executor_backend == "mp" else 1
-    return asked if platform.num_devices >= asked else 1
+        return both if args.distributed_executor_backend == "mp" else (1, 1)
+    return both if platform.num_devices >= asked else (1, 1)
+
+
+def _check_stages(args: EngineArgs, info: ModelInfo) -> None:
+    """Refuse what stages of a pipeline cannot do.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if args.pipeline_parallel_size == 1:
+        return
+    refused = {
+        "layers that attend to states of media": info.cross is not None,
+        "an encoder for the prompt": info.is_encoder_decoder,
+        "an encoder that makes vectors": info.pooler is not None and info.pooler.encodes,
+    }
+    found = [what for what, there in refused.items() if there]
+    if found:
+        raise ConfigError(
+            f"pipeline_parallel_size={args.pipeline_parallel_size} does not go together with {found[0]} yet.",
+            "Give pipeline_parallel_size=1; tensor_parallel_size shares such a model.",
+            param="pipeline_parallel_size",
+        )
 
 
 def with_fitting_ranks(args: EngineArgs, info: ModelInfo, config: EngineConfig) -> EngineConfig:
-    """Return the configuration, with one rank if several cannot share this model and were not asked for by "mp".
+    """Return the configuration, with one rank if several gain nothing and were not asked for by "mp".
 
     Scripts that ask for several GPUs then run on one, as on a machine that has no more.
     """
-    if config.tensor_parallel_size == 1 or args.distributed_executor_backend == "mp":
+    if config.num_ranks == 1 or args.distributed_executor_backend == "mp":
         return config
     from beheld.executor.multi import MultiExecutor
 
-    reason = MultiExecutor.unshared(info, config)
+    reason = MultiExecutor.unshared(info)
     if reason is None:
         return config
-    logger.warning("GPUs cannot share %s: %s.", info.architecture, reason)
-    return replace(config, tensor_parallel_size=1)
+    logger.warning("%s runs on one GPU: of several, %s.", info.architecture, reason)
+    return replace(config, tensor_parallel_size=1, pipeline_parallel_size=1)
 
 
 def check_ranks(
@@ -57,8 +81,8 @@ def check_ranks(
     Raises:
         ConfigError: the weights alone exceed the free memory of one GPU.
     """
-    asked = args.tensor_parallel_size
-    if asked == 1 or config.tensor_parallel_size == asked:
+    asked = args.tensor_parallel_size * args.pipeline_parallel_size
+    if asked == 1 or config.num_ranks == asked:
         return
     from beheld.platform.registry import platform_of
 

@@ -46,7 +46,6 @@ _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "pipeline_parallel_size": (1,),
     "quantization": (None, *QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
@@ -60,7 +59,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
-    "enable_expert_parallel": False,
     "swap_space": None,
     "disable_custom_all_reduce": False,
     "disable_log_stats": False,
@@ -135,7 +133,7 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 
 def executor_of(config: EngineConfig) -> type[Executor]:
     """The executor class for this configuration: of this process alone, or of several ranks."""
-    if config.tensor_parallel_size > 1:
+    if config.num_ranks > 1:
         from beheld.executor.multi import MultiExecutor
 
         return MultiExecutor
@@ -219,6 +217,7 @@ def _check_numbers(args: EngineArgs) -> None:
         "max_cpu_loras": 1,
         "max_logprobs": 0,
         "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "seed": -(2**63),
     }
@@ -239,6 +238,7 @@ def _check_numbers(args: EngineArgs) -> None:
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     """Make the EngineConfig from the user's options, the checkpoint and the machine."""
     platform = _platform(args.device)
+    shared, stages = ranks_of(args, info, platform.name)
     dtype = _dtype(args.dtype, info, platform)
     for name in platform.ignored_options:
         if getattr(args, name) != getattr(EngineArgs, name):
@@ -264,6 +264,14 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         encoder_tokens = args.mm_encoder_budget or 2 * max_num_seqs * info.cross.num_states
     elif info.modalities:
         logger.info("Encoder cache will be initialized with a budget of %d tokens.", encoder_tokens)
+    loras = _loras(args, info, [modality for modality, limit in limits.items() if limit])
+    if stages > 1 and loras.get("max_loras"):
+        raise ConfigError(
+            f"pipeline_parallel_size={stages} does not go together with LoRA adapters yet, and this model has some for "
+            "its media or they are turned on.",
+            "Give pipeline_parallel_size=1; tensor_parallel_size shares such a model.",
+            param="pipeline_parallel_size",
+        )
     return EngineConfig(
         device=platform.name,
         dtype=dtype,
@@ -290,10 +298,12 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         quantization=_quantization(args, platform),
-        tensor_parallel_size=ranks_of(args, platform.name),
+        tensor_parallel_size=shared,
+        pipeline_parallel_size=stages,
+        expert_parallel=args.enable_expert_parallel and shared > 1,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
-        **_loras(args, info, [modality for modality, limit in limits.items() if limit]),
+        **loras,
     )
 
 
@@ -471,10 +481,13 @@ def _summary(config: EngineConfig) -> str:
     return ", ".join(f"{name}={getattr(config, name)!r}" for name in shown)
 
 
-def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
+def describe(
+    args: EngineArgs, ranks: int | None = None, stages: int = 1
+) -> tuple[ModelInfo, EngineConfig, dict[str, Any]]:
     """The decisions for a model and its sizes, without reading its weights.
 
     Args:
+        stages: as if the model ran in so many stages; only with `ranks`.
         ranks: as if so many ranks shared the model, whatever this machine has; sizes are those of one of them.
 
     Raises:
@@ -483,7 +496,11 @@ def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, Eng
     check(args)
     hf_config, info = _read(args)
     config = decide(args, info)
-    config = with_fitting_ranks(args, info, config) if ranks is None else replace(config, tensor_parallel_size=ranks)
+    config = (
+        with_fitting_ranks(args, info, config)
+        if ranks is None
+        else replace(config, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    )
     kind = executor_of(config)
     if ranks is None:
         check_ranks(args, info, config, hf_config, kind)
@@ -501,6 +518,10 @@ def describe(args: EngineArgs, ranks: int | None = None) -> tuple[ModelInfo, Eng
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
+    if config.pipeline_parallel_size > 1:
+        sizes["stages"] = config.pipeline_parallel_size
+        # Hidden states from stage to stage.
+        sizes["stage_bytes_per_token"] = info.hidden_size * element_bytes
     if config.tensor_parallel_size > 1:
         sizes["ranks"] = config.tensor_parallel_size
         sizes["link_bytes_per_token"] = _link_bytes(info, config.tensor_parallel_size, size.num_sums, element_bytes)

@@ -44,7 +44,7 @@ from beheld.executor.wire import (
     Synced,
     packed,
 )
-from beheld.parallel.group import RankGroup
+from beheld.parallel.group import RankGroups
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
@@ -73,31 +73,32 @@ class MultiExecutor:
     """
 
     def __init__(
-        self, local: LocalExecutor, group: RankGroup, ranks: Sequence[RankProcess], watchdog: Watchdog
+        self, local: LocalExecutor, group: RankGroups, ranks: Sequence[RankProcess], watchdog: Watchdog
     ) -> None:
         self._local, self._group, self._ranks, self._watchdog = local, group, ranks, watchdog
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
 
     @classmethod
-    def unshared(cls, info: ModelInfo, config: EngineConfig) -> str | None:
-        """Return why ranks cannot share this model, in words; None if they can."""
+    def unshared(cls, info: ModelInfo) -> str | None:
+        """Return why every rank would hold all of this model, in words; None if they share it."""
         from beheld.runner.rank_checks import unshared
 
-        return unshared(info, config.quantization)
+        return unshared(info)
 
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor; of one rank's part."""
         from beheld.runner.build import count_weights
-        from beheld.runner.rank_checks import check_shardable
 
-        check_shardable(info, config.quantization)
         weights = count_weights(hf_config, info, config)
-        plan = weights.shards
-        assert plan is not None
-        num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
-        return ModelSize(weights.num_parameters, weights.num_bytes, plan.local(info).kv_groups, num_sums)
+        plan, num_sums = weights.shards, 0
+        if plan is not None:
+            info = plan.local(info)
+            num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
+        if weights.stage is not None:
+            info = weights.stage.widest(info)
+        return ModelSize(weights.num_parameters, weights.num_bytes, info.kv_groups, num_sums)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:
@@ -117,22 +118,28 @@ class MultiExecutor:
         hf_config = config_of(hf_class, hf_text)
         # Readable by this user alone: ranks find each other in it.
         folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
-        ranks = [_spawn(rank, config) for rank in range(1, config.tensor_parallel_size)]
+        ranks = [_spawn(rank, config) for rank in range(1, config.num_ranks)]
         quiet = replace(config, show_progress=False, logits_processors=())
         platform = platform_of(config.device)
-        group = RankGroup(0, config.tensor_parallel_size, folder, platform.collectives, lambda: joined(watchdog, ranks))
-        # On a device of its own, ranks also compile, and one may take longer for that than another.
-        watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous else COMPILING_S)
+        group = RankGroups(
+            0,
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
+            folder,
+            platform.collectives,
+            lambda: joined(watchdog, ranks),
+        )
+        # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
+        # may take longer for that than another.
+        watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous and group.lockstep else COMPILING_S)
         try:
             # Only now, while the other ranks import the same.
             from beheld.executor.local import LocalExecutor
             from beheld.runner.build import build_runner
-            from beheld.runner.rank_checks import check_shardable
 
-            check_shardable(info, config.quantization)
             for each in ranks:
                 _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
-            local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, ranks=group))
+            local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, groups=group))
             for each in ranks:
                 started = _answer(each, Started, watchdog, _START_S)
                 assert (started.max_model_len, started.capacity) == (local.config.max_model_len, local.capacity)
@@ -189,7 +196,7 @@ class MultiExecutor:
                 self._tell_all(Sync(self._syncs))
                 for each in self._ranks:
                     synced = _answer(each, Synced, self._watchdog, _SYNC_S)
-                    if synced.entered != self._group.entered:
+                    if self._group.lockstep and synced.entered != self._group.entered:
                         raise TimeoutError
             except TimeoutError:
                 self._watchdog.end(

@@ -110,6 +110,9 @@ class Rank:
             try:
                 self._runner.try_items(message.items)
             except BeheldError as error:
+                if not self._group.lockstep:
+                    # The first rank is of another stage, which has no towers.
+                    raise
                 logger.debug("%s", error)
         elif isinstance(message, AddRankLoRA):
             refusal: BeheldError | None = None
@@ -158,7 +161,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     end_with(end)
-    from beheld.parallel.group import RankGroup
+    from beheld.parallel.group import RankGroups
     from beheld.platform.registry import platform_of
     from beheld.runner.build import build_runner
 
@@ -166,9 +169,10 @@ def main(descriptor: int) -> None:
     answers = Answers(link)
     try:
         start: StartRank = link.receive()
-        group = RankGroup(
+        group = RankGroups(
             start.rank,
             start.config.tensor_parallel_size,
+            start.config.pipeline_parallel_size,
             Path(start.folder),
             platform_of(start.config.device).collectives,
             lambda: answers.send(Joining()),
@@ -177,7 +181,7 @@ def main(descriptor: int) -> None:
         threading.Thread(target=_beat, args=(answers, group, ended), name="beheld-beat", daemon=True).start()
         try:
             hf_config = config_of(start.hf_class, start.hf_config)
-            runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, ranks=group)
+            runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, groups=group)
             answers.send(Started(runner.config.max_model_len, runner.capacity))
             rank = Rank(runner, group, answers)
             while not isinstance(message := link.receive(), CloseRank):

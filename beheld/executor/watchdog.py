@@ -14,7 +14,7 @@ from typing import Any
 
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.executor.wire import Beat, RankFailed, StepFailed
-from beheld.parallel.group import RankGroup
+from beheld.parallel.group import RankGroups
 from beheld.sandbox.link import FrameError, Link
 from beheld.utils.log import get_logger
 
@@ -73,7 +73,7 @@ class Watchdog:
     What then waits for a rank fails at once, because its connections are closed. `cause` says why.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], group: RankGroup, stuck_s: float) -> None:
+    def __init__(self, ranks: Sequence[RankProcess], group: RankGroups, stuck_s: float) -> None:
         self._ranks, self._group = ranks, group
         self._stuck_s = stuck_s
         self._turn = threading.Lock()
@@ -174,7 +174,7 @@ class Watchdog:
                 continue
             if now - each.beat_at > SILENT_S:
                 self.end(EngineDeadError(f"The process of rank {each.rank} does not answer.", _RESTART))
-            behind = each.entered < entered and now - each.entered_at > self._stuck_s
+            behind = (each.entered < entered or not self._group.lockstep) and now - each.entered_at > self._stuck_s
             if waits_since is not None and now - waits_since > self._stuck_s and behind:
                 self.end(EngineDeadError(f"Rank {each.rank} is stuck in a step.", _RESTART))
 

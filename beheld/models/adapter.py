@@ -28,6 +28,8 @@ class ModelAdapter(Protocol):
     """
 
     info: ModelInfo
+    widest: ModelInfo
+    """This rank's facts, with as many layers in each cache group as any stage of a pipeline has."""
     device: torch.device
     dtype: torch.dtype
     lora: LoRASlots | None

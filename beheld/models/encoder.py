@@ -38,7 +38,7 @@ class EncoderAdapter:
 
     def __init__(self, surgery: Surgery, info: ModelInfo, how: str = "torch") -> None:
         model = surgery.target.model
-        self.info = info
+        self.info = self.widest = info
         self.surgery = surgery
         self.lora: LoRASlots | None = None
         self.model = model.eval().requires_grad_(False)

@@ -31,6 +31,7 @@ from beheld.models.surgery import last_layer
 from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
 from beheld.models.surgery.parts import core_of, speaker_and_cores, text_model
+from beheld.models.surgery.staged import Seams
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
@@ -54,6 +55,9 @@ class HFAdapter:
     def __init__(self, surgery: Surgery, info: ModelInfo, windows: str = "torch") -> None:
         model = surgery.target.model
         self.info = info
+        self._all_layers = info
+        if surgery.target.stage is not None:
+            self.info = info = surgery.target.stage.local(info)
         self.surgery = surgery
         self.lora: LoRASlots | None = surgery.target.slots
         self.model = model.eval().requires_grad_(False)
@@ -86,13 +90,25 @@ class HFAdapter:
         if family.tail_from is not None and self._platform.synchronous:
             self.tail_from = surgery.apply("tail", "the forward of layers that write no keys", family.tail_from)
         layers = text_model(model).layers
-        whole = self.tail_from is None and self._columns is None and self._cross is None
+        self.seams: Seams | None = None
+        stage = surgery.target.stage
+        if stage is not None:
+            self.tail_from = None
+            self.seams = surgery.apply(
+                "seams of stages",
+                "the forward of the stage's first layer, which takes what an earlier stage sends",
+                lambda model, changes: Seams(model, stage, changes),
+            )
+        whole = stage is None and self.tail_from is None and self._columns is None and self._cross is None
         self.tail_stores = whole and last_layer.can_shorten(layers[-1])
         if self.tail_stores:
             shorten = last_layer.shorten
             surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1
         ranks, mode = surgery.target.ranks, surgery.target.config.mm_encoder_tp_mode
+        if self._cross is not None:
+            # Each rank keeps the states of its own heads.
+            mode = "weights"
         self._ranks = None if ranks is None else RankTowers(ranks, mode, self.device, self.dtype)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
@@ -314,6 +330,17 @@ class HFAdapter:
         positions_XT = in_positions(positions_XT, self.position_unit)
         with self.surgery.passing():
             return self._hidden(embeds_TH, positions_XT if self.info.position_axes == 1 else positions_XT.unsqueeze(1))
+
+    @property
+    def widest(self) -> ModelInfo:
+        """Return this rank's facts, with as many layers in each cache group as any stage has."""
+        stage = self.surgery.target.stage
+        return self.info if stage is None else stage.widest(self._all_layers)
+
+    @property
+    def layers_see_embeds(self) -> bool:
+        """Whether later stages of a pipeline need the embeddings: for columns that their layers take."""
+        return self._columns is not None
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Return logits (S, V)."""

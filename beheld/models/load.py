@@ -17,16 +17,20 @@ from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import ModelError, first_line
+from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
 from beheld.models import out_of_memory, pooling_head, towers
+from beheld.models.find_shards import find
+from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.staged import bounds_of, empty_others, staged
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
+from beheld.parallel.stages import StagePlan
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod
 from beheld.quant.registry import method_for
@@ -39,13 +43,20 @@ _GREATEST = 1e18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> Surgery:
+def load_model(
+    hf_config: Any,
+    info: ModelInfo,
+    config: EngineConfig,
+    ranks: RankGroup | None = None,
+    piped: RankGroup | None = None,
+) -> Surgery:
     """Load the checkpoint's transformers model on the device, in the engine's dtype, ready for surgery.
 
     The modules that the quantization method inserts after loading are the surgery's first operation.
 
     Args:
         ranks: the ranks that share the model, each of which loads its part.
+        piped: the stages of the pipeline, each of which loads its layers.
 
     Raises:
         ModelError: no such class, no weights, weights missing or of the wrong shape, or an unsupported quantization.
@@ -53,19 +64,30 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
-    model_class = towers.without(known_class, registry.model(info.family).towers, config.limit_per_prompt)
+    model_class = towers.without(known_class, registry.model(info.family).towers, _limits(config, piped))
+    whole_class = model_class
+    stage = None if piped is None else StagePlan(piped.rank, _bounds(known_class, hf_config, info, config))
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
-        if ranks is not None:
+        if ranks is not None and config.quantization is None:
             # All ranks make the same weights, as one device would.
-            surgery.target.model.shard_plan = shard(surgery.target.model, info, ranks.rank, ranks.size, None)
+            surgery.target.model.shard_plan = shard(
+                surgery.target.model, info, ranks.rank, ranks.size, None, whole_experts=config.expert_parallel
+            )
             platform_of(config.device).empty_cache()
+        if stage is not None:
+            empty_others(surgery.target.model, stage)
         surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
+        if ranks is not None and config.quantization is not None:
+            _cut_stored(surgery, model_class, hf_config, info, ranks)
     else:
-        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks)
+        surgery = _from_files(model_class, hf_config, info, dtype, config, ranks, stage)
     model = surgery.target.model
+    if stage is not None:
+        surgery.target.stage = stage
+        model.__class__ = whole_class
     if ranks is not None:
         surgery.target.ranks, surgery.target.shards = ranks, model.shard_plan
         model.__class__ = model_class
@@ -82,6 +104,22 @@ def load_model(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: Ran
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
     return surgery
+
+
+def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
+    """Return how many items a prompt may have of each kind; none where another stage runs the towers."""
+    limits = config.limit_per_prompt
+    return limits if piped is None or piped.rank == 0 else dict.fromkeys(limits, 0)
+
+
+def _bounds(model_class: Any, hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, ...]:
+    """Return the bounds of a pipeline's stages, the same on all ranks."""
+    own = registry.model(info.family).towers
+    with torch.device("meta"):
+        whole = towers.without(model_class, own, config.limit_per_prompt)._from_config(
+            hf_config, dtype=getattr(torch, config.dtype)
+        )
+    return bounds_of(whole, info, config.pipeline_parallel_size)
 
 
 def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
@@ -130,12 +168,14 @@ class Weights:
         sizes: bytes of each parameter as transformers' loader makes it; empty if a quantization method stores them
             differently.
         shards: what of them one rank holds, if ranks share the model.
+        stage: which layers it holds, if the model is cut into stages.
     """
 
     num_parameters: int
     num_bytes: int
     sizes: tuple[int, ...]
     shards: ShardPlan | None = None
+    stage: StagePlan | None = None
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
@@ -150,11 +190,19 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     own = registry.model(info.family).towers
     model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
     if config.tensor_parallel_size > 1:
-        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None)
+        model_class = sharded(
+            model_class, info, 0, config.tensor_parallel_size, None, whole_experts=config.expert_parallel
+        )
+    classes, bounds = [model_class], None
+    if config.pipeline_parallel_size > 1:
+        bounds = _bounds(model_class_of(info, hf_config), hf_config, info, config)
+        classes = [staged(model_class, StagePlan(stage, bounds)) for stage in range(len(bounds) - 1)]
     try:
         with torch.device("meta"):
-            model = model_class._from_config(hf_config, dtype=dtype)
-    except ModelError:
+            made = [each._from_config(hf_config, dtype=dtype) for each in classes]
+        # Of the largest stage.
+        model = max(made, key=lambda each: sum(parameter.nbytes for parameter in each.parameters()))
+    except BeheldError:
         raise
     except Exception as error:
         raise ModelError(
@@ -162,6 +210,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
             f"{type(error).__name__}: {first_line(error)}.",
             "Mend config.json, or fetch the checkpoint again.",
         ) from error
+    stage = None if bounds is None else StagePlan(made.index(model), bounds)
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     shards: ShardPlan | None = getattr(model, "shard_plan", None)
@@ -169,15 +218,15 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     quantization = quantization_of(hf_config, path)
     folders = [path, *(Path(part.path) for part in info.secondary)]
     on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
-    if quantization is None and on_disk and config.tensor_parallel_size == 1:
+    if quantization is None and on_disk and config.num_ranks == 1:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
-        return Weights(sum(counts), sum(sizes), sizes, shards)
+        return Weights(sum(counts), sum(sizes), sizes, shards, stage)
     method = method_for(quantization, config.quantization, config.device, dtype)
     stored = method.stored_bytes(path, model, text_model)
     if stored is None and quantization is None:
-        return Weights(sum(counts), sum(sizes), sizes, shards)
-    return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards)
+        return Weights(sum(counts), sum(sizes), sizes, shards, stage)
+    return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards, stage)
 
 
 def _check_count(wanted: int, folders: Sequence[Path]) -> None:
@@ -220,6 +269,7 @@ def _from_files(
     dtype: torch.dtype,
     config: EngineConfig,
     ranks: RankGroup | None,
+    stage: StagePlan | None,
 ) -> Surgery:
     path = Path(info.path)
     check_weights(path, info.name)
@@ -239,23 +289,30 @@ def _from_files(
             weights = _renamed_weights(info, path)
         if weights is None and info.secondary:
             weights = joined_slices(path, info.secondary)
-        if weights is None and ranks is not None:
+        if weights is None and (ranks is not None or stage is not None):
             weights = joined_slices(path, ())
         loading = method.loading(model_class, weights or {})
-        if ranks is not None and weights is not None:
-            if loading is not model_class:
+        # What stays quantized is cut as it is stored, once it is loaded.
+        stored = loading is not model_class or config.quantization is not None
+        if ranks is not None and not stored:
+            assert weights is not None
+            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, whole_experts=config.expert_parallel)
+        if stage is not None:
+            if stored and ranks is not None:
                 raise ModelError(
-                    f"The weights of {info.name!r} stay quantized ({method.name}), and ranks cannot share such weights "
-                    "yet.",
-                    "Set BEHELD_FP8=0, which dequantizes them, or give tensor_parallel_size=1.",
+                    f"The weights of {info.name!r} stay quantized ({method.name}), and stages of several ranks cannot "
+                    "share such weights yet.",
+                    "Give tensor_parallel_size=1 or pipeline_parallel_size=1.",
                 )
-            loading = sharded(model_class, info, ranks.rank, ranks.size, weights)
+            loading = staged(loading, stage)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options
             )
         surgery = Surgery(Target(model, config))
         surgery.perform([_settling(method, model_class)])
+        if ranks is not None and stored:
+            _cut_stored(surgery, model_class, hf_config, info, ranks)
     except ModelError:
         raise
     except Exception as error:
@@ -279,9 +336,18 @@ def _from_files(
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
     unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
-    if unused:
+    if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
+
+
+def _cut_stored(surgery: Surgery, model_class: Any, hf_config: Any, info: ModelInfo, ranks: RankGroup) -> None:
+    """Cut a loaded model some of whose weights are stored quantized; which parts, its unquantized form tells."""
+    model = surgery.target.model
+    with torch.device("meta"):
+        whole = model_class._from_config(hf_config, dtype=next(model.parameters()).dtype)
+    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size))
+    platform_of(surgery.target.config.device).empty_cache()
 
 
 def _check_finite(model: Any, name: str) -> None:

@@ -246,7 +246,7 @@ OPERATIONS = (
         "parts of ranks",
         Stage.SHARD,
         needs="ranks that share the model",
-        replaces="sizes that modules know, by this rank's; the embedding's forward, by one that looks up its own rows",
+        replaces="attention's configurations, by ones with its heads; the embedding's forward, by one of its own rows",
         apply=resize,
         suits=_shared,
     ),

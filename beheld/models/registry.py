@@ -14,7 +14,13 @@ from beheld.platform.registry import platform_of
 _SMALLER = "Take a quantized or a smaller checkpoint, or a device with more memory."
 
 
-def build(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGroup | None = None) -> ModelAdapter:
+def build(
+    hf_config: Any,
+    info: ModelInfo,
+    config: EngineConfig,
+    ranks: RankGroup | None = None,
+    piped: RankGroup | None = None,
+) -> ModelAdapter:
     """Load the model of `info`, or this rank's part of it, and wrap it in its adapter.
 
     The adapter's `info` tells of this rank's heads of keys and values alone.
@@ -32,7 +38,7 @@ def build(hf_config: Any, info: ModelInfo, config: EngineConfig, ranks: RankGrou
 
     platform = platform_of(config.device)
     with explained("load the weights", platform, _SMALLER):
-        surgery = load_model(hf_config, info, config, ranks)
+        surgery = load_model(hf_config, info, config, ranks, piped)
     if surgery.target.shards is not None:
         info = surgery.target.shards.local(info)
     with explained("join and arrange the weights", platform, _SMALLER):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +14,13 @@ from beheld.core.config import ModelInfo
 from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
 from beheld.parallel.shards import Cut, Piece
+from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# Of one expert's weight, which expert it is: the last number in its name.
+_NUMBER = re.compile(r"\.(\d+)\.(?!.*\.\d+\.)")
 
 
 class RankSlice:
@@ -40,7 +45,15 @@ class RankSlice:
         return self._cut.of(weight, shape)[index]
 
 
-def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: dict[str, Any] | None) -> Any:
+def sharded(
+    model_class: Any,
+    info: ModelInfo,
+    rank: int,
+    ranks: int,
+    weights: dict[str, Any] | None,
+    *,
+    whole_experts: bool = False,
+) -> Any:
     """Return a subclass of `model_class` whose models hold one rank's part; `shard_plan` says which.
 
     Args:
@@ -51,7 +64,7 @@ def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: d
     class Sharded(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.shard_plan = shard(self, info, rank, ranks, weights)
+            self.shard_plan = shard(self, info, rank, ranks, weights, whole_experts=whole_experts)
 
     # The loader chooses what to rename by the class's name and module.
     Sharded.__name__, Sharded.__qualname__ = model_class.__name__, model_class.__qualname__
@@ -59,29 +72,49 @@ def sharded(model_class: Any, info: ModelInfo, rank: int, ranks: int, weights: d
     return Sharded
 
 
-def shard(model: Any, info: ModelInfo, rank: int, ranks: int, weights: dict[str, Any] | None) -> ShardPlan:
+def shard(
+    model: Any,
+    info: ModelInfo,
+    rank: int,
+    ranks: int,
+    weights: dict[str, Any] | None,
+    *,
+    whole_experts: bool = False,
+) -> ShardPlan:
     """Cut the weights of a model, which may be on the meta device, and replace those in `weights` likewise.
 
-    Raises:
-        ModelError: nothing of the model can be shared out.
+    Modules then know their own sizes, so that all that is done to them later finds them consistent.
     """
-    plan = find(model, info, rank, ranks)
+    plan = find(model, info, rank, ranks, whole_experts=whole_experts)
     if weights is not None:
         plan = _apply(plan, model, weights)
+    return cut(model, plan)
+
+
+def cut(model: Any, plan: ShardPlan) -> ShardPlan:
+    """Cut a model's weights, and set the sizes that its modules know; returns the plan with the whole weights' shapes.
+
+    Weights that are no parameters of the model are left as they are.
+    """
     tied: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, cut in plan.cuts.items():
+    for name, part in plan.cuts.items():
         path, _, own = name.rpartition(".")
         module: Any = model.get_submodule(path)
         whole = getattr(module, own)
+        if not isinstance(whole, nn.Parameter) or isinstance(module, StoredLinear | StoredExperts):
+            continue
         shapes[name] = tuple(whole.shape)
         if id(whole) not in tied:
             # With the whole one, whose id another parameter could have otherwise.
-            tied[id(whole)] = nn.Parameter(cut.of(whole.data, whole.shape), requires_grad=False), whole
+            tied[id(whole)] = nn.Parameter(part.of(whole.data, whole.shape), requires_grad=False), whole
         setattr(module, own, tied[id(whole)][0])
         if own == "weight":
             _resize(module)
-    return dataclasses.replace(plan, shapes=shapes)
+    for each in plan.shards:
+        for name, size in each.sizes.items():
+            setattr(model.get_submodule(each.path), name, size)
+    return dataclasses.replace(plan, shapes=dict(plan.shapes) | shapes)
 
 
 def _resize(module: Any) -> None:
@@ -90,6 +123,9 @@ def _resize(module: Any) -> None:
         module.out_features, module.in_features = sizes
     elif isinstance(module, nn.Embedding):
         module.num_embeddings = sizes[0]
+    elif isinstance(module, nn.Conv1d):
+        # One that mixes no channels.
+        module.in_channels = module.out_channels = module.groups = sizes[0]
 
 
 def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
@@ -111,7 +147,7 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
         sources[target].append((name, rule))
         for other in _further_targets(rule, target, known):
             sources[other].append((name, rule))
-    replaced: dict[str, Cut] = {}
+    replaced: dict[str, Cut | None] = {}
     refused: set[str] = set()
     for shard in plan.shards:
         made = _cuts_of(shard, known, sources)
@@ -128,8 +164,11 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
                 for name in _cuts_of(shard, known, sources) or ():
                     replaced.pop(name, None)
         plan = left
-    for name, cut in replaced.items():
-        weights[name] = RankSlice(weights[name], cut)
+    for name, part in replaced.items():
+        if part is None:
+            del weights[name]
+        else:
+            weights[name] = RankSlice(weights[name], part)
     return plan
 
 
@@ -141,11 +180,22 @@ def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[s
     return [name for name in known if name != target and any(end in name for end in ends)]
 
 
-def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut] | None:
-    """Return the cuts of the checkpoint's weights of a shard; None if one is made in an unknown way."""
-    found: dict[str, Cut] = {}
+def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut | None] | None:
+    """Return the cuts of the checkpoint's weights of a shard, None for those of other ranks alone.
+
+    Returns:
+        None if one is made in an unknown way.
+    """
+    found: dict[str, Cut | None] = {}
     for target, cut in shard.cuts.items():
         for name, rule in sources.get(target, ()):
+            if shard.experts is not None and rule is not None and _stacks(rule):
+                number = _NUMBER.search(name)
+                if number is None:
+                    return None
+                if int(number[1]) not in shard.experts:
+                    found[name] = None
+                continue
             own = cut if rule is None else _before(rule, cut, known[target], shard.num_sections.get(target, 1))
             if own is None:
                 return None
@@ -153,10 +203,19 @@ def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, An
     return found
 
 
+def _stacks(rule: Any) -> bool:
+    """Return whether a conversion stacks the weights of single experts, and perhaps joins the stacks."""
+    steps = {type(step).__name__: step for step in rule.operations}
+    joins = set(steps) == {"MergeModulelist", "Concatenate"} and steps["Concatenate"].dim != 0
+    return (joins or set(steps) == {"MergeModulelist"}) and steps["MergeModulelist"].dim == 0
+
+
 def _before(rule: Any, cut: Cut, target: Tensor, num_sections: int) -> Cut | None:
     """Return the cut of what a conversion stacks and joins into `target`; None if it does something else."""
     dim, pieces = cut.dim, cut.pieces
     steps = {type(step).__name__: step for step in rule.operations}
+    if set(steps) == {"Transpose"} and dim not in (steps["Transpose"].dim0, steps["Transpose"].dim1):
+        return cut
     if len(steps) != len(rule.operations) or set(steps) - {"MergeModulelist", "Concatenate"}:
         return None
     if len(rule.target_patterns) != 1:

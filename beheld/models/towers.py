@@ -17,9 +17,11 @@ class DisabledTower(nn.Module):
 
     Attributes:
         device: "meta"; Qwen2-Audio asks its tower for its device in every pass.
+        layers: none; some families change those of their tower.
     """
 
     device = torch.device("meta")
+    layers: tuple[nn.Module, ...] = ()
 
     def forward(self, *args: Any, **keywords: Any) -> NoReturn:
         """Never called: requests with its media are refused earlier."""

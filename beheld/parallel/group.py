@@ -11,6 +11,7 @@ import datetime
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ _LOOPBACK = "127.0.0.1"
 _LIMIT = datetime.timedelta(minutes=60)
 _CONNECT = datetime.timedelta(seconds=60)
 _LEAVE_S = 5.0
+# Sends that are under way at once.
+_SENT = 32
 
 # What NCCL reads when a group is made, unless the user has set it: it connects on the loopback interface, leaves NVLink
 # multicast off, and does not end this process when another rank is gone, which the watchdog of the executor notices.
@@ -61,6 +64,8 @@ class RankGroup:
         self._folder, self._backend, self._ready = folder, backend, ready
         self._host: Any = None
         self._device: Any = None
+        # What is being sent must stay.
+        self._sent: deque[tuple[Any, Tensor]] = deque()
         self.number = max(_groups, default=0) + 1
         _groups[self.number] = self
 
@@ -136,6 +141,39 @@ class RankGroup:
             self._cast.rootRank = source
             _finish(self._device.broadcast([x], self._cast))
 
+    def send(self, x: Tensor, to: int) -> None:
+        """Start sending a tensor to the rank `to`, which receives one of the same shape."""
+        self._start(self._device_end, x.contiguous(), to)
+
+    def send_host(self, x: Tensor, to: int) -> None:
+        """Start sending a tensor of the host."""
+        self._start(self._host_end, x, to)
+
+    def _start(self, end: Callable[[], Any], x: Tensor, to: int) -> None:
+        with self._waiting():
+            self._sent.append((end().send([x], to, 0), x))
+        while len(self._sent) > _SENT:
+            _finish(self._sent.popleft()[0])
+
+    def receive(self, x: Tensor, source: int) -> None:
+        """Overwrite a contiguous tensor by one that the rank `source` sent."""
+        with self._waiting():
+            _finish(self._device.recv([x], source, 0))
+
+    def receive_host(self, count: int, source: int) -> list[int]:
+        """Return so many whole numbers that the rank `source` sent from its host."""
+        tensor = torch.empty(count, dtype=torch.int64)
+        with self._waiting():
+            _finish(self._host.recv([tensor], source, 0))
+        found: list[int] = tensor.tolist()
+        return found
+
+    def _device_end(self) -> Any:
+        return self._device
+
+    def _host_end(self) -> Any:
+        return self._host
+
     def least(self, values: Sequence[int]) -> list[int]:
         """Return, for each place, the smallest value of all ranks; the host waits for them."""
         tensor = torch.tensor(list(values), dtype=torch.int64)
@@ -156,6 +194,7 @@ class RankGroup:
         NCCL waits for such graphs without end. If one is left after all, the communicator stays, and nothing waits.
         """
         _groups.pop(self.number, None)
+        self._sent.clear()
         device, host = self._device, self._host
         self._device = self._host = None
         if device is None or device is host:
@@ -166,6 +205,78 @@ class RankGroup:
         if ending.is_alive():
             # Its destructor would wait as well, at the latest when the interpreter ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
+
+
+class RankGroups:
+    """The groups of one rank: those that share its stage, and those with its part in other stages.
+
+    Args:
+        number: the rank, of all; rank 0 is of the last stage.
+        ranks, stages: how many share a stage, and how many stages there are.
+        folder, backend, ready: see RankGroup.
+
+    Attributes:
+        shared: None if a rank holds a stage alone.
+        piped: its ranks are the stages in order; None if there is only one.
+    """
+
+    def __init__(
+        self, number: int, ranks: int, stages: int, folder: Path, backend: str, ready: Callable[[], None]
+    ) -> None:
+        self._told = False
+        self._ready = ready
+        stage, part = stages - 1 - number // ranks, number % ranks
+        self.shared = self._made("stage", stage, part, ranks, folder, backend)
+        self.piped = self._made("part", part, stage, stages, folder, backend)
+
+    def _made(self, kind: str, which: int, rank: int, size: int, folder: Path, backend: str) -> RankGroup | None:
+        if size == 1:
+            return None
+        own = folder / f"{kind}-{which}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        return RankGroup(rank, size, own, backend, self._once)
+
+    def _once(self) -> None:
+        if not self._told:
+            self._told = True
+            self._ready()
+
+    @property
+    def all(self) -> list[RankGroup]:
+        """Those that there are."""
+        return [group for group in (self.shared, self.piped) if group is not None]
+
+    @property
+    def entered(self) -> int:
+        """See RankGroup; of all."""
+        return sum(group.entered for group in self.all)
+
+    @property
+    def waits_since(self) -> float | None:
+        """See RankGroup; of the one in which it waits."""
+        return next((group.waits_since for group in self.all if group.waits_since is not None), None)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all ranks enter the same collectives in the same order."""
+        return self.piped is None
+
+    def least(self, values: Sequence[int]) -> list[int]:
+        """See RankGroup; of all ranks."""
+        found = list(values)
+        for group in self.all:
+            found = group.least(found)
+        return found
+
+    def abort(self) -> None:
+        """See RankGroup."""
+        for group in self.all:
+            group.abort()
+
+    def close(self) -> None:
+        """See RankGroup."""
+        for group in self.all:
+            group.close()
 
 
 def _finish(work: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from beheld.core.config import ModelInfo
-from beheld.parallel.shards import Cut, Heads, heads_of
+from beheld.core.config import KVGroup, ModelInfo
+from beheld.parallel.shards import Cut, Heads
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Shard:
         heads: of attention, this rank's.
         num_sections: parameter -> how many layers of one input are joined in it, each cut alike; 1 if not named.
         sizes: attribute of the module -> its value with this rank's part.
+        experts: which experts are this rank's; None if it has a part of each, or there are none.
+        cache: the index of the layer's cache group, and the group as this rank holds it; None if it keeps nothing.
     """
 
     path: str
@@ -29,6 +31,8 @@ class Shard:
     heads: Heads | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     num_sections: Mapping[str, int] = field(default_factory=dict)
+    cache: tuple[int, KVGroup] | None = None
+    experts: range | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class ShardPlan:
         vocab_size: rows of the whole embedding.
         whole: what is not shared out, in words.
         shapes: parameter -> its whole shape, of those that are cut.
+        caches: index of a cache group -> this rank's form, of those whose layers `keeping` left out.
     """
 
     rank: int
@@ -51,6 +56,7 @@ class ShardPlan:
     vocab_size: int = 0
     whole: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    caches: Mapping[int, KVGroup] = field(default_factory=dict)
 
     @property
     def cuts(self) -> dict[str, Cut]:
@@ -58,23 +64,26 @@ class ShardPlan:
         return {name: cut for shard in self.shards for name, cut in shard.cuts.items()}
 
     def without(self, paths: set[str]) -> ShardPlan:
-        """Return the plan with these blocks whole; all attention, if one of them is: its caches have one shape."""
+        """Return the plan with these blocks whole, and all others of their cache groups: its layers have one shape."""
         dropped = [shard for shard in self.shards if shard.path in paths]
-        if any(shard.heads is not None for shard in dropped):
-            paths = paths | {shard.path for shard in self.shards if shard.heads is not None}
+        groups = {shard.cache[0] for shard in dropped if shard.cache is not None}
+        paths = paths | {shard.path for shard in self.shards if shard.cache is not None and shard.cache[0] in groups}
+        kept = tuple(shard for shard in self.shards if shard.path not in paths)
         if any(shard.path == "vocabulary" for shard in dropped):
-            return dataclasses.replace(self, embedding=None, head=None).without(paths - {"vocabulary"})
-        return dataclasses.replace(self, shards=tuple(shard for shard in self.shards if shard.path not in paths))
+            return dataclasses.replace(self, shards=kept, embedding=None, head=None)
+        return dataclasses.replace(self, shards=kept)
+
+    def keeping(self, exists: Callable[[str], bool]) -> ShardPlan:
+        """Return the plan with those modules alone that exist; the cache groups keep this rank's form."""
+        kept = tuple(shard for shard in self.shards if shard.path == "vocabulary" or exists(shard.path))
+        return dataclasses.replace(self, shards=kept, caches=self._caches)
+
+    @property
+    def _caches(self) -> dict[int, KVGroup]:
+        return dict(self.caches) | {shard.cache[0]: shard.cache[1] for shard in self.shards if shard.cache is not None}
 
     def local(self, info: ModelInfo) -> ModelInfo:
-        """Return the model's facts as this rank sees them: with its own heads of keys and values."""
-        own = next((shard.heads for shard in self.shards if shard.heads is not None), None)
-        if own is None:
-            return info
-        groups = tuple(
-            dataclasses.replace(
-                group, num_kv_heads=len(heads_of(group.num_kv_heads, group.num_kv_heads, self.rank, self.ranks).keys)
-            )
-            for group in info.kv_groups
-        )
+        """Return the model's facts as this rank sees them: with its own part of each cache group."""
+        own = self._caches
+        groups = tuple(own.get(index, group) for index, group in enumerate(info.kv_groups))
         return dataclasses.replace(info, kv_groups=groups)

@@ -20,7 +20,7 @@ from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
-from beheld.parallel.group import RankGroup
+from beheld.parallel.group import RankGroups
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import capacity, memory_profile
@@ -36,45 +36,49 @@ _ONE_THREAD_BYTES = 128 << 20
 
 
 def build_runner(
-    hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool, ranks: RankGroup | None = None
+    hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool, groups: RankGroups | None = None
 ) -> ModelRunner:
     """Load and check everything; `runner.config` and `runner.capacity` are then final.
 
     Args:
         shrink: lower max_model_len to what fits, and say so, instead of refusing.
-        ranks: the ranks that share the model. Each builds its own runner, and all get the same capacity.
+        groups: of the ranks that share the model. Each builds its own runner, and all get the same capacity.
 
     Raises:
         ModelError, CapacityError: with what to do.
     """
     keep_freed_memory()
+    ranks = None if groups is None else groups.shared
+    piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
     share = _begin(hf_config, info, config)
-    adapter = registry.build(hf_config, info, config, ranks)
+    adapter = registry.build(hf_config, info, config, ranks, piped)
     info = adapter.info
     backend: AttentionBackend = PackedBackend()
     if info.kv_groups:
         backend = select(platform, config.attention_backend, info.both_ways)
     cross_backend = None if info.cross is None else select_cross(platform)
-    _choose_threads(adapter, platform, config.tensor_parallel_size)
+    _choose_threads(adapter, platform, config.num_ranks)
     if share is None:
         available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
         with _tried(info), explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
             reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
         available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
-    if ranks is not None:
+    measured = info
+    if groups is not None:
         # Blocks are numbered once for all ranks.
-        (available,) = ranks.least([available])
+        (available,) = groups.least([available])
+        measured = adapter.widest
     if shrink:
-        config = _shrunk(info, config, available)
-    found = capacity.measure(info, config, available)
+        config = _shrunk(measured, config, available)
+    found = capacity.measure(measured, config, available)
     with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
-        runner = ModelRunner(adapter, backend, info, config, found, cross_backend, ranks)
+        runner = ModelRunner(adapter, backend, info, config, found, cross_backend, ranks, piped)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
     # Prompts to be pooled never decode.
-    if info.pooler is None and platform.graphs is not None and not config.enforce_eager:
+    if info.pooler is None and piped is None and platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
         if reason is None:
             with explained("capture CUDA graphs", platform, f"{_less_cache(config)} Or set enforce_eager=True."):
@@ -137,7 +141,7 @@ def _check_host(weights: Weights, config: EngineConfig) -> None:
     """
     free, total = platform_of(config.device).memory()
     # All ranks are on this machine.
-    needed = weights.num_bytes * config.tensor_parallel_size
+    needed = weights.num_bytes * config.num_ranks
     if needed <= free:
         return
     sizes = f"The weights take about {gib(needed)}, and {gib(free)} of this machine's {gib(total)} are free"

@@ -112,7 +112,7 @@ def available_bytes(config: EngineConfig) -> int:
     if not platform.shares_host_memory:
         return MemoryShare.of(platform, config.memory_fraction).left_bytes()
     # All ranks are on this machine.
-    wanted, ranks = env.CPU_KV_CACHE_GIB(), config.tensor_parallel_size
+    wanted, ranks = env.CPU_KV_CACHE_GIB(), config.num_ranks
     if wanted:
         return int(wanted * 2**30) // ranks
     return min(int(platform.unused_bytes() * _CPU_SHARE / env.HOST_SHARES()), _CPU_MOST_BYTES) // ranks

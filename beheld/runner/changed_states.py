@@ -49,10 +49,15 @@ class Computed:
 
 
 class ChangedStates:
-    """Of a model with recurrent layers; for others, `recurrent` is False and nothing is kept."""
+    """Of a model with recurrent layers; for others, `recurrent` is False and nothing is kept.
 
-    def __init__(self, *, recurrent: bool) -> None:
-        self._recurrent = recurrent
+    Args:
+        sampled_elsewhere: another rank samples, and sampling may fail there when it does not here: what a pass gave is
+            kept until the next plan.
+    """
+
+    def __init__(self, *, recurrent: bool, sampled_elsewhere: bool = False) -> None:
+        self._recurrent, self._elsewhere = recurrent, sampled_elsewhere
         self._plan: int | None = None
         self._rows: set[int] = set()
         self._kept: Computed | None = None
@@ -85,6 +90,8 @@ class ChangedStates:
         """Keep what a pass gave if sampling from it fails: another attempt begins there."""
         try:
             yield
+            if self._elsewhere and self._recurrent and self._kept is None:
+                self._kept = computed
         except Exception:
             if self._recurrent and self._kept is None:
                 self._kept = computed

@@ -89,7 +89,11 @@ class Rows:
 
     def keep_newest(self, rows_B: Tensor, positions_B: Tensor, ids_B: Tensor) -> None:
         """Keep the tokens of rows at positions that only the device knows, where `newest_places` will look for them."""
-        self.newest_P.index_copy_(0, rows_B + positions_B % 2 * len(self._rows), ids_B)
+        self.newest_P.index_copy_(0, self.places_of(rows_B, positions_B), ids_B)
+
+    def places_of(self, rows_B: Tensor, positions_B: Tensor) -> Tensor:
+        """`newest_places` of what only the device knows."""
+        return rows_B + positions_B % 2 * len(self._rows)
 
     def release(self, row: int) -> None:
         """The row is free."""

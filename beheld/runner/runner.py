@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
 from beheld.runner.mixed_graphs import MixedGraphs
+from beheld.runner.pipeline import Pipeline, bits_of, lost_of
 from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.rows import Rows
 from beheld.runner.staging import to_device
@@ -85,6 +87,7 @@ class ModelRunner:
         capacity: Capacity,
         cross_backend: CrossBackend | None = None,
         ranks: RankGroup | None = None,
+        piped: RankGroup | None = None,
     ) -> None:
         self.caches = make_caches(info)
         assert (cross_backend is None) == (self.caches.states is None), "states of items need a backend"
@@ -101,15 +104,24 @@ class ModelRunner:
         self.encoder = EncoderStore(adapter)
         sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
+        self._pipe: Pipeline | None = None
+        if piped is not None:
+            sends = adapter.layers_see_embeds  # type: ignore[attr-defined]
+            self._pipe = Pipeline(piped, adapter.device, adapter.dtype, sends_embeds=sends)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
         # How wide a pass's outputs are.
         self._width = info.vocab_size if info.pooler is None else info.pooler.width
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
+        self._lost = 0
+        # Only of stages.
+        self._seams: Any = getattr(adapter, "seams", None)
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
-        self._changed = ChangedStates(recurrent=info.recurrent)
+        # Another rank samples, of this stage or of the last one.
+        elsewhere = (ranks is not None and ranks.rank > 0) or (self._pipe is not None and not self._pipe.last)
+        self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=elsewhere)
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
@@ -142,7 +154,7 @@ class ModelRunner:
                 self.pooler.release(row)
         self.encoder.forget(plan.forget)
         # First of all that can fail for one sequence's sake: others count on these embeddings.
-        lost = self.encoder.encode(plan.encode)
+        lost = self.encoder.encode(plan.encode) if self._pipe is None or self._pipe.first else ()
         for admission in plan.admitted:
             self.rows.admit(admission)
             params = admission.params
@@ -159,6 +171,8 @@ class ModelRunner:
         if not plan.slices:
             return handle
         computed = self._changed.computed(plan)
+        if self._pipe is not None:
+            return self._pass_on(handle, plan, computed, self._pipe)
         if self.pooler is not None:
             return self._pool(handle, plan, self.pooler)
         if computed is None:
@@ -172,6 +186,46 @@ class ModelRunner:
             return self._sample(
                 handle, computed.slices, computed.logits_BV, computed.places_B, plan.masks, computed.best
             )
+
+    def _pass_on(self, handle: Handle, plan: StepPlan, computed: Computed | None, pipe: Pipeline) -> Handle:
+        """Carry out a step on one stage of a pipeline."""
+        laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
+        rows = [piece.row for piece in laid.sampling]
+        count = 0 if self.pooler is not None else len(rows)
+        if pipe.last:
+            try:
+                if self.pooler is not None:
+                    return self._pool(handle, plan, self.pooler)
+                if computed is None:
+                    computed = self._compute(plan)
+                    handle.lost = lost_of(self._lost, plan.encode)
+                else:
+                    pipe.owe(count)
+                handle.prompt_logprobs = dict(computed.prompt_logprobs)
+                if computed.logits_BV is None or computed.places_B is None:
+                    return handle
+                with self._changed.kept_if_failing(computed):
+                    if computed.drafts:
+                        return self._check_drafts(handle, computed.slices, computed.logits_BV, plan.masks)
+                    return self._sample(
+                        handle, computed.slices, computed.logits_BV, computed.places_B, plan.masks, computed.best
+                    )
+            finally:
+                pipe.pay(None, None)
+        if computed is None:
+            pipe.settle((piece.row for piece in plan.slices), self.rows.newest_P)
+            try:
+                batch = build(laid, self.rows, self.caches, self.config.block_size)
+                self._lost = bits_of(handle.lost, plan.encode)
+                with self._pass(batch):
+                    pass
+            except Exception:
+                pipe.fail()
+                raise
+            computed = Computed(laid.sampling)
+        pipe.expect(rows, count)
+        with self._changed.kept_if_failing(computed):
+            return handle
 
     def _compute(self, plan: StepPlan) -> Computed:
         """Run the pass of a step."""
@@ -216,10 +270,17 @@ class ModelRunner:
     def _pass(self, batch: Batch) -> Iterator[torch.Tensor]:
         """Run the batch's tokens; within the block, their hidden states (T, H), or those of a tail."""
         embeds_TH = self._adapter.embed(batch.ids_T)
+        merges = self._pipe is None or self._pipe.first
         for piece, first in zip(batch.slices, batch.first_token, strict=True):
-            spans = self.rows[piece.row].spans
+            spans = self.rows[piece.row].spans if merges else ()
             if spans and piece.start < spans[-1].stop:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
+        if self._pipe is not None:
+            # The first stage has no one to read from.
+            self._seams.given = None
+            if not self._pipe.first:
+                self._seams.given, embeds_TH, self._lost = self._pipe.receive(embeds_TH)
+                self._pipe.owe(0 if self.pooler is not None else len(batch.sampling) if self._pipe.last else 0)
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
@@ -231,6 +292,10 @@ class ModelRunner:
         self._changed.change(batch.slices)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
+            if self._pipe is not None:
+                self._seams.given = None
+                if not self._pipe.last:
+                    self._pipe.send(self._seams.made, embeds_TH, self._lost)
             if self.watch is not None:
                 self.watch("embeds", embeds_TH)
                 self.watch("positions", in_positions(batch.positions_XT, self._adapter.position_unit))
@@ -285,6 +350,8 @@ class ModelRunner:
         out = self.sampler.sample(logits_BV, rows, [piece.stop for piece in slices], self._masks(rows, masks), best)
         self.sampler.append(rows, out.ids_B)
         self.rows.newest_P.index_copy_(0, places_B, out.ids_B)
+        if self._pipe is not None:
+            self._pipe.pay(places_B, out.ids_B)
         return self._send(handle, slices, [out])
 
     def _check_drafts(
@@ -330,6 +397,8 @@ class ModelRunner:
         right_B = (ids_BD == made["drafts"]).long().cumprod(1).sum(1)
         newest_B = ids_BD.gather(1, right_B.unsqueeze(1)).squeeze(1)
         self.rows.keep_newest(made["rows"], made["positions"] + right_B, newest_B)
+        if self._pipe is not None:
+            self._pipe.pay(self.rows.places_of(made["rows"], made["positions"] + right_B), newest_B)
         return self._send(handle, slices, outs)
 
     def _send(self, handle: Handle, slices: Sequence[SeqSlice], outs: Sequence[SampleOutput]) -> Handle:
@@ -501,6 +570,9 @@ class ModelRunner:
             ModelError: a tower fails, or what it gives is not finite.
             CapacityError: there is not enough memory for it.
         """
+        if self._pipe is not None and not self._pipe.first:
+            # The towers are the first stage's.
+            return
         for item in items:
             order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
             try:

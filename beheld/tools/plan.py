@@ -15,18 +15,19 @@ STEP_BYTES = 3 << 30
 
 
 def plan(
-    args: EngineArgs, media: Sequence[MediaRef], ranks: int | None = None, gpu_bytes: int | None = None
+    args: EngineArgs, media: Sequence[MediaRef], ranks: int | None = None, gpu_bytes: int | None = None, stages: int = 1
 ) -> dict[str, Any]:
     """Sizes of the model, and a receipt per item, as plain JSON types.
 
     Args:
         ranks: how many GPUs share the model; sizes are those of one of them.
+        stages: how many stages of a pipeline they share; sizes are those of the largest.
         gpu_bytes: the memory of one GPU, of which an engine takes the default share.
 
     Raises:
         ModelError, MediaError: the model or an item cannot be read.
     """
-    info, config, sizes = describe(args, None if ranks == 1 else ranks)
+    info, config, sizes = describe(args, None if ranks == stages == 1 else ranks, stages)
     if gpu_bytes is not None:
         left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - STEP_BYTES
         sizes["gpu_bytes"] = gpu_bytes

@@ -93,7 +93,7 @@ def test_engine_args_go_back_into_llm() -> None:
     ("option", "value"),
     [
         ("tensor_parallel_size", 0),
-        ("pipeline_parallel_size", 2),
+        ("pipeline_parallel_size", 0),
         ("quantization", "fp8"),
         ("max_loras", 0),
         ("max_lora_rank", "8"),

@@ -74,7 +74,7 @@ def test_standard_input(capsys: Capture, picture: Path, model: list[str], monkey
         (["-", "-", "What?"], "only once"),
         (["What?", "--model", "/nowhere/at/all"], "no folder"),
         (["What?", "--max-tokens", "0"], "max_tokens"),
-        (["What?", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2 is not available"),
+        (["What?", "--pipeline-parallel-size", "0"], "pipeline_parallel_size must be"),
     ],
 )
 def test_errors_are_one_line_that_says_what_to_do(capsys: Capture, words: list[str], message: str) -> None:

@@ -38,8 +38,8 @@ def forked() -> Iterator[None]:
         yield
 
 
-def start() -> LLM:
-    return make("llama", cases.ROOMY | RANKS)
+def start(family: str = "llama", more: dict[str, Any] | None = None) -> LLM:
+    return make(family, cases.ROOMY | RANKS | (more or {}))
 
 
 def executor_of(llm: LLM) -> MultiExecutor:
@@ -73,9 +73,14 @@ class Fails:
         return logits
 
 
-def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks() -> None:
-    prompts = [tiny.wrap("llama", "one"), tiny.wrap("llama", "two")]
-    with start() as llm:
+STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize(("family", "more"), [("llama", {}), ("qwen3_next", {}), ("qwen3_next", STAGES)])
+def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: str, more: dict[str, Any]) -> None:
+    """States of recurrent layers must not be changed twice on the ranks that do not sample, either."""
+    prompts = [tiny.wrap(family, "one"), tiny.wrap(family, "two")]
+    with start(family, more) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         failing = SamplingParams(temperature=0, max_tokens=8, logits_processors=[Fails()], ignore_eos=True)
         found = llm.generate(prompts, [failing, GREEDY], use_tqdm=False, on_error="return")
@@ -125,6 +130,18 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
         assert gone(process.pid)
 
 
+def test_a_stage_that_ends_ends_the_engine() -> None:
+    with start(more=STAGES) as llm:
+        process = executor_of(llm)._ranks[0].process
+        thread = threading.Timer(0.2, process.kill)
+        thread.start()
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="rank 1"):
+            llm.generate(["one two three"] * 256, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+        assert time.monotonic() - begun < 10.2
+        assert gone(process.pid)
+
+
 def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     with start() as llm:
         executor = executor_of(llm)
@@ -169,7 +186,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watchdog, RankPro
     process = SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda timeout=None: -9)
     rank = RankProcess(1, process, Link(ours, CODEC))  # type: ignore[arg-type]
     rank.started = True
-    group = SimpleNamespace(waits_since=None, entered=0, abort=lambda: None)
+    group = SimpleNamespace(waits_since=None, entered=0, lockstep=True, abort=lambda: None)
     made = Watchdog([rank], group, 0.5)  # type: ignore[arg-type]
     other = Link(theirs, CODEC)
     yield made, rank, other, group

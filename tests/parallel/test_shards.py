@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ModelError
 from beheld.parallel.shards import Cut, Zeros, blocks, heads_of, sections, share
 from beheld.tools.plan import plan
 from tests import tiny
@@ -84,5 +83,11 @@ def test_a_plan_tells_what_one_of_several_gpus_holds() -> None:
     size = {"float32": 4, "bfloat16": 2}[two["dtype"]]
     assert two["link_bytes_per_token"] == (7 * 64 + 256) * size
     assert two["kv_tokens"] == (int(0.9 * (1 << 34)) - two["weights_bytes"] - (3 << 30)) // two["kv_bytes_per_token"]
-    with pytest.raises(ModelError, match="recurrent"):
-        plan(EngineArgs(model=str(tiny.checkpoint("qwen3_next")), device="cpu"), [], 2)
+
+
+def test_a_plan_tells_what_the_largest_stage_holds() -> None:
+    args = EngineArgs(model=str(tiny.checkpoint("qwen3_next")), device="cpu")
+    one, staged = plan(args, [])["model"], plan(args, [], 2, 1 << 34, 2)["model"]
+    assert (staged["stages"], staged["ranks"]) == (2, 2)
+    assert one["weights_bytes"] / 4 < staged["weights_bytes"] < one["weights_bytes"] / 2
+    assert staged["stage_bytes_per_token"] == 64 * {"float32": 4, "bfloat16": 2}[staged["dtype"]]

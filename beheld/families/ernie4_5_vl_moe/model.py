@@ -131,7 +131,7 @@ def adapt(model: Any, changes: Changes) -> None:
     if hasattr(resampler, "spatial_merge_size"):
         changes.set(resampler, "_temporal_slicing", _Pairs(resampler.spatial_merge_size))
     for layer in model.model.language_model.layers:
-        if isinstance(layer.mlp, Ernie4_5_VLMoeMoeBlock):
+        if isinstance(getattr(layer, "mlp", None), Ernie4_5_VLMoeMoeBlock):
             for part in (layer.mlp.text_moe, layer.mlp.vision_moe):
                 changes.set(part.experts, "_is_expert_parallel", True)
             changes.exchange(layer, "mlp", TypedExperts(layer.mlp), ("text_moe", "vision_moe", "shared_experts"))

@@ -34,7 +34,8 @@ def adapt(model: Any, changes: Changes) -> None:
     """Replace the convolutions; see FamilyModel.adapt."""
     decoder = model.get_decoder()
     for layer in getattr(decoder, "model", decoder).layers:
-        if not layer.is_attention_layer:
+        # Layers of other stages have no parts.
+        if hasattr(layer, "conv"):
             changes.exchange(layer, "conv", PagedShortConv(layer.conv), ("in_proj", "out_proj", "conv"))
 
 

@@ -56,6 +56,9 @@ def adapt(model: Any, changes: Changes) -> None:
     Off a CPU, experts that cannot be grouped stay unchanged: their numbers of rows would have to be read back.
     """
     for layer in model.get_decoder().model.layers:
+        if not hasattr(layer, "feed_forward"):
+            # A layer of another stage.
+            continue
         block = layer.feed_forward
         if isinstance(block, Llama4TextMoe):
             weights = block.experts.gate_up_proj.data, block.experts.down_proj.data

@@ -127,7 +127,10 @@ class GroupedExperts(nn.Module):
         # Without atomic additions, whose order varies.
         found_SH = torch.empty_like(y_SH).index_copy_(0, order_S, y_SH)
         weights_TK1 = top_k_weights.unsqueeze(2).to(y_SH.dtype)
-        return (found_SH.view(*top_k_index.shape, -1) * weights_TK1).sum(1)
+        found_TKH = found_SH.view(*top_k_index.shape, -1)
+        # The product leaves rows without an expert, which ranks have, as they were.
+        found_TKH = found_TKH.masked_fill((top_k_index == len(self.gate_up)).unsqueeze(2), 0.0)
+        return (found_TKH * weights_TK1).sum(1)
 
 
 def can_group(*weights: Tensor) -> bool:

@@ -18,6 +18,7 @@ from beheld.core.config import EngineConfig
 from beheld.lora.slots import LoRASlots
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
+from beheld.parallel.stages import StagePlan
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -114,6 +115,7 @@ class Target:
         config: the engine's.
         slots: the LoRA adapter slots, if an operation made any.
         around: context managers that every pass through the model enters.
+        stage: which layers this rank holds; None if it holds all.
         ranks, shards: the ranks that share the model, and what this one holds of it; None if there is only this one.
     """
 
@@ -123,6 +125,7 @@ class Target:
     around: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     ranks: RankGroup | None = None
     shards: ShardPlan | None = None
+    stage: StagePlan | None = None
 
 
 def always(target: Target) -> bool:

@@ -44,6 +44,20 @@ class SummedOverRanks(OverRanks):
         return sum_over_ranks_(self.inner(*args, **keywords), self.__dict__["group"])
 
 
+class SomeExperts(OverRanks):
+    """Experts of which each rank has some; the others' outputs are added."""
+
+    def __init__(self, inner: nn.Module, group: RankGroup, own: range) -> None:
+        super().__init__(inner, group)
+        self.own = own
+
+    def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor, *args: Any, **keywords: Any) -> Tensor:
+        """Return the sum over all ranks. Numbers beyond this rank's experts mean none."""
+        here = (chosen >= self.own.start) & (chosen < self.own.stop)
+        chosen = torch.where(here, chosen - self.own.start, len(self.own))
+        return sum_over_ranks_(self.inner(hidden, chosen, weights * here, *args, **keywords), self.__dict__["group"])
+
+
 class JoinedOverRanks(OverRanks):
     """A head of which each rank computes some of the logits.
 
@@ -72,7 +86,7 @@ class OwnConfig:
 
 
 def resize(target: Target, changes: Changes) -> None:
-    """Set what modules know of their own sizes, and look up embeddings on the rank that has them."""
+    """Show attention its own heads where it reads their number, and look up embeddings on the rank that has them."""
     plan, group = target.shards, target.ranks
     assert plan is not None
     assert group is not None
@@ -80,8 +94,6 @@ def resize(target: Target, changes: Changes) -> None:
         if shard.path == "vocabulary":
             continue
         module = target.model.get_submodule(shard.path)
-        for name, size in shard.sizes.items():
-            changes.set(module, name, size)
         kind: Any = type(module)
         if shard.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
             own = {
@@ -131,7 +143,9 @@ def sum_up(target: Target, changes: Changes) -> None:
             continue
         path, _, name = shard.summed.rpartition(".")
         parent = model.get_submodule(path)
-        changes.replace(parent, name, SummedOverRanks(getattr(parent, name), group), lambda module: module.inner)  # type: ignore[arg-type, return-value]
+        inner = getattr(parent, name)
+        made = SummedOverRanks(inner, group) if shard.experts is None else SomeExperts(inner, group, shard.experts)
+        changes.replace(parent, name, made, lambda module: module.inner)  # type: ignore[arg-type, return-value]
     if plan.head is not None:
         model.set_output_embeddings(JoinedOverRanks(model.get_output_embeddings(), group, plan.vocab_size))
         changes.undo_with(lambda: model.set_output_embeddings(model.get_output_embeddings().inner))

@@ -23,8 +23,6 @@ class DeviceCache(Protocol):
     """One layer group's memory on the device, counted in blocks. It holds no tensor itself."""
 
     spec: KVGroup
-    unshared: str | None
-    """Why ranks cannot each hold a part of it, such as some of its heads; None if they can."""
     no_graph: str | None
     """Why a CUDA graph cannot hold a step of the group's layers; None if it can."""
     captures_prefill: bool

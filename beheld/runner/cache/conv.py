@@ -15,8 +15,6 @@ from beheld.runner.cache.sliding import SlidingCache
 class ConvCache(SlidingCache):
     """See TableCache."""
 
-    unshared: str | None = "its layers keep inputs of convolutions"
-
     def most_blocks(self, config: EngineConfig) -> int:
         """The last inputs of each row, those of a step, and as many for cached prefixes: they are large."""
         assert self.spec.window is not None

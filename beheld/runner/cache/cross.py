@@ -13,7 +13,6 @@ from beheld.models.adapter import ModelAdapter
 class CrossCache:
     """See StateCache."""
 
-    unshared: str | None = "its layers keep the states of media"
     no_graph: str | None = "the states that they look at differ in number"
     captures_prefill = False
 

@@ -16,8 +16,6 @@ from beheld.runner.cache.paged import zeros
 class LatentCache(FullCache):
     """See TableCache."""
 
-    unshared: str | None = "its layers keep latents, which all heads share"
-
     def layer(self, num_blocks: int, config: EngineConfig, device: torch.device) -> LayerCache:
         """What one layer holds."""
         shape = (num_blocks, config.block_size, self.spec.head_dim)

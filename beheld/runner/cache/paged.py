@@ -14,7 +14,6 @@ from beheld.platform.registry import platform_of
 class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
 
-    unshared: str | None = None
     no_graph: str | None = None
     captures_prefill = True
 

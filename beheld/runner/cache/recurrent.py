@@ -15,7 +15,6 @@ class RecurrentCache(PagedCache):
     """See TableCache; a block is one state, however many positions it stands for."""
 
     # A prompt's states are computed piece by piece, as its checkpoints lie.
-    unshared: str | None = "its layers keep recurrent states"
     captures_prefill = False
 
     @property

@@ -1,0 +1,52 @@
+"""The forms of modules that ranks share out, in parts that know nothing of each other.
+
+A module that has anything else with weights has another form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from beheld.parallel.shards import Cut, Zeros
+
+
+def linear_in(module: Any, name: str) -> nn.Linear | None:
+    """Return a module's linear layer of this name; None if it has none that is plain."""
+    found = getattr(module, name, None)
+    return found if type(found) is nn.Linear else None
+
+
+def only(module: nn.Module, names: set[str], norm_size: int | None = None) -> bool:
+    """Return whether no other part of a module has weights, but for norms of so many numbers."""
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    if own - names:
+        return False
+    for name, child in module.named_children():
+        sizes = [parameter.numel() for parameter in child.parameters()]
+        if name not in names and any(size != norm_size for size in sizes):
+            return False
+    return True
+
+
+def columns(path: str, linear: nn.Linear, cut: Cut) -> dict[str, Cut]:
+    """Return the cuts of a layer of which each rank computes some outputs."""
+    found = {f"{path}.weight": cut}
+    return found if linear.bias is None else found | {f"{path}.bias": cut}
+
+
+def rows(path: str, linear: nn.Linear, cut: Cut, rank: int) -> dict[str, Cut]:
+    """Return the cuts of a layer of which each rank multiplies some inputs; one rank adds the bias."""
+    found = {f"{path}.weight": dataclasses.replace(cut, dim=1)}
+    if linear.bias is not None:
+        size = linear.out_features
+        found[f"{path}.bias"] = Cut(0, (range(size),) if rank == 0 else (Zeros(size),))
+    return found
+
+
+def changed(module: Any, sizes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Return the attributes of a module that hold a size of the whole, with the part's size."""
+    return {name: own for name, (size, own) in sizes.items() if getattr(module, name, None) == size}

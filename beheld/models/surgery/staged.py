@@ -1,0 +1,127 @@
+"""Makes a model of a pipeline's stage: other stages' layers are empty, and hidden states enter and leave between.
+
+What a model does before its layers, it does in every stage; only the first stage's result is used. Likewise for what
+comes after them, in the last stage.
+
+Shapes: T tokens of a step, H hidden size.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from beheld.core.config import ModelInfo
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
+from beheld.parallel.stages import StagePlan, split
+
+
+class Absent(nn.Module):
+    """Takes the place of another stage's layer: it passes hidden states on."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        own = {"training", "forward"} | set(vars(self))
+        # Models choose masks and positions by what a layer says of itself.
+        for name, value in vars(layer).items():
+            if name not in own and not name.startswith("_") and isinstance(value, bool | int | float | str | None):
+                setattr(self, name, value)
+        self.__dict__["gives_tuple"] = _gives_tuple(type(layer))  # type: ignore[arg-type]
+        self.__dict__["take"] = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, **keywords: Any) -> Any:
+        """Return the same hidden states, as the layer would."""
+        if self.__dict__["take"] is not None:
+            self.__dict__["take"](hidden_states)
+        return (hidden_states, None) if self.__dict__["gives_tuple"] else hidden_states
+
+
+@functools.cache
+def _gives_tuple(kind: Any) -> bool:
+    """Return whether a layer's forward returns its hidden states as the first of several."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+    tuples = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    return any(isinstance(v, ast.Tuple) or (isinstance(v, ast.Name) and v.id in tuples) for v in returned)
+
+
+def staged(model_class: Any, plan: StagePlan) -> Any:
+    """Return a subclass of `model_class` whose models hold one stage."""
+
+    class Staged(model_class):
+        def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
+            super().__init__(config, *args, **keywords)
+            empty_others(self, plan)
+
+    Staged.__name__, Staged.__qualname__ = model_class.__name__, model_class.__qualname__
+    Staged.__module__ = model_class.__module__
+    return Staged
+
+
+def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
+    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan."""
+    sizes = [_bytes(layer) for layer in text_model(model).layers]
+    head = model.get_output_embeddings()
+    last = 0 if head is None else _bytes(head)
+    return split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages)
+
+
+def empty_others(model: Any, plan: StagePlan) -> None:
+    """Take the layers of other stages from a model, and from what it says of ranks' parts."""
+    layers = text_model(model).layers
+    for number, layer in enumerate(layers):
+        if number not in plan.layers:
+            layers[number] = Absent(layer)
+    shards = getattr(model, "shard_plan", None)
+    if shards is not None:
+        model.shard_plan = shards.keeping({name for name, _ in model.named_modules()}.__contains__)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+
+
+class Seams:
+    """Where hidden states enter and leave a stage.
+
+    Attributes:
+        given: what the first own layer gets in place of what its model gives it; None to leave it.
+        made: what the last own layer gave in the last pass.
+    """
+
+    def __init__(self, model: Any, plan: StagePlan, changes: Changes) -> None:
+        self.given: Tensor | None = None
+        self.made: Tensor | None = None
+        layers = text_model(model).layers
+        if plan.stage > 0:
+            entry = layers[plan.layers.start]
+            changes.set(entry, "forward", self._entering(entry.forward))
+        if plan.layers.stop < len(layers):
+            layers[plan.layers.stop].__dict__["take"] = self._take
+
+    def _take(self, hidden_states: Tensor) -> None:
+        self.made = hidden_states
+
+    def _entering(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def entering(*args: Any, **keywords: Any) -> Any:
+            if self.given is None:
+                return forward(*args, **keywords)
+            if args:
+                return forward(self.given, *args[1:], **keywords)
+            return forward(**keywords | {"hidden_states": self.given})
+
+        return entering
