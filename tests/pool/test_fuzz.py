@@ -85,7 +85,7 @@ def test_what_is_nearly_right_is_answered_or_named(vectors: Running) -> None:
     statuses: list[int] = []
 
     @seed(9)
-    @settings(max_examples=sized(120, 3000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=sized(60, 3000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(BODIES, OPTIONS)
     def one(asked: tuple[str, dict[str, Any]], options: dict[str, Any]) -> None:
         path, body = asked
