@@ -15,7 +15,7 @@ PATIENCE_S = 1.0
 
 
 @dataclass(eq=False)
-class Turn:
+class ClientTurn:
     """A turn of a client: waited for, then held."""
 
     client: str
@@ -39,18 +39,18 @@ class ClientTurns:
         self._patience_s = patience_s
         self._changed = threading.Condition()
         # The client that was served last stands last.
-        self._waiting: dict[str, deque[Turn]] = {}
-        self._held: set[Turn] = set()
+        self._waiting: dict[str, deque[ClientTurn]] = {}
+        self._held: set[ClientTurn] = set()
         self._closed = False
 
-    def take(self, client: str, cancel: CancelToken) -> Turn:
+    def take(self, client: str, cancel: CancelToken) -> ClientTurn:
         """Wait for a turn; the caller gives it back.
 
         Raises:
             WorkerError: there are no more turns.
             Cancelled: it is not wanted any more.
         """
-        turn = Turn(client)
+        turn = ClientTurn(client)
         with cancel.calling(self._wake), self._changed:
             self._waiting.setdefault(client, deque()).append(turn)
             try:
@@ -65,19 +65,19 @@ class ClientTurns:
                 self._leave(turn)
         return turn
 
-    def give_back(self, turn: Turn) -> None:
+    def give_back(self, turn: ClientTurn) -> None:
         """End a turn."""
         with self._changed:
             self._held.discard(turn)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give no more turns; who waits is told."""
+        """Give no more turns; those that wait get an error."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def _is_due(self, turn: Turn) -> bool:
+    def _is_due(self, turn: ClientTurn) -> bool:
         held = [other.client for other in self._held]
         first = min(self._waiting, key=held.count)
         if self._waiting[first][0] is not turn:
@@ -91,7 +91,7 @@ class ClientTurns:
             and all(other.begun <= patient_until for other in self._held)
         )
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, turn: ClientTurn) -> None:
         line = self._waiting.pop(turn.client)
         line.remove(turn)
         if line:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import BeheldError, UserError, WorkerError
-from beheld.sandbox.client_turns import ClientTurns, Turn
+from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
@@ -44,7 +44,7 @@ class _Worker:
     end: socket.socket
     server: _Server
     ended: str | None = None
-    turn: Turn | None = None
+    turn: ClientTurn | None = None
 
     def idle(self) -> bool:
         """True if it is alive and has sent nothing, as a worker without a task should."""

@@ -25,6 +25,7 @@ from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.video import FrameSampling
 from beheld.platform import host
+from beheld.utils import allocator
 from beheld.utils.cancellation import Cancelled, CancelToken
 from tests import tiny
 from tests.inputs import pipes
@@ -173,7 +174,7 @@ def test_memory_of_a_large_image_returns(monkeypatch: pytest.MonkeyPatch) -> Non
     """A server keeps freed memory for its steps: of eight images of 128 megapixels it kept 3.2 GiB."""
     pipe, returned = pipes.make("llava"), list[int]()
     monkeypatch.setattr(item_maker, "_MOST_KEPT_BYTES", 4 * 1000 * 1000)
-    monkeypatch.setattr(item_maker.allocator, "give_back_freed", lambda: returned.append(1))
+    monkeypatch.setattr(allocator, "give_back_freed", lambda: returned.append(1))
     pipes.ask(pipe, "llava", flat_png(1000, 1000))
     assert not returned, "small ones are not held up by it"
     pipes.ask(pipe, "llava", flat_png(1100, 1000))

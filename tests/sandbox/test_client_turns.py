@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from beheld.core.errors import WorkerError
-from beheld.sandbox.client_turns import ClientTurns, Turn
+from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.utils.cancellation import Cancelled, CancelToken
 from tests.sandbox.test_sandbox import make
 
@@ -46,7 +46,7 @@ def test_clients_are_served_by_turns() -> None:
 def test_who_holds_fewest_comes_first() -> None:
     turns = ClientTurns(2, patience_s=60)
     held = [turns.take("a", CancelToken()) for _ in range(2)]
-    got: dict[str, Turn] = {}
+    got: dict[str, ClientTurn] = {}
     threads = [
         threading.Thread(target=lambda name=name: got.setdefault(name, turns.take(name, CancelToken())))
         for name in ("a", "b")

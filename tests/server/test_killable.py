@@ -138,9 +138,10 @@ def test_31_a_decoder_that_stalls_costs_its_request_alone(small: Running) -> Non
     worker = stopped(small)
     begin = time.monotonic()
     answer = small.post(CHAT, asking(unseen()))
-    assert WORK_S <= time.monotonic() - begin < WORK_S + 2.5
+    # A small image has a part of the time.
+    assert 0.4 * WORK_S <= time.monotonic() - begin < WORK_S + 2.5
     assert answer.status_code == 413
-    assert f"{WORK_S:g} s" in answer.json()["error"]["message"]
+    assert f"more than {0.4 * WORK_S:g}" in answer.json()["error"]["message"]
     assert is_gone(worker)
     serves(small)
 
