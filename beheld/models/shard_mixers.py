@@ -110,16 +110,17 @@ def latent(path: str, module: Any, index: int, group: KVGroup, rank: int, ranks:
 
 def convolution(path: str, module: Any, index: int, group: KVGroup, rank: int, ranks: int) -> Shard | None:
     """Return a gated short convolution's part: some channels."""
-    conv, into, out = getattr(module, "conv", None), linear_in(module, "in_proj"), linear_in(module, "out_proj")
+    name, conv = next(((n, c) for n, c in module.named_children() if type(c) is nn.Conv1d), ("", None))
+    into, out = linear_in(module, "in_proj"), linear_in(module, "out_proj")
     channels = group.num_kv_heads * group.head_dim
-    if type(conv) is not nn.Conv1d or into is None or out is None or conv.groups != channels:
+    if conv is None or into is None or out is None or conv.groups != channels:
         return None
     sized = conv.out_channels == out.in_features == channels and into.out_features == 3 * channels
-    if not sized or not only(module, {"conv", "in_proj", "out_proj"}):
+    if not sized or not only(module, {name, "in_proj", "out_proj"}):
         return None
     pieces = share(channels, rank, ranks)
     into_cuts = columns(f"{path}.in_proj", into, Cut(0, sections(3, channels, rank, ranks)))
-    cuts = into_cuts | _depthwise(f"{path}.conv", conv, pieces) | rows(f"{path}.out_proj", out, Cut(1, pieces), rank)
+    cuts = into_cuts | _depthwise(f"{path}.{name}", conv, pieces) | rows(f"{path}.out_proj", out, Cut(1, pieces), rank)
     local = dataclasses.replace(group, num_kv_heads=1, head_dim=Cut(0, pieces).size)
     return Shard(path, cuts, f"{path}.out_proj", num_sections=dict.fromkeys(into_cuts, 3), cache=(index, local))
 
