@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import Any
 
 from beheld.utils.log import get_logger
 
@@ -14,8 +13,8 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def init_logger(name: str) -> logging.Logger:
@@ -23,7 +22,7 @@ def init_logger(name: str) -> logging.Logger:
     return get_logger(name)
 
 
-class Platform:
+class ScriptPlatform:
     """The device as scripts ask for it."""
 
     @property
@@ -31,7 +30,8 @@ class Platform:
         """The device's name in torch: "cuda" or "cpu"."""
         import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        found = torch.accelerator.current_accelerator()
+        return "cpu" if found is None else str(found.type)
 
     device_name = device_type
 
@@ -51,17 +51,5 @@ class Platform:
 
     is_xpu = is_tpu = is_rocm
 
-    def get_device_name(self, device_id: int = 0) -> str:
-        """The device's product name."""
-        import torch
 
-        return str(torch.cuda.get_device_name(device_id)) if self.is_cuda() else "cpu"
-
-    def get_device_capability(self, device_id: int = 0) -> Any:
-        """(major, minor) of a GPU; None for the CPU."""
-        import torch
-
-        return torch.cuda.get_device_capability(device_id) if self.is_cuda() else None
-
-
-current_platform = Platform()
+current_platform = ScriptPlatform()
