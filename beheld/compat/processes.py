@@ -27,7 +27,7 @@ class ScriptPlatform:
 
     @property
     def device_type(self) -> str:
-        """The device's name in torch: "cuda" or "cpu"."""
+        """The device's name in torch."""
         import torch
 
         found = torch.accelerator.current_accelerator()
@@ -36,8 +36,8 @@ class ScriptPlatform:
     device_name = device_type
 
     def is_cuda(self) -> bool:
-        """Whether it is a GPU of NVIDIA's."""
-        return self.device_type == "cuda"
+        """Whether it is a GPU; NVIDIA's are the only ones."""
+        return not self.is_cpu()
 
     is_cuda_alike = is_cuda
 
