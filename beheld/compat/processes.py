@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 
 from beheld.utils.log import get_logger
 
@@ -35,21 +36,11 @@ class ScriptPlatform:
 
     device_name = device_type
 
-    def is_cuda(self) -> bool:
-        """Whether it is a GPU; NVIDIA's are the only ones."""
-        return not self.is_cpu()
-
-    is_cuda_alike = is_cuda
-
-    def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
-        return self.device_type == "cpu"
-
-    def is_rocm(self) -> bool:
-        """False: there is no such platform here."""
-        return False
-
-    is_xpu = is_tpu = is_rocm
+    def __getattr__(self, name: str) -> Callable[[], bool]:
+        """`is_KIND()`: whether the device is of this kind."""
+        if not name.startswith("is_"):
+            raise AttributeError(name)
+        return lambda: name.removeprefix("is_").removesuffix("_alike") == self.device_type
 
 
 current_platform = ScriptPlatform()
