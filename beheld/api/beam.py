@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams
 from beheld.core.config import EngineConfig
@@ -11,12 +11,26 @@ from beheld.core.outputs import Logprob
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest
 
-if TYPE_CHECKING:
-    from beheld.api.llm import LLM
+
+class Generates(Protocol):
+    """LLM, as far as a search asks it."""
+
+    def generate(
+        self,
+        prompts: Sequence[Any],
+        sampling_params: SamplingParams,
+        *,
+        use_tqdm: bool,
+        lora_request: Sequence[LoRARequest | None],
+    ) -> list[Any]:
+        """One output per prompt, in order."""
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
 
 
 def beam_search(
-    llm: LLM,
+    llm: Generates,
     prompts: Sequence[Any],
     params: BeamSearchParams,
     lora: LoRARequest | Sequence[LoRARequest | None] | None,
@@ -39,7 +53,7 @@ def beam_search(
 
 
 def _searched(
-    llm: LLM,
+    llm: Generates,
     prompts: Sequence[tuple[Any, LoRARequest | None]],
     params: BeamSearchParams,
     eos_ids: Sequence[int],
@@ -78,7 +92,7 @@ def _candidates(output: Any) -> dict[int, Logprob]:
     return found
 
 
-def _ids(llm: LLM, prompt: Any) -> list[int]:
+def _ids(llm: Generates, prompt: Any) -> list[int]:
     """The ids of a prompt before its placeholders are replaced."""
     if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
         return list(prompt["prompt_token_ids"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from typing import Any
+from collections.abc import Callable
 
 from beheld.utils.log import get_logger
 
@@ -14,8 +14,8 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def init_logger(name: str) -> logging.Logger:
@@ -23,45 +23,24 @@ def init_logger(name: str) -> logging.Logger:
     return get_logger(name)
 
 
-class Platform:
+class ScriptPlatform:
     """The device as scripts ask for it."""
 
     @property
     def device_type(self) -> str:
-        """The device's name in torch: "cuda" or "cpu"."""
+        """The device's name in torch."""
         import torch
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        found = torch.accelerator.current_accelerator()
+        return "cpu" if found is None else str(found.type)
 
     device_name = device_type
 
-    def is_cuda(self) -> bool:
-        """Whether it is a GPU of NVIDIA's."""
-        return self.device_type == "cuda"
-
-    is_cuda_alike = is_cuda
-
-    def is_cpu(self) -> bool:
-        """Whether it is the CPU."""
-        return self.device_type == "cpu"
-
-    def is_rocm(self) -> bool:
-        """False: there is no such platform here."""
-        return False
-
-    is_xpu = is_tpu = is_rocm
-
-    def get_device_name(self, device_id: int = 0) -> str:
-        """The device's product name."""
-        import torch
-
-        return str(torch.cuda.get_device_name(device_id)) if self.is_cuda() else "cpu"
-
-    def get_device_capability(self, device_id: int = 0) -> Any:
-        """(major, minor) of a GPU; None for the CPU."""
-        import torch
-
-        return torch.cuda.get_device_capability(device_id) if self.is_cuda() else None
+    def __getattr__(self, name: str) -> Callable[[], bool]:
+        """`is_KIND()`: whether the device is of this kind."""
+        if not name.startswith("is_"):
+            raise AttributeError(name)
+        return lambda: name.removeprefix("is_").removesuffix("_alike") == self.device_type
 
 
-current_platform = Platform()
+current_platform = ScriptPlatform()

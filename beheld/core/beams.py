@@ -1,7 +1,7 @@
 """Beam search: the best continuations of a prompt, found by keeping several at each position.
 
-The search asks for the likeliest next tokens of each kept sequence and never computes itself; whoever drives it (LLM,
-AsyncLLM) makes one request for each sequence and position, whose prefix the cache holds.
+The search asks for the likeliest next tokens of each kept sequence and never computes itself; its caller (LLM)
+makes one request for each sequence and position, whose prefix the cache holds.
 
 Names and scores follow vLLM's. Two things differ from transformers' beam search: the length in the penalty counts the
 prompt, and the search goes on to `max_tokens` while a sequence is unfinished.
