@@ -31,7 +31,7 @@ class ScriptPlatform:
         """The device's name in torch."""
         import torch
 
-        found = torch.accelerator.current_accelerator()
+        found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)
 
     device_name = device_type
