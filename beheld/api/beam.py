@@ -43,7 +43,7 @@ def beam_search(
     Args:
         eos_ids: tokens that end an answer.
     """
-    loras = list(lora) if isinstance(lora, list | tuple) else [lora] * len(prompts)
+    loras: list[LoRARequest | None] = [lora] * len(prompts) if isinstance(lora, LoRARequest | None) else list(lora)
     made = list(zip(prompts, loras, strict=True))
     outputs: list[BeamSearchOutput] = []
     size = concurrency or len(made) or 1

@@ -206,7 +206,7 @@ class LLM:
             One output per prompt, in order, with `beam_width` sequences.
         """
         return beam_search(
-            self, prompts, checked(params), lora_request, concurrency_limit, self._info.eos_ids, self._config
+            self, prompts, checked(params), lora_request, concurrency_limit, sorted(self._info.eos_ids), self._config
         )
 
     # ------------------------------------------------------------------ pooling

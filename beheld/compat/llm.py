@@ -198,7 +198,7 @@ class ScriptEngine:
         return getattr(self._llm, name)
 
 
-def _named(job: Job, request_id: str) -> Sequence[Any]:
+def _named(job: Job, request_id: str) -> list[Any]:
     """The requests of a job under the script's own id."""
     from dataclasses import replace
 

@@ -28,8 +28,6 @@ class ModelAdapter(Protocol):
     """
 
     info: ModelInfo
-    widest: ModelInfo
-    """This rank's facts, with as many layers in each cache group as any stage of a pipeline has."""
     device: torch.device
     dtype: torch.dtype
     lora: LoRASlots | None
@@ -40,6 +38,10 @@ class ModelAdapter(Protocol):
     """Whether that layer stores keys and values, and so runs twice (models/surgery/last_layer.py)."""
     position_unit: int
     """Position increment per token: 1, or more if positions have fractions, which are held as integers."""
+
+    @property
+    def widest(self) -> ModelInfo:
+        """This rank's facts, with as many layers in each cache group as any stage of a pipeline has."""
 
     def capture_calls(self) -> None:
         """Capture tower calls with recurring sizes as CUDA graphs from now on."""
