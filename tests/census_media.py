@@ -207,7 +207,71 @@ MINICPM_MARKS = (
 )
 
 
+STEP_MARKS = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
+
+
+def _rotation(theta: float, part: float = 1.0) -> dict[str, Any]:
+    return {"partial_rotary_factor": part, "rope_theta": theta, "rope_type": "default"}
+
+
 RECIPES: dict[str, Recipe] = {
+    "fast_vlm": Recipe(
+        ("<image>",),
+        lambda ids: {
+            "image_token_index": ids["<image>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "vision_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "fastvit_mci3",
+                "do_pooling": True,
+                "global_pool": "avg",
+                "hidden_size": 64,
+                "model_args": {"embed_dims": [16, 16, 16, 32, 32], "inference_mode": True, "layers": [1] * 5},
+                "num_classes": 0,
+            },
+        },
+        lambda tokenizer: transformers.LlavaProcessor(
+            transformers.CLIPImageProcessor(
+                crop_size={"height": 128, "width": 128},
+                image_mean=[0.0] * 3,
+                image_std=[1.0] * 3,
+                size={"shortest_edge": 128},
+            ),
+            tokenizer,
+            patch_size=64,
+            vision_feature_select_strategy="full",
+            image_token="<image>",
+            num_additional_image_tokens=0,
+        ),
+        "<image>",
+    ),
+    "step3p7": Recipe(
+        STEP_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<im_patch>"],
+            "text_config": {
+                **LANGUAGE,
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+                "moe_intermediate_size": 48,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "num_hidden_layers": 4,
+                "num_local_experts": 4,
+                # Layers of both kinds have different numbers of heads.
+                "num_sliding_attention_heads": 8,
+                "rope_parameters": {"full_attention": _rotation(1e5, 0.5), "sliding_attention": _rotation(1e4)},
+                "share_expert_dim": 48,
+                "sliding_window": 8,
+            },
+            "vision_config": {"image_size": 112, "max_position_embeddings": 64, "mlp_ratio": 1.5},
+        },
+        lambda tokenizer: transformers.Step3p7Processor(
+            transformers.Step3p7ImageProcessor(max_image_size=224, patch_size=56, size={"height": 112, "width": 112}),
+            tokenizer,
+        ),
+        "<im_patch>",
+    ),
     "vipllava": Recipe(
         ("<image>",),
         lambda ids: {

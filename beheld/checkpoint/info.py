@@ -404,7 +404,8 @@ def _reach(text: Any) -> int:
     depend on their batch mates. If every kind of layer has its own scaling, the configuration gives the model's length.
     A model without attention has no bound.
     """
-    unbounded = not hasattr(text, "num_attention_heads")
+    # `dir` does not read: of what differs from layer to layer, transformers' configurations give no one value.
+    unbounded = "num_attention_heads" not in {*dir(text), *text.attribute_map}
     # Decoders after speech encoders have a length of their own.
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
     named = int(next((length for length in lengths if length), 0))
