@@ -18,6 +18,7 @@ from beheld.utils import env, working_directory
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
+    "encode-serve": "run a model's towers for servers elsewhere, which name it in --encoder-urls",
     "chat": "talk to a model in the terminal, with a server or in this process",
     "ask": "ask a model about images, videos and audio",
     "bench": "measure a server under many clients",
@@ -32,7 +33,7 @@ _COMMANDS = {
 }
 
 # Commands that close everything they open and run no user code.
-_CLOSED = frozenset({"ask", "serve", "batch", "run-batch"})
+_CLOSED = frozenset({"ask", "serve", "encode-serve", "batch", "run-batch"})
 # Commands whose file names may come before, between and after their flags.
 _ANY_ORDER = frozenset({"ask", "batch", "verify"})
 
@@ -107,6 +108,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.ask import add_arguments
     elif name == "serve":
         from beheld.cli.serve import add_arguments
+    elif name == "encode-serve":
+        from beheld.cli.encode_serve import add_arguments
     elif name == "chat":
         from beheld.cli.chat import add_arguments
     elif name == "bench":

@@ -111,6 +111,7 @@ class EngineArgs:
     mm_processor_cache_gb: float | None = None
     disable_mm_preprocessor_cache: bool = False
     enable_mm_embeds: bool = True
+    encoder_urls: list[str] | None = None
     mm_encoder_budget: int | None = None
     media_workers: int | None = None
     media_work: str = "auto"

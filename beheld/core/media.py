@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 MODALITIES = ("image", "video", "audio")
+# The name of a feature: embeddings as the model's own towers give them, (E, H) with all columns. No tower is run.
+ENCODED = "encoded"
 
 
 def item_name(modality: str, number: int) -> str:
@@ -52,7 +54,8 @@ class MediaItem:
         modality: "image", "video" or "audio".
         digest: hash (32 bytes) of the content and of every option that changes the features.
         features: the processor's tensors for this item, by the processor's names ("pixel_values",
-            "image_grid_thw", ...), or {"embeds": (num_embeds, hidden)} if the user gave embeddings.
+            "image_grid_thw", ...), {"embeds": (num_embeds, hidden)} if the user gave embeddings, or
+            {ENCODED: (num_embeds, columns)} if an encoder elsewhere did.
         layout: small numbers from which positions are computed, by the processor's names, for example
             {"image_grid_thw": (1, 16, 16)}; it stays on the host.
         replacement_ids: the token ids that replace the placeholder.

@@ -16,6 +16,8 @@ from beheld.core.media import MediaItem, MediaReceipt, MediaRef
 from beheld.core.params import Pooling, Sampling, SamplingParams
 from beheld.core.request import Request
 from beheld.core.speech import SpeechForm, SpeechTokens
+from beheld.encoders.client import RemoteEncoders
+from beheld.encoders.connect import connected
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher
@@ -97,6 +99,7 @@ class InputPipeline:
         self._fetcher = Fetcher(rules)
         self._maker = ItemMaker(info, config, args, self._processor, self._family, rules, self.workers)
         self.cache = self._maker.cache
+        self._encoders: RemoteEncoders | None = connected(args.encoder_urls or (), info, config)
         self._sampling = SamplingResolver(info, config, args, inner, self._sandbox)
         self.compiler = self._sampling.compiler
         if workers is None:
@@ -186,6 +189,8 @@ class InputPipeline:
         places = {modality: self._tokenizer.places[modality] for modality in waiting}
         in_order = [next(waiting[modality]) for modality, _, _ in expand.find_places(prompt.ids, places)]
         items: dict[str, list[MediaItem]] = {kind: [one.item for one in own] for kind, own in by_modality.items()}
+        if self._encoders is not None:
+            items = self._encoders.replaced_all(items)
         ids = self.reader.with_edges(prompt, items)
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import StepError
+from beheld.core.media import ENCODED
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.adapter import ModelAdapter
 from beheld.platform.platform import Event
@@ -53,7 +54,9 @@ class EncoderStore:
         if not waiting:
             return ()
         begin = self._mark()
-        for batch in _batches(waiting, self._call_bytes):
+        given = [item for item in waiting if ENCODED in item.features]
+        batches = _batches([item for item in waiting if ENCODED not in item.features], self._call_bytes)
+        for batch in (*([item] for item in given), *batches):
             if self._try(batch) is None:
                 continue
             for item in batch:
@@ -85,11 +88,16 @@ class EncoderStore:
     def _try(self, items: Sequence[EncodeItem]) -> str | None:
         """Encode `items` in one call; None, or why it failed, with all memory of the call given back."""
         try:
-            self._keep(items, self._adapter.encode(items))
+            self._keep(items, self._embeds_of(items))
         except Exception as error:
             let_go(error, self._adapter.device)
             return str(error)
         return None
+
+    def _embeds_of(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
+        if ENCODED not in items[0].features:
+            return self._adapter.encode(items)
+        return [item.features[ENCODED].to(self._adapter.device, copy=True) for item in items]
 
     def _keep(self, items: Sequence[EncodeItem], embeds: Sequence[Tensor]) -> None:
         for item, embeds_EH in zip(items, embeds, strict=True):

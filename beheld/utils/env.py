@@ -69,6 +69,12 @@ def _count(text: str) -> int:
     return count
 
 
+def _secret(text: str) -> str:
+    if len(text) < 16 or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(text)
+    return text
+
+
 def _level(text: str) -> str:
     upper = text.strip().upper()
     if upper not in ("DEBUG", "INFO", "WARNING", "ERROR"):
@@ -106,6 +112,9 @@ GGUF_CACHE = _variable(
     str,
     os.path.join("~", ".cache", "beheld", "gguf"),
     "the folder with the configurations and tokenizers that were made of GGUF files",
+)
+ENCODER_TOKEN = _variable(
+    ("BEHELD_ENCODER_TOKEN",), _secret, "", "the secret of at least 16 characters that encoders and their clients share"
 )
 GRAMMAR_TIMEOUT = _variable(("BEHELD_GRAMMAR_TIMEOUT",), _seconds, 5.0, "seconds for compiling a grammar")
 CPU_KV_CACHE_GIB = _variable(

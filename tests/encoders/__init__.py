@@ -1,0 +1,1 @@
+"""Towers in other processes than the text."""
