@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "engine",
         "compat",
+        "encoders",
         "tools",
         "platform",
         "families",

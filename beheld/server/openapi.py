@@ -43,6 +43,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
 }
 # Operations without a body, besides GET.
 _OTHERS = {
+    ("/ping", "post"): "Check that the engine answers.",
     ("/v1/responses/{name}", "delete"): "Forget a stored response.",
     ("/v1/responses/{name}/cancel", "post"): "End a response.",
 }
@@ -54,6 +55,7 @@ _GETS = {
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
     "/health": "Check that the engine answers.",
+    "/ping": "The same.",
     "/version": "The version of the server.",
     "/metrics": "Counters for Prometheus.",
     "/openapi.json": "This document.",

@@ -222,6 +222,7 @@ SHOWN = {
     "/v1/models": "Models",
     "/v1/models/{name}": "Model",
     "/health": "Health",
+    "/ping": "Health",
     "/version": "Version",
     "/openapi.json": "Document",
 }

@@ -14,6 +14,7 @@ from beheld.checkpoint.info import read_config
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
+from beheld.core.pooling import PoolerInfo
 from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.local import LocalExecutor
 from tests import tiny
@@ -85,17 +86,19 @@ def test_ranks_are_as_many_as_gpus_or_asked_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
     args = EngineArgs(tensor_parallel_size=2, distributed_executor_backend=backend)
-    assert ranks_of(args, device) == wanted
+    assert ranks_of(args, pipes.info("llama"), device) == (wanted, 1)
 
 
-@pytest.mark.parametrize(("family", "wanted"), [("llama", 2), ("qwen3_next", 1)])
-def test_a_model_that_gpus_cannot_share_runs_on_one(family: str, wanted: int, caplog: pytest.LogCaptureFixture) -> None:
-    info = pipes.info(family)
+@pytest.mark.parametrize(("encodes", "wanted"), [(False, 2), (True, 1)])
+def test_a_model_that_gpus_cannot_share_runs_on_one(
+    encodes: bool, wanted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = replace(pipes.info("llama"), pooler=PoolerInfo(encodes=encodes))
     config = replace(pipes.config(info, device="cuda"), tensor_parallel_size=2)
     with caplog.at_level(logging.WARNING):
         found = with_fitting_ranks(EngineArgs(tensor_parallel_size=2), info, config)
     assert found.tensor_parallel_size == wanted
-    assert ["recurrent" in line for line in caplog.messages] == [True] * (2 - wanted)
+    assert ["an encoder" in line for line in caplog.messages] == [True] * (2 - wanted)
 
 
 @pytest.mark.parametrize("through", ["engine", "plan"])

@@ -159,7 +159,7 @@ def test_what_is_wrong_is_named(made: Made, llm: LLM) -> None:
         llm.embed(image(0, "a cat"), use_tqdm=False)
     with pytest.raises(UserError, match="at most 1"):
         llm.embed({"prompt": "", "multi_modal_data": {"image": [picture(56, 56, 1)] * 2}}, use_tqdm=False)
-    with pytest.raises(PromptTooLongError, match="the limit is 6"):
+    with pytest.raises(PromptTooLongError, match="maximum context length is 6"):
         llm.embed("a " * 100, use_tqdm=False)
     with pytest.raises(ParamsError, match="not one of its tasks"):
         llm.encode("a", pooling_task="token_embed", use_tqdm=False)

@@ -162,7 +162,7 @@ def test_without_the_module_vectors_keep_their_length_and_the_length_of_texts_is
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 12, "do_lower_case": true}')
     with LLM(str(folder), dtype="float32") as llm:
         (found,) = llm.embed("HELLO there", use_tqdm=False)
-        with pytest.raises(PromptTooLongError, match="limit is 12"):
+        with pytest.raises(PromptTooLongError, match="maximum context length is 12"):
             llm.embed(TEXTS[1], use_tqdm=False)
     (state,) = hidden(folder, ["hello there"])
     assert_equal(torch.tensor(found.outputs.embedding), state[-1])

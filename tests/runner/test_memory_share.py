@@ -183,7 +183,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
 
     hf_config, model, config = wants(show_progress=False)
     with pytest.raises(CapacityError), out_of_memory.explained("load the weights", CUDA, "Take a smaller one."):
-        load._from_files(Loading, hf_config, model, torch.float32, config, None)
+        load._from_files(Loading, hf_config, model, torch.float32, config, None, None)
     hidden_before = gpu.ooms
 
     class Broken:
@@ -192,7 +192,7 @@ def test_the_loader_does_not_blame_the_checkpoint(hidden: bool, gpu: Gpu) -> Non
             raise RuntimeError("truncated")
 
     with pytest.raises(ModelError, match="Fetch the checkpoint again"):
-        load._from_files(Broken, hf_config, model, torch.float32, config, None)
+        load._from_files(Broken, hf_config, model, torch.float32, config, None, None)
     assert gpu.ooms == hidden_before
 
 

@@ -41,10 +41,11 @@ MESSAGES = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
 RESPONSES = "/v1/responses"
 RESPONSE = "/v1/responses/none"
+STREAM = "/v1/streams/none"
 # Routes that take forms; their own guards are in test_transcriptions.py.
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 CANCEL = "/v1/responses/none/cancel"
-# Route -> a body that is answered with 200; None for routes that take none. The response of the last two is not there.
+# Route -> a body that is answered with 200; None for routes that take none. What the last three name is not there.
 ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
@@ -62,14 +63,16 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "/v1/models": None,
     "/v1/models/tiny": None,
     "/version": None,
+    "/ping": None,
+    STREAM: None,
     RESPONSE: None,
     CANCEL: None,
 }
 POSTS = sorted(path for path, body in ROWS.items() if body is not None)
 BODILESS = sorted(path for path, body in ROWS.items() if body is None)
-ABSENT = (RESPONSE, CANCEL)
+ABSENT = (STREAM, RESPONSE, CANCEL)
 # The methods of a route, where they are not GET alone, or POST with a body.
-METHODS = {RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
+METHODS = {"/ping": ("GET", "POST"), RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
 # Routes that take a conversation, hence media.
 TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
 

@@ -94,11 +94,11 @@ PROMPTS = values("prompt", 0)
 OF_CHAT = [value for name in ("tools", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
                                      "add_generation_prompt")
            for value in values(name)]  # fmt: skip
-# What makes a grammar, each with the others.
+# What makes a grammar: structured_outputs goes with neither of the others.
 GRAMMARS = [values("structured_outputs"), values("response_format", 2), values("tools", 3)]
 # Every value of the one list is refused beside every value of the other, and no other pair is.
 CLASHES: list[tuple[list[Value], list[Value]]] = [
-    *itertools.combinations(GRAMMARS, 2),
+    (GRAMMARS[0], GRAMMARS[1] + GRAMMARS[2]),
     (
         [value for made in GRAMMARS for value in made],
         values("allowed_token_ids") + values("bad_words") + values("min_tokens"),
