@@ -177,6 +177,10 @@ class ModelRunner:
             return self._pool(handle, plan, self.pooler)
         if computed is None:
             computed = self._compute(plan)
+        return self._finish(handle, plan, computed)
+
+    def _finish(self, handle: Handle, plan: StepPlan, computed: Computed) -> Handle:
+        """Report on prompts and sample, after a step's pass."""
         handle.prompt_logprobs = dict(computed.prompt_logprobs)
         if computed.logits_BV is None or computed.places_B is None:
             return handle
@@ -201,15 +205,7 @@ class ModelRunner:
                     handle.lost = lost_of(self._lost, plan.encode)
                 else:
                     pipe.owe(count)
-                handle.prompt_logprobs = dict(computed.prompt_logprobs)
-                if computed.logits_BV is None or computed.places_B is None:
-                    return handle
-                with self._changed.kept_if_failing(computed):
-                    if computed.drafts:
-                        return self._check_drafts(handle, computed.slices, computed.logits_BV, plan.masks)
-                    return self._sample(
-                        handle, computed.slices, computed.logits_BV, computed.places_B, plan.masks, computed.best
-                    )
+                return self._finish(handle, plan, computed)
             finally:
                 pipe.pay(None, None)
         if computed is None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError
+from beheld.core.errors import BeheldError, CapacityError
 from beheld.core.plan import EncodeItem
 from beheld.models import registry
 from beheld.models.adapter import ModelAdapter
@@ -48,6 +48,9 @@ class Towers:
                 break
             try:
                 return cls(registry.build(hf_config, info_of(hf_config), config))
+            except CapacityError:
+                # More layers take more.
+                raise
             except (BeheldError, IndexError, KeyError, ValueError, AttributeError, RuntimeError) as error:
                 logger.debug("%d layers are too few: %s", count, error)
         hf_config = read()

@@ -9,7 +9,6 @@ from beheld.checkpoint.gguf.projector import ProjectorFile
 
 # Of PIL's filters, the one that the models' processors take (Lanczos).
 _RESAMPLE = 1
-# A tile is at most as large as the tower's image.
 _ACTIVATIONS = {"clip.use_gelu": "gelu_pytorch_tanh", "clip.use_silu": "silu"}
 # Entries of config.json that belong to the whole model.
 _WHOLE = ("dtype", "transformers_weights", "quantization_config", "tie_word_embeddings", "pad_token_id", "eos_token_id")
