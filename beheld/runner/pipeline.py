@@ -21,6 +21,8 @@ from beheld.parallel.group import RankGroup
 _FAILED, _DONE = -1, 1
 # Of a header: the outcome, which items were lost (a bit each), the number of dimensions, and the sizes.
 _HEADER = 10
+# Of the items' bits, which a signed number of 64 bits holds.
+_LAST_BIT = 61
 # Works that are kept until they are surely done.
 _KEPT = 8
 
@@ -113,10 +115,10 @@ class Pipeline:
 
 
 def bits_of(lost: Sequence[bytes], items: Sequence[EncodeItem]) -> int:
-    """Return a bit for each item whose digest was lost."""
-    return sum(1 << place for place, item in enumerate(items[:62]) if item.digest in lost)
+    """Return a bit for each item whose digest was lost; the last one is for all items from its place on."""
+    return sum({1 << min(place, _LAST_BIT) for place, item in enumerate(items) if item.digest in lost})
 
 
 def lost_of(bits: int, items: Sequence[EncodeItem]) -> tuple[bytes, ...]:
     """Return the digests of those items."""
-    return tuple(item.digest for place, item in enumerate(items[:62]) if bits >> place & 1)
+    return tuple(item.digest for place, item in enumerate(items) if bits >> min(place, _LAST_BIT) & 1)

@@ -10,7 +10,9 @@ import pytest
 
 from beheld.core.config import KVGroup
 from beheld.core.errors import ConfigError
+from beheld.core.plan import EncodeItem
 from beheld.parallel.stages import StagePlan, split
+from beheld.runner.pipeline import bits_of, lost_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,3 +46,11 @@ def test_stages_hold_their_layers_and_measure_by_the_widest() -> None:
     assert [group.layers for group in last.local(whole).kv_groups] == [(3, 4), ()]
     assert first.widest(whole) == last.widest(whole)
     assert [len(group.layers) for group in first.widest(whole).kv_groups] == [2, 2]
+
+
+def test_items_that_a_stage_lost_are_told_however_many_there_are() -> None:
+    items = [EncodeItem(bytes([number]), "image", {}, 1) for number in range(70)]
+    for own in ([0, 3], [61], [69], [5, 69]):
+        told = lost_of(bits_of([items[number].digest for number in own], items), items)
+        assert {items[number].digest for number in own} <= set(told)
+        assert all(items[number].digest not in told for number in range(61) if number not in own)
