@@ -1,7 +1,7 @@
 """The ladder of causes on one GPU: what each workload's seconds go to, from a profile of the device.
 
     python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,new,again,four]
-        [--kernels 5]
+        [--kernels 5] [--option NAME=JSON]
 
 Prints one JSON line per workload, the same as of benchmarks.gpu, in milliseconds: `wall`, of a run without a profiler;
 of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
@@ -172,9 +172,11 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(WORKLOADS))
     parser.add_argument("--kernels", type=int, default=5, help="how many to name")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
+    parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
     arguments = parser.parse_args()
+    options = {name: json.loads(value) for name, value in (o.split("=", 1) for o in arguments.option)}
     mark_stages()
-    profiled = Profiled(Bench(arguments.size, arguments.folder))
+    profiled = Profiled(Bench(arguments.size, arguments.folder, **options))
     for name in arguments.only.split(","):
         start = time.perf_counter()
         figures = profiled.look(name, arguments.kernels)

@@ -28,6 +28,63 @@ _QWEN_7B = {
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
+_QWEN_32B = {
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+# Qwen3-VL-30B-A3B: 128 experts, of which a token takes 8.
+_QWEN3_30B_MOE = {
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    "vocab_size": 151936,
+}
+_QWEN3_TOWER = {
+    "deepstack_visual_indexes": [8, 16, 24],
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 2048,
+    "patch_size": 16,
+}
+# GLM-4.5V's layers, 16 of its 46, so that two GPUs of 80 GB hold them: 128 experts, of which a token takes 8.
+_GLM_16_OF_46 = {
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "max_position_embeddings": 32768,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "num_attention_heads": 96,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+    "vocab_size": 151552,
+}
+_GLM_TOWER = {
+    "depth": 24,
+    "hidden_size": 1536,
+    "image_size": 336,
+    "intermediate_size": 10944,
+    "num_heads": 12,
+    "out_hidden_size": 4096,
+}
 _LLAMA_7B = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -99,9 +156,36 @@ def _qwen(text: dict[str, Any]) -> Shape:
     )
 
 
+_PIXELS = {"longest_edge": 12845056, "shortest_edge": 3136}
+
 SHAPES = {
     "3B": _qwen(_QWEN_3B),
     "7B": _qwen(_QWEN_7B),
+    "32B": _qwen(_QWEN_32B),
+    "30B-A3B": Shape(
+        "qwen3_vl_moe",
+        {
+            "config.json": {
+                "text_config": _QWEN3_30B_MOE,
+                "vision_config": _QWEN3_TOWER,
+                "torch_dtype": "bfloat16",
+            },
+            "preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
+        },
+        "<|im_start|>user\n",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "GLM-16": Shape(
+        "glm4v_moe",
+        {
+            "config.json": {"text_config": _GLM_16_OF_46, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
+            "preprocessor_config.json": {"size": _PIXELS},
+        },
+        "[gMASK]<sop><|user|>\n",
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        "What is the content of this image ?<|assistant|>\n",
+    ),
     "llava": Shape(
         "llava",
         {

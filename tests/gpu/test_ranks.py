@@ -1,0 +1,43 @@
+"""Greedy answers of two GPUs that share a model equal transformers' on a CPU in float32, with CUDA graphs and NCCL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
+
+from beheld import SamplingParams
+from tests import tiny
+from tests.oracle import cases, reference
+from tests.oracle.test_oracle import make, request
+
+# A text model, towers of several kinds, experts, latents, recurrent states, sinks.
+FAMILIES = ("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe")
+TENSOR: dict[str, Any] = {"tensor_parallel_size": 2}
+# Small: other tests may run beside.
+ROOM: dict[str, Any] = {"max_num_seqs": 8, "gpu_memory_utilization": 0.1, "distributed_executor_backend": "mp"}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        *((family, TENSOR) for family in FAMILIES if family in tiny.TINY),
+        ("qwen2_5_vl", TENSOR | {"mm_encoder_tp_mode": "data"}),
+        ("qwen3_vl_moe", TENSOR | {"enable_expert_parallel": True}),
+        ("llama", {"pipeline_parallel_size": 2}),
+        ("qwen2_5_vl", {"pipeline_parallel_size": 2}),
+    ],
+)
+def test_tokens_equal(family: str, more: dict[str, Any]) -> None:
+    with make(family, cases.options(family, "roomy") | ROOM | more) as llm:
+        asks = cases.mixed(family)
+        for round_ in (asks, asks[::-1]):
+            params = [SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True) for ask in round_]
+            outputs = llm.generate([request(family, ask) for ask in round_], params, use_tqdm=False)
+            for ask, output in zip(round_, outputs, strict=True):
+                assert tuple(output.outputs[0].token_ids) == reference.answer(family, ask).token_ids, ask
+        assert llm.stats().retried == 0
