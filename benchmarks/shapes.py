@@ -171,6 +171,7 @@ SHAPES = {
                 "torch_dtype": "bfloat16",
             },
             "preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
+            "video_preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
         },
         "<|im_start|>user\n",
         "<|vision_start|><|image_pad|><|vision_end|>",
@@ -181,6 +182,7 @@ SHAPES = {
         {
             "config.json": {"text_config": _GLM_16_OF_46, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
             "preprocessor_config.json": {"size": _PIXELS},
+            "video_preprocessor_config.json": {"size": _PIXELS},
         },
         "[gMASK]<sop><|user|>\n",
         "<|begin_of_image|><|image|><|end_of_image|>",

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": set(),
     "scheduler": set(),
     "structured": {"sandbox"},
-    "parallel": set(),
+    "parallel": {"platform"},
     "attention": {"platform"},
     "sample": {"platform"},
     "pool": {"platform"},

@@ -1,5 +1,7 @@
 """The group of ranks that share a model, and its collectives: gloo between CPUs, NCCL between GPUs.
 
+Small sums between GPUs that reach one another's memory are a kernel of our own (peers.py).
+
 The groups are made without torch.distributed's default group, so a caller's own use of that is not disturbed. Ranks
 find each other through a file in a folder that only this user can read, and connect on the loopback interface alone.
 """
@@ -19,6 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from beheld.parallel.peers import PeerSums
+from beheld.utils import env
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 # The watchdog of the executor notices ranks that are gone or stuck; this limit is only the last resort, because loading
@@ -64,6 +72,8 @@ class RankGroup:
         self._folder, self._backend, self._ready = folder, backend, ready
         self._host: Any = None
         self._device: Any = None
+        self._peers: PeerSums | None = None
+        self._peers_known = backend != "nccl" or not env.PEER_SUMS()
         # What is being sent must stay.
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self.number = max(_groups, default=0) + 1
@@ -117,10 +127,44 @@ class RankGroup:
         if not x.numel():
             return
         dense = x.contiguous()
+        if not self._peers_known:
+            self._peers_known = True
+            self._peers = self._find_peers(x.device)
         with self._waiting():
-            _finish(self._device.allreduce([dense], self._sum))
+            if self._peers is not None and self._peers.takes(dense):
+                self._peers.sum_(dense)
+            else:
+                _finish(self._device.allreduce([dense], self._sum))
         if dense.data_ptr() != x.data_ptr():
             x.copy_(dense)
+
+    def _find_peers(self, device: torch.device) -> PeerSums | None:
+        """Return sums by the GPUs' own memory if all ranks can have them and agree on a trial."""
+        found: PeerSums | None = None
+        reason = "another GPU cannot"
+        try:
+            found = PeerSums(self.rank, self.size, device, self._exchanged)
+        except RuntimeError as error:
+            reason = str(error)
+        # Each rank asks in any case, for all must take the same way.
+        if self.least([found is not None])[0]:
+            assert found is not None
+            if self.least([found.tried()])[0]:
+                return found
+            reason = "a trial gave another sum"
+        if found is not None:
+            found.close()
+        if self.rank == 0:
+            logger.info("All sums over GPUs are NCCL's: %s.", reason)
+        return None
+
+    def _exchanged(self, own: bytes) -> list[bytes]:
+        """Return all ranks' bytes, as many of each."""
+        dense = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        out = dense.new_empty(self.size * len(own))
+        with self._waiting():
+            _finish(self._host._allgather_base(out, dense, self._gather))
+        return [bytes(each.tolist()) for each in out.view(self.size, -1)]
 
     def joined(self, x: Tensor) -> Tensor:
         """Return all ranks' `x` (..., N), one after another along the last dimension: (..., N * size)."""
@@ -184,7 +228,9 @@ class RankGroup:
 
     def abort(self) -> None:
         """End what waits on the device for ranks that are gone; any thread may call it."""
-        device = self._device
+        device, peers = self._device, self._peers
+        if peers is not None:
+            peers.abort()
         if device is not None and device is not self._host:
             device.abort()
 
@@ -195,8 +241,10 @@ class RankGroup:
         """
         _groups.pop(self.number, None)
         self._sent.clear()
-        device, host = self._device, self._host
-        self._device = self._host = None
+        device, host, peers = self._device, self._host, self._peers
+        self._device = self._host = self._peers = None
+        if peers is not None:
+            peers.close()
         if device is None or device is host:
             return
         ending = threading.Thread(target=device.abort, name="beheld-leave", daemon=True)

@@ -157,6 +157,10 @@ class Cpu:
         """Ranks share the cores."""
         return {}
 
+    def peer_memory(self) -> None:
+        """There is none."""
+        return None
+
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """Of Triton's interpreter: few programs, one after the other, so that small tests split and do not split."""
         return KernelFacts(

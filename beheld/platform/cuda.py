@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through CUDA: the only file that calls `torch.cuda`."""
+"""NVIDIA GPUs through CUDA: with `cuda_peers.py` the only file that calls `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from beheld.platform import segments
-from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts
+from beheld.platform.cuda_peers import CudaPeers
+from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 
@@ -168,6 +169,15 @@ class Cuda:
         """See Platform."""
         visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
         return {"CUDA_VISIBLE_DEVICES": visible[rank] if visible else str(rank)}
+
+    def peer_memory(self) -> PeerMemory | None:
+        """See Platform; kernels that write there are Triton's."""
+        if not self.has_triton:
+            return None
+        try:
+            return CudaPeers()
+        except (OSError, AttributeError) as error:
+            raise RuntimeError(f"the driver's library cannot be used: {error}") from error
 
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """See Platform."""

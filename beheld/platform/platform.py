@@ -106,6 +106,25 @@ class Graphs(Protocol):
         """True if `refusing_to_wait` raised this error."""
 
 
+class PeerMemory(Protocol):
+    """Memory of this process's device that the devices of other processes write to directly.
+
+    All methods raise a RuntimeError where the hardware or the driver does not allow it.
+    """
+
+    handle_bytes: int
+    """Size of a handle."""
+
+    def allocate(self, num_bytes: int) -> tuple[int, bytes]:
+        """Take zeroed memory; returns its address, and the handle by which another process opens it."""
+
+    def open(self, handle: bytes) -> int:
+        """Return the address, in this process, of memory that another one allocated."""
+
+    def close(self) -> None:
+        """Give all of it back; nothing on any device uses it any more."""
+
+
 class Platform(Protocol):
     """One kind of device, and what the engine may expect of it."""
 
@@ -279,6 +298,13 @@ class Platform(Protocol):
 
     def uploader(self, device: torch.device) -> Callable[[Tensor], Tensor]:
         """What brings host tensors to `device` while steps run there."""
+
+    def peer_memory(self) -> PeerMemory | None:
+        """Memory that other processes' devices write to; None if there is no such thing.
+
+        Raises:
+            RuntimeError: the driver refuses.
+        """
 
     def kernel_facts(self, device: torch.device) -> KernelFacts:
         """What the shape of a kernel's launch depends on."""

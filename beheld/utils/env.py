@@ -152,3 +152,9 @@ KEEP_BITS = _variable(
     True,
     "0 dequantizes weights of 4 or 8 bits at load even if the CPU can multiply them as they are",
 )
+PEER_SUMS = _variable(
+    ("BEHELD_PEER_SUMS",),
+    _switch,
+    True,
+    "0 leaves small sums over GPUs to NCCL, where GPUs could write to one another's memory",
+)

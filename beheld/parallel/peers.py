@@ -1,0 +1,95 @@
+"""Sums of small tensors over the GPUs of one host, by writing to one another's memory; see peer_sum_kernel.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.platform.registry import platform_of
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The trial sum takes milliseconds once its kernel is compiled; other ranks may still compile theirs.
+_TRIAL_S = 120.0
+
+
+class PeerSums:
+    """Sums over the ranks of a group, one GPU each.
+
+    Args:
+        rank, ranks: which this process is, and how many there are.
+        device: of this rank.
+        exchange: gives all ranks' bytes for this rank's, which are as many on each.
+
+    Raises:
+        RuntimeError: the GPUs cannot reach one another's memory, on this rank.
+    """
+
+    def __init__(
+        self, rank: int, ranks: int, device: torch.device, exchange: Callable[[bytes], Sequence[bytes]]
+    ) -> None:
+        # Only where it is used: Triton takes a second to import.
+        from beheld.parallel import peer_sum_kernel as kernel
+
+        self._kernel = kernel
+        self._rank, self._ranks, self._device = rank, ranks, device
+        memory = handle = refused = None
+        address = 0
+        try:
+            memory = platform_of(device).peer_memory()
+            if memory is not None:
+                address, handle = memory.allocate(kernel.buffer_bytes(ranks))
+        except RuntimeError as error:
+            refused = error
+        self._memory = memory
+        # All ranks take part in the exchange, whatever has failed on this one.
+        size = 0 if memory is None else memory.handle_bytes
+        told = exchange((b"\1" if handle else b"\0") + (handle or b"").ljust(max(size, 64), b"\0"))
+        if not all(each[0] for each in told):
+            self.close()
+            raise RuntimeError(str(refused) if refused else "a GPU has no memory that others can reach")
+        assert memory is not None
+        try:
+            bases = [address if other == rank else memory.open(each[1 : 1 + size]) for other, each in enumerate(told)]
+        except RuntimeError:
+            self.close()
+            raise
+        self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
+        self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)
+        self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
+
+    def takes(self, x: Tensor) -> bool:
+        """True if `x` is small enough, and of a type that is summed."""
+        return x.dtype in _TYPES and x.numel() <= self._kernel.most_numbers(self._ranks, x.element_size())
+
+    def sum_(self, x: Tensor) -> None:
+        """Replace a contiguous `x` by its sum over all ranks, which has the same bits on each."""
+        self._kernel.sum_(x, self._bases, self._epochs, self._stop.data_ptr(), self._rank, self._ranks)
+
+    def tried(self) -> bool:
+        """Sum known numbers; True if the sum is right. All ranks call this."""
+        x = torch.arange(3000, dtype=torch.float32, device=self._device) + self._rank
+        wanted = self._ranks * torch.arange(3000, dtype=torch.float32) + sum(range(self._ranks))
+        self.sum_(x)
+        done = platform_of(self._device).event()
+        done.record()
+        until = time.monotonic() + _TRIAL_S
+        while not done.query():
+            if time.monotonic() > until:
+                self.abort()
+            time.sleep(0.001)
+        return bool(torch.equal(x.cpu(), wanted))
+
+    def abort(self) -> None:
+        """Let no sum wait any longer for ranks that are gone; any thread may call it. All sums are wrong from then on."""
+        self._stop.fill_(1)
+
+    def close(self) -> None:
+        """Give the memory back, once nothing on any device uses it any more."""
+        memory: Any = self._memory
+        self._memory = None
+        if memory is not None:
+            memory.close()

@@ -1,0 +1,92 @@
+"""Sums over ranks that write to one another's memory, in Triton's interpreter; test_peer_sum.py runs this.
+
+Ranks are processes that are forked when the memory exists, so that addresses are the same in all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from beheld.parallel import peer_sum_kernel as kernel
+
+
+def on_ranks(ranks: int, work: Callable[[int], None]) -> None:
+    """Run `work` in a process for each rank."""
+    children = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                work(rank)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * ranks
+
+
+def shared(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(sizes, dtype=dtype).share_memory_()
+
+
+# The interpreter cuts bfloat16 off where a GPU rounds.
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "most"), [(2, torch.float32, kernel.PROGRAMS * kernel.BLOCK + 5), (3, torch.float16, 3000)]
+)
+def test_all_ranks_have_the_same_sum(ranks: int, dtype: torch.dtype, most: int) -> None:
+    # Rows of other sizes in turn take other numbers of programs; with the most, a program has several pieces.
+    counts = (1, 1030, 7, 2048, most, 1)
+    buffers = shared((ranks, kernel.buffer_bytes(ranks)), torch.uint8)
+    bases = torch.tensor([buffer.data_ptr() for buffer in buffers])
+    chance = torch.Generator().manual_seed(ranks)
+    given = [torch.randn(ranks, count, generator=chance).to(dtype) for count in counts]
+    found = [shared((ranks, count), dtype) for count in counts]
+    for to, each in zip(found, given, strict=True):
+        to.copy_(each)
+
+    def work(rank: int) -> None:
+        epochs, stop = torch.zeros(kernel.PROGRAMS, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        for each in found:
+            kernel.sum_(each[rank], bases, epochs, stop.data_ptr(), rank, ranks)
+
+    on_ranks(ranks, work)
+    for count, each, sums in zip(counts, given, found, strict=True):
+        wanted = torch.zeros(count)
+        for part in each:
+            wanted += part.float()
+        assert torch.equal(sums, wanted.to(dtype).expand(ranks, -1)), count
+
+
+def test_waiting_ends_when_it_is_told() -> None:
+    """The other rank never comes."""
+    buffers = shared((2, kernel.buffer_bytes(2)), torch.uint8)
+    bases = torch.tensor([buffer.data_ptr() for buffer in buffers])
+
+    def work(_: int) -> None:
+        epochs, stop = torch.zeros(kernel.PROGRAMS, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        kernel.sum_(torch.ones(5), bases, epochs, stop.data_ptr(), 0, 2)
+
+    on_ranks(1, work)
+
+
+def test_counting_goes_on_beyond_the_largest_number() -> None:
+    buffers = shared((2, kernel.buffer_bytes(2)), torch.uint8)
+    bases = torch.tensor([buffer.data_ptr() for buffer in buffers])
+    most = 2**31 - 1
+    buffers[:, : kernel.FLAG_BYTES].view(torch.int32).fill_(most)
+    found = shared((2, 4), torch.float32)
+
+    def work(rank: int) -> None:
+        epochs, stop = torch.full((kernel.PROGRAMS,), most, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        for _ in range(3):
+            found[rank] = torch.arange(4.0) + rank
+            kernel.sum_(found[rank], bases, epochs, stop.data_ptr(), rank, 2)
+
+    on_ranks(2, work)
+    assert torch.equal(found, (2 * torch.arange(4.0) + 1).expand(2, -1))
