@@ -96,7 +96,7 @@ def cut(model: Any, plan: ShardPlan) -> ShardPlan:
 
     Weights that are no parameters of the model are left as they are.
     """
-    tied: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    done: dict[int, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, part in plan.cuts.items():
         path, _, own = name.rpartition(".")
@@ -104,11 +104,13 @@ def cut(model: Any, plan: ShardPlan) -> ShardPlan:
         whole = getattr(module, own)
         if not isinstance(whole, nn.Parameter) or isinstance(module, StoredLinear | StoredExperts):
             continue
-        shapes[name] = tuple(whole.shape)
-        if id(whole) not in tied:
-            # With the whole one, whose id another parameter could have otherwise.
-            tied[id(whole)] = nn.Parameter(part.of(whole.data, whole.shape), requires_grad=False), whole
-        setattr(module, own, tied[id(whole)][0])
+        shapes[name] = done.get(id(whole), tuple(whole.shape))
+        # The same object, so that the whole weight's memory is free before the next one is cut: a device that holds the
+        # model once need not hold it and its part. A tied weight, which two modules have, is cut once.
+        if id(whole) not in done:
+            done[id(whole)] = shapes[name]
+            whole.requires_grad_(False)
+            whole.data = part.of(whole.data, whole.shape).clone()
         if own == "weight":
             _resize(module)
     for each in plan.shards:

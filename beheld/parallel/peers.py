@@ -84,7 +84,7 @@ class PeerSums:
         return bool(torch.equal(x.cpu(), wanted))
 
     def abort(self) -> None:
-        """Let no sum wait any longer for ranks that are gone; any thread may call it. All sums are wrong from then on."""
+        """Let no sum wait for ranks that are gone; any thread may call it. All sums are wrong from then on."""
         self._stop.fill_(1)
 
     def close(self) -> None:
