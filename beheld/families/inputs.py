@@ -126,6 +126,8 @@ class FamilyInputs:
             "{number}" for the item's number among those of its modality; the plain placeholder token if absent.
         template: the chat template for checkpoints without one, a file below families/; empty if there is no agreed
             form.
+        only_template: the family's template counts even where a checkpoint has one, since the model was trained with
+            words that its processor writes.
         counts: modalities whose items are processed differently when alone in a prompt.
         few: modality in `counts` -> the largest number of items that are processed as one alone is; 1 if absent.
         layout: processor outputs that positions depend on.
@@ -175,6 +177,7 @@ class FamilyInputs:
 
     placeholders: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
+    only_template: bool = False
     counts: frozenset[str] = frozenset()
     few: Mapping[str, int] = field(default_factory=dict)
     layout: frozenset[str] = PLAIN_LAYOUT

@@ -88,7 +88,8 @@ class InputPipeline:
         self.workers = workers or MediaWorkers(info, config, args)
         self._sandbox = self.workers.sandbox
         foreign = None if inner is None else render_type(info, for_workers(info, args))
-        templates = ChatTemplates(inner, Path(info.path), self._family.template_text, self._sandbox, foreign)
+        written, only = self._family.template_text, self._family.only_template
+        templates = ChatTemplates(inner, Path(info.path), written, self._sandbox, foreign, only=only)
         if inner is not None:
             self._check_tokenizer()
             if not args.chat_template:

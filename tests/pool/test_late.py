@@ -121,7 +121,11 @@ def test_on_a_server(made: Made) -> None:
         scores = served.post("/score", {"queries": QUERIES[0], "documents": documents}).json()
         ranks = served.post("/rerank", {"query": QUERIES[0], "documents": documents}).json()
         pooled = served.post("/pooling", {"input": QUERIES[0]}).json()
-        page = served.post("/pooling", {"messages": [{"role": "user", "content": [parts[0]]}]}).json()
+        query = served.post("/pooling", {"messages": [{"role": "user", "content": QUERIES[0]}]}).json()
+        words = [{"type": "text", "text": text} for text in ("Describe the image.", "What is the total?")]
+        page, other = (
+            served.post("/pooling", {"messages": [{"role": "user", "content": [parts[0], each]}]}) for each in words
+        )
         refused = [served.post("/v1/embeddings", {"input": "x"}), served.post("/classify", {"input": "x"})]
         chatted = served.post("/v1/chat/completions", {"messages": talk("x")})
     finally:
@@ -130,7 +134,10 @@ def test_on_a_server(made: Made) -> None:
     assert [entry["score"] for entry in scores["data"]] == pytest.approx(wanted, abs=1e-3)
     assert [entry["index"] for entry in ranks["results"]] == sorted(range(3), key=lambda index: -wanted[index])
     torch.testing.assert_close(torch.tensor(pooled["data"][0]["data"]), made.queries[0], atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(torch.tensor(page["data"][0]["data"]), made.pages[0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(query["data"][0]["data"]), made.queries[0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(page.json()["data"][0]["data"]), made.pages[0], atol=2e-5, rtol=1e-4)
+    assert other.status_code == 400
+    assert "words of its own" in other.json()["error"]["message"], "a text beside an image is not dropped"
     assert [(answer.status_code, answer.json()["error"]["param"]) for answer in refused] == [(400, "task")] * 2
     assert chatted.status_code == 400
 

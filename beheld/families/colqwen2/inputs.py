@@ -17,8 +17,9 @@ _prompts = LatePrompts(
 INPUTS = FamilyInputs(
     placeholders={"image": _IMAGE},
     template="_shared/plain.jinja",
-    rewrite=_prompts.of_prompt,
-    rewrite_chat=_prompts.of_chat,
+    only_template=True,
+    rewrite=_prompts.rewritten,
+    rewrite_chat=_prompts.rewritten,
     most={"image": 1},
     closes="the model gives vectors, and no answer",
 )

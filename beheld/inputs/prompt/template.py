@@ -38,6 +38,7 @@ class ChatTemplates:
         tokenizer: transformers' tokenizer.
         folder: the checkpoint's.
         fallback: the family's template, or "".
+        only: the family's counts even where the checkpoint has one.
         sandbox: renders untrusted templates as tasks of `render_type`; None renders them here.
         render_type: see rendering.render_type.
     """
@@ -49,8 +50,11 @@ class ChatTemplates:
         fallback: str,
         sandbox: Sandbox | None = None,
         render_type: TaskType[Rendering, str] | None = None,
+        *,
+        only: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._only = only
         self._folder = folder
         self._fallback = fallback
         self._sandbox = sandbox
@@ -75,7 +79,8 @@ class ChatTemplates:
         if own:
             return self._trusted_if_bounded(own)
         if self._fallback:
-            once(logger, logging.INFO, "The checkpoint has no chat template; using its family's.")
+            if not self._only:
+                once(logger, logging.INFO, "The checkpoint has no chat template; using its family's.")
             return self._fallback
         raise TemplateError(
             "The checkpoint has no chat template.",
@@ -109,6 +114,8 @@ class ChatTemplates:
             return self._judged[template]
 
     def _own(self, tools: Sequence[Any] | None) -> str | None:
+        if self._only:
+            return None
         legacy = self._folder / CHAT_TEMPLATE
         if not (self._folder / "chat_template.jinja").is_file() and legacy.is_file():
             found = read_json(legacy).get("chat_template")

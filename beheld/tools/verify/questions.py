@@ -65,7 +65,8 @@ def question_of(
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
     """Return whether a chat template exists and places media; without one, no rule says where they belong in a text."""
-    templates = ChatTemplates(tokenizer, Path(info.path), registry.inputs(info.family).template_text)
+    family = registry.inputs(info.family)
+    templates = ChatTemplates(tokenizer, Path(info.path), family.template_text, only=family.only_template)
     try:
         template = templates.resolve(None, None)
     except TemplateError:

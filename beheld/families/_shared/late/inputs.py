@@ -20,26 +20,26 @@ class LatePrompts:
         spare: the token that fills up a query.
         page: the whole prompt of an image.
         image: the image's placeholder.
+        words: what a page is asked.
     """
 
     query: str
     spare: str
     page: str
     image: str
+    words: str = "Describe the image."
 
-    def of_prompt(self, text: str, counts: Mapping[str, int]) -> str:
-        """Return the prompt of a query, or of an image, whose text is empty, its placeholder or `page`.
+    def rewritten(self, text: str, counts: Mapping[str, int]) -> str:
+        """Return the prompt of a query, or of an image; its text is empty, its placeholder, or the words of `page`.
 
         Raises:
-            PromptError: an image comes with a text.
+            PromptError: an image comes with another text.
         """
-        if counts.get("image") and text.strip() not in ("", self.image, self.page.strip()):
+        if not counts.get("image"):
+            return f"{self.query}{text}{self.spare * _NUM_SPARE}\n"
+        if text.strip() not in ("", self.image, self.page.strip(), self.words):
             raise PromptError(
-                "This model reads a page's image with words of its own, and no other text.",
-                "Send the image alone, and the text as a prompt of its own.",
+                f"This model reads a page's image with words of its own ({self.words!r}), and no other text.",
+                "Send the image alone, and the text as a prompt or a message of its own.",
             )
-        return self.of_chat(text, counts)
-
-    def of_chat(self, text: str, counts: Mapping[str, int]) -> str:
-        """Return the same for a conversation; the words that its template writes around an image are left out."""
-        return self.page if counts.get("image") else f"{self.query}{text}{self.spare * _NUM_SPARE}\n"
+        return self.page
