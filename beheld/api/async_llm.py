@@ -518,9 +518,14 @@ class AsyncLLM:
         try:
             if pool is not self._pools.media:
                 return await self._run_in(reading, inputs.prepare, order)
-            read = await self._run_in(reading, inputs.read, order)
-            async with inputs.fetched(read) as fetched, self._pools.media_turns.turn(order.client):
-                made = await self._run_in(pool, inputs.make_items, fetched)
+            with inputs.fetch_room() as reserve:
+                if found := inputs.documents(order):
+                    found = await inputs.fetched_documents(found, order.client, reserve)
+                    async with self._pools.media_turns.turn(order.client):
+                        order = await self._run_in(pool, inputs.open_documents, order, found)
+                read = await self._run_in(reading, inputs.read, order)
+                async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
+                    made = await self._run_in(pool, inputs.make_items, fetched)
             if has_grammar(order.params):
                 pool = self._pools.grammar
             return await self._run_in(pool, inputs.seal, made)

@@ -83,9 +83,10 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LimitError("The image has too many pixels.", _SHRINK) from error
     except Exception as error:
-        raise DecodeError(
-            "The bytes are not an image that can be read.", f"Known formats: {', '.join(FORMATS)}."
-        ) from error
+        known = f"Known formats: {', '.join(FORMATS)}."
+        if header.is_pdf(data) or header.is_tiff(data):
+            known = f"Send it as a part of the type 'file' of a chat message, which becomes its pages. {known}"
+        raise DecodeError("The bytes are not an image that can be read.", known) from error
     check_size(*image.size, limits, len(data))
     check_scans(data, image.width * image.height, limits)
     return from_pil(image, limits, image.format)
