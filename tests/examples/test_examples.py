@@ -50,6 +50,17 @@ def test_embeddings(run: Run) -> None:
     assert first.endswith("A red circle and a blue square.")
 
 
+def test_document(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pypdfium2", reason="pip install pypdfium2")
+    monkeypatch.chdir(tmp_path)
+    both = run("document").splitlines()
+    assert both[0].startswith("A large green star in the middle.")
+    assert both[-2:] == ["image 1: page 1 of 2", "image 2: page 2 of 2"]
+    second, receipt = run("document", "--file", tmp_path / "drawings.pdf", "--pages", "2").splitlines()
+    assert second.startswith("A medium yellow heart")
+    assert receipt == "image 1: page 2 of 2"
+
+
 def test_many_images(run: Run) -> None:
     together, second, first, other = run("many_images").splitlines()
     assert together == "together: 1. A large green star in the middle."
