@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
+from beheld.core.grounding import Grounding
 from beheld.core.params import known_keywords
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
@@ -247,6 +248,7 @@ class ModelInfo:
         pooler: how it makes vectors or scores of prompts; None for a model that generates.
         quantized_by: the checkpoint's `quant_method`; None if its weights are not quantized.
         call_formats, reasoning_formats: how the family's models write tool calls and reasoning; see Family.
+        grounding: how they point at places in images; None if no notation is known.
     """
 
     path: str
@@ -278,6 +280,7 @@ class ModelInfo:
     quantized_by: str | None = None
     call_formats: tuple[str, ...] = ()
     reasoning_formats: tuple[str, ...] = ()
+    grounding: Grounding | None = None
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -301,7 +304,9 @@ class ModelInfo:
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
 
 
-MODEL_CLASSES = (EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer)
+MODEL_CLASSES = (
+    *(EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer, Grounding),
+)
 """All classes of which an EngineArgs or a ModelInfo may hold values: codecs that send one to a process need them."""
 
 

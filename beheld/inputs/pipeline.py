@@ -21,6 +21,7 @@ from beheld.encoders.connect import connected
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
 from beheld.inputs.fetch.fetcher import Fetcher, Reserve
+from beheld.inputs.grounding import places_of
 from beheld.inputs.media.document import DocumentFacts, PageWish
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
@@ -204,6 +205,8 @@ class InputPipeline:
             prompt = self.reader.read_pair(order.prompt, order.params)
         else:
             prompt = self.reader.read_prompt(order.prompt, order.params)
+        if order.grounding:
+            self._checks.grounding(prompt.parsed.media)
         return ReadRequest(order, prompt)
 
     def fetch_room(self) -> AbstractContextManager[Reserve]:
@@ -275,6 +278,7 @@ class InputPipeline:
             client=order.client,
             receipts=made.receipts,
             prompt=prompt.parsed.text,
+            grounding=places_of(self._info, made.receipts, prompt.parsed.text or "") if order.grounding else None,
         )
 
     def _resolved(self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int]) -> Sampling | Pooling:

@@ -238,7 +238,7 @@ def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
 
 
 def _document(block: DocumentBlock) -> list[dict[str, Any]]:
-    """What is said of a document, and the document, as parts."""
+    """A document's title and context, and the document, as parts."""
     said = [text for text in (block.title, block.context) if text]
     parts: list[dict[str, Any]] = [{"type": "text", "text": "\n".join(said)}] if said else []
     source = block.source

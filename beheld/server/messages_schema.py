@@ -82,7 +82,7 @@ class BlocksSource(Body):
 
 
 class DocumentBlock(Block, Paged):
-    """A document, with what is said of it; its pages become images."""
+    """A document with its title and context; its pages become images."""
 
     type: Literal["document"]
     source: Annotated[InlinePdf | UrlSource | PlainSource | BlocksSource, Field(discriminator="type")]

@@ -434,6 +434,7 @@ class Sampled(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: Name | None = None
+    grounding: bool | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]

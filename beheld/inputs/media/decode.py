@@ -160,7 +160,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     except Exception as error:
         # On broken bytes Pillow raises exceptions of any kind.
         raise DecodeError("The image is broken.", "Send the complete file.", detail=first_line(error)) from error
-    treated = {"exif_rotated": True} if orientation != 1 else {}
+    treated = {"exif_rotated": True, "exif_orientation": orientation} if orientation != 1 else {}
     return DecodedImage(rgb, given, treated, tuple(lost))
 
 

@@ -309,7 +309,9 @@ class ItemMaker:
                 given["format"] = form
         if order.ref.uuid is not None:
             given["uuid"] = order.ref.uuid
-        treated = {"exif_rotated": given.pop("exif_rotated")} if "exif_rotated" in given else {}
+        treated: dict[str, Any] = {
+            name: given.pop(name) for name in ("exif_rotated", "exif_orientation") if name in given
+        }
         receipt = MediaReceipt(
             modality=order.ref.modality,
             index=order.index,
