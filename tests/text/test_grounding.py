@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from beheld.core.grounding import AnswerGrounding, GroundedImage, Grounding
+from beheld.core.outputs import TokenEvent
+from beheld.core.params import SamplingParams
+from beheld.core.request import FinishReason
 from beheld.families import registry
+from beheld.text.collect import Answer
 from beheld.text.grounding import NOTATIONS, read
 
 RULES = {
@@ -286,3 +290,29 @@ def test_any_text_is_read_without_an_error(text: str) -> None:
             for _, place in located(notation, text, traces=traces):
                 numbers = place if isinstance(place[0], float) else [number for point in place for number in point]
                 assert all(0 <= number <= 1000 for number in numbers)
+
+
+class Tokenizer:
+    """A tokenizer of two special tokens and of digits, as far as collectors use one."""
+
+    words = ("<box>", "</box>", "1", "0", ",")
+    all_special_ids = (0, 1)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        return "".join(self.words[k] for k in ids if not (skip_special_tokens and k in self.all_special_ids))
+
+
+def test_marks_that_are_special_tokens_are_read_though_the_text_leaves_them_out() -> None:
+    """The ids of an answer are read, not its text."""
+    places = AnswerGrounding(Grounding("ref box", 10), (SQUARE,))
+    params = SamplingParams(detokenize=False)
+    answer = Answer(0, params, Tokenizer(), places=places)
+    answer.push(TokenEvent("0", (0, 2, 4, 3, 4, 2)))
+    assert answer.output().grounding is None
+    answer.push(TokenEvent("0", (3, 4, 2, 1), FinishReason.STOP))
+    (found,) = answer.output().grounding or ()
+    assert found.box == (100, 0, 1000, 50)
+    assert answer.output().text == ""
+    delta = answer.delta()
+    assert delta is not None
+    assert delta.grounding == [found]
