@@ -61,6 +61,21 @@ def test_document(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert receipt == "image 1: page 2 of 2"
 
 
+def test_grounding(run: Run, tmp_path: Path) -> None:
+    """Random weights point anywhere, and always within the image."""
+    picture, to = tmp_path / "a.png", tmp_path / "boxes.png"
+    tiny.picture(300, 200, 1).save(picture)
+    lines = run("grounding", "--model", tiny.checkpoint("qwen2_5_vl"), "--image", picture, "--to", to).splitlines()
+    assert lines
+    for line in lines:
+        label, box = line.split(" within ")[0].split(" ", 1)
+        left, top, right, bottom = json.loads(f"[{box.strip('()')}]")
+        assert label in ("circle", "square", "star", "triangle")
+        assert 0 <= left <= right <= 300
+        assert 0 <= top <= bottom <= 200
+    assert to.is_file()
+
+
 def test_many_images(run: Run) -> None:
     together, second, first, other = run("many_images").splitlines()
     assert together == "together: 1. A large green star in the middle."

@@ -128,7 +128,8 @@ def _found(part: Mapping[str, Any], message: int, place: int) -> FoundDocument |
     except ParamsError as error:
         raise ParamsError(error.reason, error.remedy, param=f"{where}.{error.param}") from error
     options = {name: value for name, value in part.items() if name not in _OWN and name not in _NOT_OPTIONS}
-    uuid = part.get("uuid")
+    inner = part.get(kind)
+    uuid = inner.get("uuid", part.get("uuid")) if isinstance(inner, Mapping) else part.get("uuid")
     ref = MediaRef("document", source, uuid=None if uuid is None else str(uuid), place=f"{where}.{kind}")
     return FoundDocument(message, place, ref, wish, filename, media_type, options)
 
