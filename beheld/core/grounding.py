@@ -80,13 +80,13 @@ class AnswerGrounding:
     Attributes:
         rules: the family's.
         images: of the request, in order.
-        closes: marks that end reasoning; places are read behind the last of them.
+        reasoning: how the family writes reasoning, keys of text.reasoning.FORMATS; places are read after its end.
         traces: whether the prompt asks for polygons.
     """
 
     rules: Grounding
     images: tuple[GroundedImage, ...]
-    closes: tuple[str, ...] = ()
+    reasoning: tuple[str, ...] = ()
     traces: bool = False
 
 

@@ -8,7 +8,6 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import ParamsError
 from beheld.core.grounding import AnswerGrounding, GroundedImage
 from beheld.core.media import MediaReceipt
-from beheld.text.reasoning import FORMATS
 
 
 def places_of(info: ModelInfo, receipts: Sequence[MediaReceipt], prompt: str) -> AnswerGrounding:
@@ -27,8 +26,9 @@ def places_of(info: ModelInfo, receipts: Sequence[MediaReceipt], prompt: str) ->
         _image(receipt, known_as_seen=not info.grounding.grid)
         for receipt in sorted(receipts, key=lambda receipt: receipt.index)
     )
-    closes = tuple(FORMATS[name].close for name in info.reasoning_formats)
-    return AnswerGrounding(info.grounding, images, closes, any(word in prompt for word in info.grounding.traced_by))
+    return AnswerGrounding(
+        info.grounding, images, info.reasoning_formats, any(word in prompt for word in info.grounding.traced_by)
+    )
 
 
 def _image(receipt: MediaReceipt, *, known_as_seen: bool) -> GroundedImage:

@@ -17,6 +17,7 @@ from typing import Any
 
 from beheld.core.grounding import AnswerGrounding, GroundedImage, GroundedObject, Point
 from beheld.core.media import item_name
+from beheld.text.reasoning import FORMATS
 
 # Objects of one answer; more are not read.
 _MAX_OBJECTS = 10_000
@@ -52,8 +53,8 @@ def read(text: str, known: AnswerGrounding) -> list[GroundedObject]:
         text: the answer with its special tokens.
         known: the family's rules, and the request's images.
     """
-    for close in known.closes:
-        text = text.rpartition(close)[2]
+    for name in known.reasoning:
+        text = text.rpartition(FORMATS[name].close)[2]
     made: list[GroundedObject] = []
     for located in _located(text, known):
         number = located.image or 1

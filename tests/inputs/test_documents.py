@@ -253,8 +253,10 @@ def test_a_file_of_another_kind_is_what_it_is() -> None:
     same(chat({"type": "file", "file": pipes.encoded(picture)}), chat(*images(picture)))
     text = {"filename": "a.md", "file_data": base64.b64encode("# Straße".encode()).decode()}
     same(chat({"type": "file", "file": text}), chat({"type": "text", "text": "# Straße"}))
-    with pytest.raises(ParamsError, match="'pages' is an option of documents"):
-        chat({"type": "file", "file": pipes.encoded(picture), "pages": "1"})
+    for kind in ("file", "image"):
+        with pytest.raises(ParamsError, match="'pages' is an option of documents") as caught:
+            chat({"type": kind, kind: pipes.encoded(picture), "pages": "1"})
+        assert caught.value.param == "messages.0.content.0.pages"
     sound = documents.find(said({"type": "file", "file": b"RIFF\0\0\0\0WAVEfmt "}))
     made = documents.replaced(
         said(None), sound, [Fetched(b"RIFF\0\0\0\0WAVEfmt ", "bytes")], ("audio",), lambda *_: pytest.fail("inspected")

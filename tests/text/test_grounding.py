@@ -211,7 +211,7 @@ def test_polygons_are_their_corners_and_what_surrounds_them() -> None:
 
 def test_places_in_reasoning_are_not_the_answers() -> None:
     text = 'I see {"bbox_2d": [0, 0, 9, 9]}.</think>{"bbox_2d": [0, 0, 10, 20], "label": "a"}'
-    assert located("json", text, closes=("</think>",)) == [("a", (0, 0, 10, 10))]
+    assert located("json", text, reasoning=("think",)) == [("a", (0, 0, 10, 10))]
 
 
 def test_numbers_beyond_the_image_end_at_its_edge() -> None:

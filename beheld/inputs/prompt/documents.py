@@ -122,6 +122,7 @@ def _found(part: Mapping[str, Any], message: int, place: int) -> FoundDocument |
     source, filename = _source(part, kind, where)
     media_type = _media_type(source) or (mimetypes.guess_type(filename)[0] or "")
     if kind in _IMAGES and not _is_document(source, media_type):
+        _check_none(part, where)
         return None
     try:
         wish = PageWish.of(part)
@@ -132,6 +133,21 @@ def _found(part: Mapping[str, Any], message: int, place: int) -> FoundDocument |
     uuid = inner.get("uuid", part.get("uuid")) if isinstance(inner, Mapping) else part.get("uuid")
     ref = MediaRef("document", source, uuid=None if uuid is None else str(uuid), place=f"{where}.{kind}")
     return FoundDocument(message, place, ref, wish, filename, media_type, options)
+
+
+def _check_none(part: Mapping[str, Any], where: str) -> None:
+    """Refuse options of documents for an image.
+
+    Raises:
+        ParamsError: there is one.
+    """
+    name = next((name for name in _OPTIONS if part.get(name) is not None), None)
+    if name is not None:
+        raise ParamsError(
+            f"{name!r} is an option of documents, and nothing says that this image is one.",
+            "Leave it out, or send the document as a part of the type 'file'.",
+            param=f"{where}.{name}",
+        )
 
 
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format", "cache_control"))
