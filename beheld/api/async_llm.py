@@ -183,20 +183,24 @@ class AsyncLLM:
         priority: int = 0,
         pieces: str | None = None,
         client: str = "",
+        grounding: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
 
         `pieces` says what each output holds; None leaves it to `sampling_params.output_kind`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
-        words: one client's work leaves room for the others'.
+        words: one client's work leaves room for the others'. With `grounding`, a finished answer has what it locates in
+        the image, in the image's pixels.
 
         Raises:
             UserError, EngineError: the request failed; raised by the first read or a later one.
         """
         kind = _KINDS[sampling_params.output_kind] if sampling_params is not None else Pieces.CUMULATIVE
         held = kind if pieces is None else Pieces(pieces)
-        return self._answer(prompt, sampling_params, request_id, lora_request, priority, held, client=client)
+        return self._answer(
+            prompt, sampling_params, request_id, lora_request, priority, held, client=client, grounding=grounding
+        )
 
     def chat(
         self,
@@ -210,6 +214,7 @@ class AsyncLLM:
         client: str = "",
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
+        grounding: bool = False,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation of OpenAI messages; otherwise like `generate`.
@@ -221,7 +226,16 @@ class AsyncLLM:
         """
         prompt = Chat(messages, **options)
         return self._answer(
-            prompt, sampling_params, request_id, lora_request, priority, Pieces(pieces), marks, prepared, client
+            prompt,
+            sampling_params,
+            request_id,
+            lora_request,
+            priority,
+            Pieces(pieces),
+            marks,
+            prepared,
+            client,
+            grounding,
         )
 
     def encode(
@@ -453,8 +467,9 @@ class AsyncLLM:
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
         client: str = "",
+        grounding: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client)
+        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client, grounding)
         # The input may be large, and the answer may take long.
         del prompt
         prepared()
@@ -485,6 +500,7 @@ class AsyncLLM:
         pieces: Pieces,
         marks: Collection[str],
         client: str,
+        grounding: bool,
     ) -> _LiveRequest:
         self._check_alive()
         self._attach()
@@ -496,9 +512,8 @@ class AsyncLLM:
         if name in self._live or f"{name}#0" in self._live:
             raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
         seed = seed_of(chosen, self.config.seed, number)
-        first = await self._prepared(
-            RequestOrder(prompt, chosen, name, lora=lora, priority=priority, arrival=started, seed=seed, client=client)
-        )
+        order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
+        first = await self._prepared(order)
         requests = answers(first, chosen, seed)
         collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks)
         ids = tuple(request.id for request in requests)
@@ -518,9 +533,14 @@ class AsyncLLM:
         try:
             if pool is not self._pools.media:
                 return await self._run_in(reading, inputs.prepare, order)
-            read = await self._run_in(reading, inputs.read, order)
-            async with inputs.fetched(read) as fetched, self._pools.media_turns.turn(order.client):
-                made = await self._run_in(pool, inputs.make_items, fetched)
+            with inputs.fetch_room() as reserve:
+                if found := inputs.documents(order):
+                    found = await inputs.fetched_documents(found, order.client, reserve)
+                    async with self._pools.media_turns.turn(order.client):
+                        order = await self._run_in(pool, inputs.open_documents, order, found)
+                read = await self._run_in(reading, inputs.read, order)
+                async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
+                    made = await self._run_in(pool, inputs.make_items, fetched)
             if has_grammar(order.params):
                 pool = self._pools.grammar
             return await self._run_in(pool, inputs.seal, made)

@@ -89,6 +89,7 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
         on_error: str = "raise",
+        grounding: bool = False,
     ) -> list[RequestOutput]:
         """Answer one prompt or many.
 
@@ -101,12 +102,13 @@ class LLM:
             priority: one number per prompt; smaller runs sooner (scheduling_policy="priority").
             on_error: "raise" stops at the first bad prompt; "return" gives it an output with `error` set and finishes
                 the others.
+            grounding: give what the answers locate in images, in the images' pixels: see CompletionOutput.grounding.
 
         Returns:
             One output per prompt, in order.
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
-        jobs = self._jobs(items, sampling_params, lora_request, priority)
+        jobs = self._jobs(items, sampling_params, lora_request, priority, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -154,10 +156,12 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
         on_error: str = "raise",
+        grounding: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, given as OpenAI messages; content may hold media.
 
         An iterable that is not a sequence is read while its first conversations are answered, as by `generate_iter`.
+        With `grounding`, each answer has what it locates in the image, in the image's pixels.
         """
         many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
@@ -169,7 +173,7 @@ class LLM:
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
         }
-        jobs = self._jobs(many, sampling_params, lora_request, None, options)
+        jobs = self._jobs(many, sampling_params, lora_request, None, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def chat_stream(
@@ -177,14 +181,17 @@ class LLM:
         messages: Messages,
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
+        grounding: bool = False,
         **options: Any,
     ) -> Iterator[RequestOutput]:
         """Answer one conversation piece by piece: each output holds only the new part.
 
         Args:
+            grounding: as for `chat`; the last output has it.
             options: keywords of `chat` for the template and the processor.
         """
-        (job,) = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options).each
+        jobs = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options, grounding=grounding)
+        (job,) = jobs.each
         return self._live().stream(job)
 
     def beam_search(
@@ -402,6 +409,8 @@ class LLM:
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: Sequence[int] | None,
         chat: Mapping[str, Any] | None = None,
+        *,
+        grounding: bool = False,
     ) -> Jobs:
         """One job per item, with its own or the common parameters.
 
@@ -435,26 +444,44 @@ class LLM:
                         _entry_or_common(params, index),
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
+                        grounding=grounding,
                     )
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _job(self, prompt: PromptType | Chat | Pair, params: Params, lora: LoRARequest | None, priority: int) -> Job:
+    def _job(
+        self,
+        prompt: PromptType | Chat | Pair,
+        params: Params,
+        lora: LoRARequest | None,
+        priority: int,
+        *,
+        grounding: bool = False,
+    ) -> Job:
         """A job with numbered answers; without a given seed, all answers differ."""
         number = next(self._numbers)
         self._live()
         light = _is_light(prompt) and lora is None and not has_grammar(params)
-        prepare = partial(self._requests, number, prompt, params, lora, priority)
+        prepare = partial(self._requests, number, prompt, params, lora, priority, grounding=grounding)
         return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 
     def _requests(
-        self, number: int, prompt: PromptType | Chat | Pair, params: Params, lora: LoRARequest | None, priority: int
+        self,
+        number: int,
+        prompt: PromptType | Chat | Pair,
+        params: Params,
+        lora: LoRARequest | None,
+        priority: int,
+        *,
+        grounding: bool,
     ) -> list[Request]:
         """Prepare one job in the calling thread: a request for each answer."""
         params.verify()
         base = seed_of(params, self._config.seed, number)
-        order = RequestOrder(prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base)
+        order = RequestOrder(
+            prompt, params, str(number), lora, priority, arrival=time.monotonic(), seed=base, grounding=grounding
+        )
         first = self._inputs.prepare(order)
         if first.lora is not None:
             self._live().engine.read_lora(first.lora)

@@ -238,6 +238,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         both_ways=both_ways,
         call_formats=family.calls,
         reasoning_formats=family.reasoning,
+        grounding=family.grounding,
         joint_ids=_added_ids(path, family.joint_tokens),
         encoder_reads=family.encoder_reads if encodes else "",
         decoder_start_id=_decoder_start(text, generation) if encodes else None,

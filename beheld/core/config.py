@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
+from beheld.core.grounding import Grounding
 from beheld.core.params import known_keywords
 from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo
 from beheld.core.request import LoRARequest
@@ -247,6 +248,7 @@ class ModelInfo:
         pooler: how it makes vectors or scores of prompts; None for a model that generates.
         quantized_by: the checkpoint's `quant_method`; None if its weights are not quantized.
         call_formats, reasoning_formats: how the family's models write tool calls and reasoning; see Family.
+        grounding: how they point at places in images; None if no notation is known.
     """
 
     path: str
@@ -278,6 +280,7 @@ class ModelInfo:
     quantized_by: str | None = None
     call_formats: tuple[str, ...] = ()
     reasoning_formats: tuple[str, ...] = ()
+    grounding: Grounding | None = None
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -301,7 +304,9 @@ class ModelInfo:
         return self.kv_groups if self.cross is None else self.kv_groups[:-1]
 
 
-MODEL_CLASSES = (EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer)
+MODEL_CLASSES = (
+    *(EngineArgs, ModelInfo, KVGroup, StateShape, SecondaryWeights, PoolerConfig, PoolerInfo, DenseLayer, Grounding),
+)
 """All classes of which an EngineArgs or a ModelInfo may hold values: codecs that send one to a process need them."""
 
 
@@ -419,13 +424,15 @@ class MediaLimits:
             10, a drawing about 100; a far higher value means an empty image that only costs memory and time.
         max_scanned_pixels: pixels of an image times the scans of its file. A progressive JPEG has about 10 scans.
         max_frames: frames sampled from one video.
+        max_pages: pages of one document that are read.
         max_video_pixels: pixels of all frames of one video that must be decoded to sample from it, those between two
             sampled ones included. 32 frames of an hour in 1920 x 1080 take about 8 thousand million.
         max_decoded_bytes: bytes of decoded pixels or samples, for one item and for all requests that are opened at
             once.
         max_audio_s: seconds of audio.
         max_audio_samples: decoded audio samples, summed over all channels.
-        work_timeout_s: modality -> seconds for decoding and processing one item in a worker.
+        work_timeout_s: modality -> seconds for decoding and processing one item in a worker; "document": for inspecting
+            one, whose pages are then images.
         max_work_bytes: memory that a worker may use for one item.
     """
 
@@ -435,11 +442,14 @@ class MediaLimits:
     max_pixels_per_byte: int = 256
     max_scanned_pixels: int = 2_048_000_000
     max_frames: int = 2048
+    max_pages: int = 100
     max_video_pixels: int = 32_000_000_000
     max_decoded_bytes: int = 1 << 30
     max_audio_s: float = 3600.0
     max_audio_samples: int = 400_000_000
-    work_timeout_s: Mapping[str, float] = field(default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0})
+    work_timeout_s: Mapping[str, float] = field(
+        default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0, "document": 20.0}
+    )
     max_work_bytes: int = 4 << 30
 
     @classmethod

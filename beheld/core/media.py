@@ -126,7 +126,8 @@ class MediaReceipt:
         modality: "image", "video" or "audio".
         index: the item's number among the request's items of this modality, from 0, in the caller's order.
         given: the input, for example {"source": "path", "format": "PNG", "width": 640, "height": 480}.
-        used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True} or
+        used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True,
+            "exif_orientation": 6} or
             {"frames": 16, "width": 448, "height": 336, "timestamps_s": (0.0, 0.5, ...)}. A size is the whole image's
             largest size, without padding. `tiles` counts the pieces that go to the tower, including an overview.
             Unknown facts are left out.

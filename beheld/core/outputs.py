@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from beheld.core.errors import BeheldError
+from beheld.core.grounding import GroundedObject
 from beheld.core.media import MediaReceipt
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, LoRARequest
@@ -64,7 +65,11 @@ class Usage:
 
 @dataclass
 class CompletionOutput:
-    """One answer. Field names follow vLLM's class of the same name."""
+    """One answer. Field names follow vLLM's class of the same name, with one addition.
+
+    Attributes:
+        grounding: what a finished answer located in images, in their pixels; None unless it was asked for.
+    """
 
     index: int
     text: str
@@ -74,6 +79,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: LoRARequest | None = None
+    grounding: list[GroundedObject] | None = None
 
     def finished(self) -> bool:
         """True once the answer is complete."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from beheld.core.errors import LoRAError
+from beheld.core.grounding import AnswerGrounding
 from beheld.core.media import MediaReceipt, MediaSpan
 from beheld.core.params import Grammar, Pooling, Sampling
 
@@ -69,6 +70,7 @@ class Request:
         client: opaque; clients share prefill fairly. All requests without one are one client's.
         receipts: one per media item.
         prompt: the prompt's text, if the user gave text.
+        grounding: how to read the places that the answer names; None if nobody asks for them.
     """
 
     id: str
@@ -82,6 +84,7 @@ class Request:
     client: str = field(default="", repr=False)
     receipts: tuple[MediaReceipt, ...] = ()
     prompt: str | None = None
+    grounding: AnswerGrounding | None = None
 
     @property
     def grammar(self) -> Grammar | None:

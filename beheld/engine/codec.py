@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.core import config, media, outputs, params, plan, repetition, request
+from beheld.core import config, grounding, media, outputs, params, plan, repetition, request
 from beheld.engine import columns, messages, stats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
@@ -16,6 +16,7 @@ CODEC = Codec(
         *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
         repetition.RepetitionDetectionParams,
         *(request.Request, request.LoRARequest, request.FinishReason),
+        *(grounding.AnswerGrounding, grounding.GroundedImage),
         *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
         *(
             messages.Tokenizer,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.config import KVGroup, StateShape
+from beheld.core.grounding import Grounding
 from beheld.core.pooling import PoolerInfo
 
 TOLERANCE = 1e-4
@@ -236,6 +237,7 @@ class Family:
         calls: the formats in which its models write tool calls, keys of text.tools.FORMATS. The first that a
             checkpoint's chat template teaches is read.
         reasoning: the formats of their reasoning, keys of text.reasoning.FORMATS, chosen likewise.
+        grounding: how its models point at places in images; None if no notation is known of them.
         reference: how to run transformers.
     """
 
@@ -269,6 +271,7 @@ class Family:
     gguf_projector: GGUFProjector | None = None
     calls: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
+    grounding: Grounding | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,15 @@ from beheld.encoders.client import RemoteEncoders
 from beheld.encoders.connect import connected
 from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules
-from beheld.inputs.fetch.fetcher import Fetcher
+from beheld.inputs.fetch.fetcher import Fetcher, Reserve
+from beheld.inputs.grounding import places_of
+from beheld.inputs.media.document import DocumentFacts, PageWish
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
-from beheld.inputs.prompt import decoder_prompt, encoder_prompt, expand
+from beheld.inputs.prompt import decoder_prompt, documents, encoder_prompt, expand
+from beheld.inputs.prompt.documents import FoundDocument
 from beheld.inputs.prompt.parse import PromptType
 from beheld.inputs.prompt.reader import PromptReader
 from beheld.inputs.prompt.rendering import render_type
@@ -136,11 +139,58 @@ class InputPipeline:
         Raises:
             UserError: the prompt, an item or a parameter is wrong.
         """
+        if found := self.documents(order):
+            order = self.open_documents(order, found)
         with in_turn():
             read = self.read(order)
         made = self.make_items(read)
         with in_turn():
             return self.seal(made)
+
+    def documents(self, order: RequestOrder) -> tuple[FoundDocument, ...]:
+        """Return the documents of a conversation, which `open_documents` replaces by their pages before it is read.
+
+        Raises:
+            UserError: there are too many, or one is named or wanted in a wrong way.
+        """
+        if not isinstance(order.prompt, Chat):
+            return ()
+        found = documents.find(order.prompt.messages)
+        if found:
+            limit = self._config.limit_per_prompt.get("image", 0)
+            documents.check_count(found, self._info.modalities, limit)
+        return found
+
+    async def fetched_documents(
+        self, found: Sequence[FoundDocument], client: str, reserve: Reserve
+    ) -> tuple[FoundDocument, ...]:
+        """Return the same documents with remote ones fetched.
+
+        Args:
+            found: the documents.
+            client: the request's.
+            reserve: the request's room, of `fetch_room`.
+
+        Raises:
+            FetchError, LimitError: one cannot be fetched, or is too large.
+        """
+        async with self._fetcher.fetched([one.ref for one in found], client, reserve) as refs:
+            return tuple(replace(one, ref=ref) for one, ref in zip(found, refs, strict=True))
+
+    def open_documents(self, order: RequestOrder, found: Sequence[FoundDocument]) -> RequestOrder:
+        """Fetch and inspect documents, and return the order with their pages in their places.
+
+        Raises:
+            UserError: a document is wrong.
+        """
+        assert isinstance(order.prompt, Chat)
+
+        def inspect(data: bytes, wish: PageWish) -> DocumentFacts:
+            return self.workers.inspect(data, wish, order.cancel, order.client)
+
+        files = documents.files(found, self._rules)
+        made = documents.replaced(order.prompt.messages, found, files, self._info.modalities, inspect)
+        return replace(order, prompt=replace(order.prompt, messages=made))
 
     def read(self, order: RequestOrder) -> ReadRequest:
         """Check the order, render a conversation, and tokenize.
@@ -156,10 +206,16 @@ class InputPipeline:
             prompt = self.reader.read_pair(order.prompt, order.params)
         else:
             prompt = self.reader.read_prompt(order.prompt, order.params)
+        if order.grounding:
+            self._checks.grounding(prompt.parsed.media)
         return ReadRequest(order, prompt)
 
+    def fetch_room(self) -> AbstractContextManager[Reserve]:
+        """Reserve the bytes of one request's remote documents and media until the block ends."""
+        return self._fetcher.request()
+
     @asynccontextmanager
-    async def fetched(self, read: ReadRequest) -> AsyncGenerator[ReadRequest, None]:
+    async def fetched(self, read: ReadRequest, reserve: Reserve | None = None) -> AsyncGenerator[ReadRequest, None]:
         """Yield the same draft with remote media fetched; their bytes are reserved within the block.
 
         Without this step, `make_items` fetches them and holds a thread meanwhile.
@@ -168,7 +224,7 @@ class InputPipeline:
             FetchError, LimitError: an item cannot be fetched, or is too large.
         """
         parsed = read.prompt.parsed
-        async with self._fetcher.fetched(parsed.media, read.order.client) as media:
+        async with self._fetcher.fetched(parsed.media, read.order.client, reserve) as media:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
     def make_items(self, read: ReadRequest) -> RequestWithItems:
@@ -223,6 +279,7 @@ class InputPipeline:
             client=order.client,
             receipts=made.receipts,
             prompt=prompt.parsed.text,
+            grounding=places_of(self._info, made.receipts, prompt.parsed.text or "") if order.grounding else None,
         )
 
     def _resolved(self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int]) -> Sampling | Pooling:

@@ -107,6 +107,32 @@ class RequestChecks:
         if priority != 0 and self.config.policy != "priority":
             once(logger, logging.WARNING, NO_PRIORITY)
 
+    def grounding(self, media: Sequence[MediaRef]) -> None:
+        """Refuse to give the places that an answer names, if it is not known how they are written or what they mean.
+
+        Raises:
+            ParamsError: the model has no notation, or it is not clear which image an answer would mean.
+        """
+        rules = self.info.grounding
+        if rules is None:
+            raise ParamsError(
+                f"{self.info.architecture} ({self.info.name}) has no known notation for places in images.",
+                "Leave grounding out, or ask a model that points, such as Qwen3-VL.",
+                param="grounding",
+            )
+        if self.args.skip_tokenizer_init:
+            raise ParamsError("Places are read in the answer's text, and there is no tokenizer.", param="grounding")
+        images = [ref for ref in media if ref.modality == "image"]
+        if not images:
+            raise ParamsError("The request holds no image to point at.", "Send one.", param="grounding")
+        if len(media) > len(images) or (len(images) > 1 and not rules.names_images):
+            raise ParamsError(
+                f"The request holds {len(media)} media items, and {self.info.architecture} does not write which of "
+                "them it points at.",
+                "Send one image in each request with grounding.",
+                param="grounding",
+            )
+
     def answers(self, params: SamplingParams | PoolingParams) -> None:
         """Refuse to generate with a model that pools, and to pool with one that generates.
 

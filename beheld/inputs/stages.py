@@ -70,6 +70,7 @@ class RequestOrder:
         seed: used if the parameters have none.
         client: opaque; clients share turns and room fairly. All requests without one are one client's.
         cancel: ends the work on the request as far as possible.
+        grounding: whether the answer's places in images are wanted, in their pixels.
     """
 
     prompt: PromptType | Chat | Pair
@@ -81,6 +82,7 @@ class RequestOrder:
     client: str = field(default="", repr=False)
     seed: int = 0
     cancel: CancelToken = field(default_factory=CancelToken)
+    grounding: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from beheld.server.errors import HttpError
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.sampling import sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
-from beheld.server.stream import Chunk, logprobs_of, media_of, usage_of
+from beheld.server.stream import Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import ReasoningMarks, reasoning_of, splitter
@@ -119,6 +119,7 @@ def chunks(
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         prepared=prepared,
         cache_salt=salt,
+        grounding=body.grounding is True,
         tools=tools.shown,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
@@ -332,7 +333,8 @@ def _choices(
         made[0]["logprobs"] = logprobs
     if answer.finish_reason is not None:
         reason = "tool_calls" if parser.called and answer.finish_reason == "stop" else answer.finish_reason
-        made.append({**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason})
+        last = {**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason}
+        made.append(last | grounding_of(answer))
     return made
 
 

@@ -14,7 +14,7 @@ from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import check_answers, sampling
 from beheld.server.schema import CompletionRequest
-from beheld.server.stream import Chunk, usage_of
+from beheld.server.stream import Chunk, grounding_of, usage_of
 
 Prompt = str | list[int]
 
@@ -70,6 +70,7 @@ def chunks(
             priority=body.priority or 0,
             client=head.client,
             pieces=pieces,
+            grounding=body.grounding is True,
         )
         for k, prompt in enumerate(prompts)
     ]
@@ -144,6 +145,7 @@ def _choice(
         "logprobs": logprobs,
         "finish_reason": answer.finish_reason,
         "stop_reason": answer.stop_reason,
+        **grounding_of(answer),
     }
 
 

@@ -14,11 +14,15 @@ from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.messages_schema import (
+    BlocksSource,
     CountRequest,
+    DocumentBlock,
     ImageBlock,
+    InlinePdf,
     InlineSource,
     MessagesRequest,
     NamedChoice,
+    PlainSource,
     TextBlock,
     Thinking,
     ThinkingBlock,
@@ -27,7 +31,7 @@ from beheld.server.messages_schema import (
     Turn,
 )
 from beheld.server.notes import Notes
-from beheld.server.schema import ChatRequest
+from beheld.server.schema import ChatRequest, Paged
 from beheld.server.stream import Chunk
 
 # The template variable of models whose reasoning can be switched.
@@ -161,10 +165,10 @@ class _Conversation:
             self._blocks(turn.role, turn.content, path)
 
     def _blocks(self, role: str, blocks: list[Any], path: str) -> None:
-        said: list[tuple[TextBlock | ImageBlock, str]] = []
+        said: list[tuple[TextBlock | ImageBlock | DocumentBlock, str]] = []
         for number, block in enumerate(blocks):
             place = f"{path}.content.{number}"
-            if isinstance(block, TextBlock | ImageBlock):
+            if isinstance(block, TextBlock | ImageBlock | DocumentBlock):
                 said.append((block, place))
             elif isinstance(block, ToolResultBlock) and role == "user":
                 self._parts(role, said, path)
@@ -213,11 +217,15 @@ class _Conversation:
         always: bool = False,
     ) -> None:
         if said or always:
-            parts = [_part(block) for block, _ in said]
+            parts, places = [], []
+            for block, place in said:
+                made = _document(block) if isinstance(block, DocumentBlock) else [_part(block)]
+                parts += made
+                places += [place] * len(made)
             # One text alone is as good as a plain one, and templates know plain ones best.
             plain = parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""
             self.messages.append({"role": role, "content": plain, **(more or {})})
-            self.places.append((path, [place for _, place in said]))
+            self.places.append((path, places))
 
 
 def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
@@ -227,6 +235,24 @@ def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
     if isinstance(source, InlineSource):
         return {"type": "image_url", "image_url": {"url": f"data:{source.media_type};base64,{source.data}"}}
     return {"type": "image_url", "image_url": {"url": source.url}}
+
+
+def _document(block: DocumentBlock) -> list[dict[str, Any]]:
+    """A document's title and context, and the document, as parts."""
+    said = [text for text in (block.title, block.context) if text]
+    parts: list[dict[str, Any]] = [{"type": "text", "text": "\n".join(said)}] if said else []
+    source = block.source
+    if isinstance(source, PlainSource):
+        return [*parts, {"type": "text", "text": source.data}]
+    if isinstance(source, BlocksSource):
+        inner = source.content
+        return [*parts, *([{"type": "text", "text": inner}] if isinstance(inner, str) else map(_part, inner))]
+    if isinstance(source, InlinePdf):
+        file = {"file_data": f"data:{source.media_type};base64,{source.data}"}
+    else:
+        file = {"file_url": source.url}
+    wanted = block.model_dump(include=set(Paged.model_fields), exclude_none=True)
+    return [*parts, {"type": "file", "file": file, **wanted}]
 
 
 def _misplaced(kind: str, role: str, place: str) -> HttpError:

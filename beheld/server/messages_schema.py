@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Stop, Whole
+from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Paged, Stop, Whole
 
 _CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
 # What blocks of answers hold that asks for nothing.
@@ -55,6 +55,41 @@ class ImageBlock(Block):
     source: Annotated[InlineSource | UrlSource, Field(discriminator="type")]
 
 
+Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class InlinePdf(Body):
+    """The bytes of a PDF within the request."""
+
+    type: Literal["base64"]
+    media_type: Literal["application/pdf"]
+    data: str
+
+
+class PlainSource(Body):
+    """A text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class BlocksSource(Body):
+    """Texts and images that make a document."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[Shown], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
+
+
+class DocumentBlock(Block, Paged):
+    """A document with its title and context; its pages become images."""
+
+    type: Literal["document"]
+    source: Annotated[InlinePdf | UrlSource | PlainSource | BlocksSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+
 class ThinkingBlock(Block):
     """Earlier reasoning; its signature is not looked at."""
 
@@ -77,7 +112,7 @@ class ToolUseBlock(Block):
     input: dict[str, Any]
 
 
-Shown = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+Found = Annotated[TextBlock | ImageBlock | DocumentBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Block):
@@ -85,12 +120,13 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: str | Annotated[list[Shown], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None
+    content: str | Annotated[list[Found], Field(max_length=limits.MAX_PARTS, fail_fast=True)] | None = None
     is_error: bool | None = None
 
 
 AnyBlock = Annotated[
-    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 Texts = Annotated[list[TextBlock], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 

@@ -12,7 +12,7 @@ from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
-from beheld.server.schema import Body, ChatRequest, Detail, Effort, Name, Number, StreamOptions, Whole, wrong
+from beheld.server.schema import Body, ChatRequest, Detail, Effort, Name, Number, Paged, StreamOptions, Whole, wrong
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
 
@@ -34,6 +34,19 @@ class InputImage(Body):
     detail: Detail | None = None
 
 
+class InputFile(Paged):
+    """A file: its bytes in base64 or as a data URL, or its address."""
+
+    remedies: ClassVar[Mapping[str, str]] = {"file_id": "Send its file_data; this server keeps no files."}
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"file_id": ()}
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: Name | None = None
+    detail: Detail | None = None
+
+
 class OutputText(Body):
     """A text of an earlier answer."""
 
@@ -50,7 +63,7 @@ class OutputRefusal(Body):
     refusal: str
 
 
-AnyPart = Annotated[InputText | InputImage | OutputText | OutputRefusal, Field(discriminator="type")]
+AnyPart = Annotated[InputText | InputImage | InputFile | OutputText | OutputRefusal, Field(discriminator="type")]
 PartList = Annotated[list[AnyPart], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
@@ -367,20 +380,26 @@ class _Items:
 def _content(given: str | list[Any]) -> dict[str, Any]:
     if isinstance(given, str):
         return {"content": given}
-    parts = [
-        {"type": "image_url", "image_url": {"url": part.image_url}}
-        if isinstance(part, InputImage)
-        else {"type": "text", "text": part.refusal if isinstance(part, OutputRefusal) else part.text}
-        for part in given
-    ]
+    parts = [_part(part) for part in given]
     # One text alone is as good as a plain one, and templates know plain ones best.
     return {"content": parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else parts or ""}
+
+
+def _part(part: Any) -> dict[str, Any]:
+    """One part as chat's."""
+    if isinstance(part, InputImage):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    if isinstance(part, InputFile):
+        given = part.model_dump(exclude_none=True, exclude={"type", "detail"})
+        wanted = {name: given.pop(name) for name in Paged.model_fields if name in given}
+        return {"type": "file", "file": given, **wanted}
+    return {"type": "text", "text": part.refusal if isinstance(part, OutputRefusal) else part.text}
 
 
 def _text(parts: list[Any], path: str) -> str:
     """The text of the assistant's parts."""
     for number, part in enumerate(parts):
-        if isinstance(part, InputImage):
+        if isinstance(part, InputImage | InputFile):
             place = f"{path}.content.{number}"
             raise HttpError(400, "An assistant's message holds text only.", "Send it as the user's.", param=place)
     return "".join(part.refusal if isinstance(part, OutputRefusal) else part.text for part in parts)

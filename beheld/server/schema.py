@@ -110,6 +110,17 @@ def _seen_in_full(detail: str, info: ValidationInfo) -> str:
 Detail = Annotated[Literal["auto", "high", "low", "original"], AfterValidator(_seen_in_full)]
 
 
+Pages = Annotated[str, Field(max_length=limits.MAX_NAME)] | Annotated[int, Field(ge=1, lt=2**31)]
+
+
+class Paged(Body):
+    """What of a document is wanted: see the how-to page on documents."""
+
+    pages: Pages | None = None
+    dpi: Number | None = None
+    text_layer: bool | Literal["only"] | None = None
+
+
 class ImageUrl(Body):
     """An image's URL. The model always sees its full resolution, so `detail` has no effect."""
 
@@ -125,12 +136,33 @@ class MediaUrl(Body):
     uuid: Name | None = None
 
 
-class ImagePart(Body):
-    """An image."""
+class ImagePart(Paged):
+    """An image, or a document whose pages are images."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: Literal["image_url"]
     image_url: ImageUrl | str
+    uuid: Name | None = None
+
+
+class FileContent(Body):
+    """A file: its bytes in base64 or as a data URL, or its address."""
+
+    remedies: ClassVar[Mapping[str, str]] = {"file_id": "Send its file_data; this server keeps no files."}
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"file_id": ()}
+
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: Name | None = None
+
+
+class FilePart(Paged):
+    """A document, or media of any kind that the model takes."""
+
+    without_effect = _CACHED
+
+    type: Literal["file"]
+    file: FileContent
     uuid: Name | None = None
 
 
@@ -176,7 +208,7 @@ class EmbedsPart(Body):
 
 
 Part = Annotated[
-    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart,
+    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart | FilePart,
     Field(discriminator="type"),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
@@ -402,6 +434,7 @@ class Sampled(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     user: Name | None = None
+    grounding: bool | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]

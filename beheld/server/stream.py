@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from beheld.core.outputs import RequestOutput
+from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.server.errors import DIALECT, Dialect, HttpError, http_error
 from beheld.server.field_names import NO_NAMES, FieldNames
 
@@ -36,6 +36,11 @@ def usage_of(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
 def media_of(output: RequestOutput) -> list[dict[str, Any]]:
     """The receipts as JSON."""
     return [receipt.to_json() for receipt in output.media]
+
+
+def grounding_of(answer: CompletionOutput) -> dict[str, Any]:
+    """The field of a choice with what the answer located; empty if nobody asked, or it goes on."""
+    return {} if answer.grounding is None else {"grounding": [found.to_json() for found in answer.grounding]}
 
 
 async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
+from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
+from beheld.text import grounding
 from beheld.text.detokenize import BROKEN, Detokenizer, known_texts, token_bytes, token_text, whole_characters
 from beheld.text.stop import StopFinder
 
@@ -24,8 +26,18 @@ _first_time = itertools.cycle(range(1, _AT_A_TIME + 1))
 class Answer:
     """One of a request's answers while it grows."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Any | None, marks: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Any | None,
+        marks: Collection[str] = (),
+        places: AnswerGrounding | None = None,
+    ) -> None:
         self._params = params
+        self._tokenizer = tokenizer
+        self._places = places
+        self._located: list[GroundedObject] | None = None
         self._candidates = _Candidates(tokenizer if params.detokenize else None)
         self._detokenizer = (
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, marks=marks)
@@ -139,7 +151,20 @@ class Answer:
             logprobs=self._logprobs[num_tokens:] if wanted else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
+            grounding=self._grounding(),
         )
+
+    def _grounding(self) -> list[GroundedObject] | None:
+        """What the finished answer located; None if it is not finished, or nobody asks.
+
+        Its ids are decoded anew: some notations are made of special tokens, which the text may leave out.
+        """
+        if self._places is None or self._tokenizer is None or not self.finished:
+            return None
+        if self._located is None:
+            text = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=False))
+            self._located = grounding.read(text, self._places)
+        return self._located
 
 
 class Collector:
@@ -171,7 +196,10 @@ class Collector:
         self._params = params
         self._request = requests[0]
         self._tokenizer = tokenizer
-        self._answers = {request.id: Answer(index, params, tokenizer, marks) for index, request in enumerate(requests)}
+        self._answers = {
+            request.id: Answer(index, params, tokenizer, marks, request.grounding)
+            for index, request in enumerate(requests)
+        }
         assert len(self._answers) == len(requests), "two answers with the same id"
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._reported_prompt_logprobs = False

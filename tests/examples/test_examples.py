@@ -50,6 +50,32 @@ def test_embeddings(run: Run) -> None:
     assert first.endswith("A red circle and a blue square.")
 
 
+def test_document(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pypdfium2", reason="pip install pypdfium2")
+    monkeypatch.chdir(tmp_path)
+    both = run("document").splitlines()
+    assert both[0].startswith("A large green star in the middle.")
+    assert both[-2:] == ["image 1: page 1 of 2", "image 2: page 2 of 2"]
+    second, receipt = run("document", "--file", tmp_path / "drawings.pdf", "--pages", "2").splitlines()
+    assert second.startswith("A medium yellow heart")
+    assert receipt == "image 1: page 2 of 2"
+
+
+def test_grounding(run: Run, tmp_path: Path) -> None:
+    """Random weights point anywhere, and always within the image."""
+    picture, to = tmp_path / "a.png", tmp_path / "boxes.png"
+    tiny.picture(300, 200, 1).save(picture)
+    lines = run("grounding", "--model", tiny.checkpoint("qwen2_5_vl"), "--image", picture, "--to", to).splitlines()
+    assert lines
+    for line in lines:
+        label, box = line.split(" within ")[0].split(" ", 1)
+        left, top, right, bottom = json.loads(f"[{box.strip('()')}]")
+        assert label in ("circle", "square", "star", "triangle")
+        assert 0 <= left <= right <= 300
+        assert 0 <= top <= bottom <= 200
+    assert to.is_file()
+
+
 def test_many_images(run: Run) -> None:
     together, second, first, other = run("many_images").splitlines()
     assert together == "together: 1. A large green star in the middle."

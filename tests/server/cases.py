@@ -120,6 +120,7 @@ CASES: dict[int, str] = {
     107: "a deleted working directory",
     108: "media that cost far more work than their bytes",
     110: "large images where memory is limited",
+    118: "documents that are broken, encrypted, endless or huge",
     109: "one client's media beside another's",
 }
 

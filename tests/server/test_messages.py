@@ -184,7 +184,11 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text"
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "unknown"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format", ""),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0", "'tool_result'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "search_result"}]}]},
+            "messages.0.content.0",
+            "'tool_result'",
+        ),
         ({"messages": [*HI, {"role": "user", "content": ["x"]}]}, "messages.1.content.0", "object"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'user'"),
         ({"messages": [{"role": "assistant", "content": [BAD_IMAGE]}, *HI]}, "messages.0.content.0", "cannot stand"),

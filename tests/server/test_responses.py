@@ -209,7 +209,7 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         # Found by schemathesis: reasoning without a text is nothing to answer.
         ({"input": [{"type": "reasoning"}]}, "input", "no message"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0", "'function_call'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "'input_image'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input.0.content.0", "'input_image'"),
         ({"input": [{"role": "user", "content": [FILE]}]}, "input.0.content.0.file_id", "image_url"),
         ({"input": [{"role": "assistant", "content": [BAD]}]}, "input.0.content.0", "text only"),
         ({"input": [{"role": "user", "content": [BAD]}], "instructions": "x"}, "input.0.content.0", "image 1"),

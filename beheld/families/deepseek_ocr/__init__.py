@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
@@ -30,4 +31,5 @@ FAMILY = Family(
     ),
     placeholder_tokens={"image": "<image>"},
     definition=Definition(config="config:DeepseekOCRConfig", model="modeling:DeepseekOCRForCausalLM"),
+    grounding=Grounding("ref det", 999),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
@@ -26,4 +27,5 @@ FAMILY = Family(
     ),
     placeholder_tokens={"image": "<image>"},
     definition=Definition(config="config:DeepseekVLV2Config", model="modeling:DeepseekVLV2ForCausalLM"),
+    grounding=Grounding("ref det", 999),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.config import KVGroup
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Family, KnownCheckpoint, ShortName, decoder_group
 
 # Our entry -> microsoft's entry, for names of DaViT's that differ from the class's.
@@ -55,6 +56,16 @@ def _cross_group(config: Any) -> KVGroup:
     return decoder_group(text, "cross", text.max_position_embeddings)
 
 
+# Tasks, and what the processor writes for them, that are answered with polygons.
+_TRACED_BY = (
+    "<OCR_WITH_REGION>",
+    "What is the text in the image, with regions?",
+    "<REFERRING_EXPRESSION_SEGMENTATION>",
+    "<REGION_TO_SEGMENTATION>",
+    "with mask",
+    "polygon mask",
+)
+
 FAMILY = Family(
     model_types=("florence2",),
     short_names=(
@@ -84,4 +95,5 @@ FAMILY = Family(
     encoder_reads="prompt",
     kv_groups=_kv_groups,
     cross_group=_cross_group,
+    grounding=Grounding("label locs", 1000, cells=True, traced_by=_TRACED_BY),
 )

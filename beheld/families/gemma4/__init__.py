@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import ALL, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
@@ -23,4 +24,5 @@ FAMILY = Family(
     reference=ReferenceOptions(attention=None),
     calls=("gemma4",),
     reasoning=("gemma4",),
+    grounding=Grounding("json", 1000, rows_first=True),
 )

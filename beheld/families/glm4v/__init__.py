@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 # Entries of a flat GLM-4V configuration that belong to the whole model; the others at its top level are the text's.
@@ -73,4 +74,5 @@ FAMILY = Family(
     reference=ReferenceOptions(joins_media=True),
     calls=("glm45",),
     reasoning=("think",),
+    grounding=Grounding("lists", 1000),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
@@ -22,4 +23,5 @@ FAMILY = Family(
     definition=Definition(config="config:GLM4VConfig", model="modeling:GLM4VForCausalLM"),
     placeholder_tokens={"image": "<|endoftext|>"},
     reference=ReferenceOptions(merges_inside=True),
+    grounding=Grounding("lists", 1000),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
@@ -36,4 +37,5 @@ FAMILY = Family(
     videos_as_images=True,
     calls=("hermes",),
     reasoning=("think",),
+    grounding=Grounding("ref box", 1000),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 
 FAMILY = Family(
@@ -24,4 +25,5 @@ FAMILY = Family(
     placeholder_tokens={"image": "<IMG_CONTEXT>"},
     calls=("internlm", "hermes"),
     reasoning=("think",),
+    grounding=Grounding("ref box", 1000),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
@@ -21,4 +22,5 @@ FAMILY = Family(
     ),
     definition=Definition(config="config:MolmoConfig", model="modeling:MolmoForCausalLM"),
     reference=ReferenceOptions(merges_inside=True),
+    grounding=Grounding("point tags", 100),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
 
 FAMILY = Family(
@@ -31,4 +32,5 @@ FAMILY = Family(
     reference=ReferenceOptions(
         joins_media=True, adds_to_placeholder=True, completed_later=frozenset(("image", "video"))
     ),
+    grounding=Grounding("point lists", 1000, names_images=True),
 )

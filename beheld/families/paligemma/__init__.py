@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
@@ -26,4 +27,5 @@ FAMILY = Family(
         ),
     ),
     both_ways="prompt",
+    grounding=Grounding("locs label", 1024, rows_first=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
@@ -44,4 +45,5 @@ FAMILY = Family(
     ),
     calls=("hermes",),
     reasoning=("think",),
+    grounding=Grounding("json", 0),
 )

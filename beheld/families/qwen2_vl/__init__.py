@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
 
 FAMILY = Family(
@@ -21,4 +22,5 @@ FAMILY = Family(
         ),
     ),
     calls=("hermes",),
+    grounding=Grounding("object_ref box", 1000),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families._shared.gated_delta.config import delta_state
 from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
@@ -28,4 +29,5 @@ FAMILY = Family(
     state=delta_state,
     calls=("qwen3_coder",),
     reasoning=("think",),
+    grounding=Grounding("json", 1000),
 )

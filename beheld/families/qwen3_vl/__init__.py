@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE_AND_VIDEO, Family, GGUFProjector, KnownCheckpoint, ShortName
 
 FAMILY = Family(
@@ -82,4 +83,5 @@ FAMILY = Family(
     ),
     calls=("hermes",),
     reasoning=("think",),
+    grounding=Grounding("json", 1000),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from beheld.core.grounding import Grounding
 from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint, ReferenceOptions
 
 # `<img>` follows 205 unused tokens and those of boxes, which follow <|im_start|> and <|im_end|>.
@@ -43,4 +44,5 @@ FAMILY = Family(
     definition=Definition(config="config:QwenVLConfig", model="modeling:QwenVLForConditionalGeneration"),
     ends=_ends,
     reference=ReferenceOptions(merges_inside=True),
+    grounding=Grounding("ref box", 1000),
 )

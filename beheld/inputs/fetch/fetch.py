@@ -134,7 +134,7 @@ async def fetch_remote(
         raise FetchError(
             "The server took too long.",
             "Try again, or send the item itself, for example as a data URL.",
-            or_engine=f"raise BEHELD_{modality.upper()}_FETCH_TIMEOUT",
+            or_engine=f"raise BEHELD_{'IMAGE' if modality == 'document' else modality.upper()}_FETCH_TIMEOUT",
         ) from error
     return Fetched(data, "url", 1e3 * (asyncio.get_running_loop().time() - begin))
 
@@ -305,5 +305,6 @@ def times_s(modality: str) -> tuple[float, float]:
     if modality == "video":
         limit = env.VIDEO_FETCH_TIMEOUT()
         return (10.0, 30.0) if limit is None else (limit, limit)
-    seconds = {"image": env.IMAGE_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT}[modality]()
+    known = {"image": env.IMAGE_FETCH_TIMEOUT, "audio": env.AUDIO_FETCH_TIMEOUT, "document": env.IMAGE_FETCH_TIMEOUT}
+    seconds = known[modality]()
     return seconds, seconds

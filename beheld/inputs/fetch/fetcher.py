@@ -7,8 +7,8 @@ the requests that use it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ from beheld.inputs.fetch.fetch import MAX_URL, FetchRules, fetch_remote, is_remo
 from beheld.inputs.fetch.shares import FairTurns, Room, Shares
 from beheld.utils.loop_share import LoopShare
 
+# Waits until there is room for so many bytes more.
+Reserve = Callable[[int], Awaitable[None]]
 # Of one client; all together have twice as many.
 _MAX_AT_ONCE = 256
 # Limits per host, so that a hanging host occupies only its part of the slots.
@@ -42,19 +44,28 @@ class Fetcher:
         self._names = FairTurns(2 * _MAX_NAMES, _MAX_NAMES)
         self._hosts: dict[str, FairTurns] = {}
 
+    @contextmanager
+    def request(self) -> Generator[Reserve, None, None]:
+        """The room of one request, for all that `fetched` fetches with it; it is given back when the block ends."""
+        with self._room.request() as reserve:
+            yield reserve
+
     @asynccontextmanager
-    async def fetched(self, media: Sequence[MediaRef], client: str = "") -> AsyncGenerator[tuple[MediaRef, ...], None]:
+    async def fetched(
+        self, media: Sequence[MediaRef], client: str = "", reserve: Reserve | None = None
+    ) -> AsyncGenerator[tuple[MediaRef, ...], None]:
         """The same media, with bytes where there were URLs of other machines; inside the block they have room.
 
         Args:
             media: of a request.
             client: who asks: one client's fetches leave room for the others'.
+            reserve: of `request`, if the request fetches more than once; None for a room that ends with the block.
 
         Raises:
             FetchError, LimitError: the first failure in the order of the media, after all fetches ended; it names its
                 item.
         """
-        with self._room.request() as reserve:
+        with nullcontext(reserve) if reserve is not None else self.request() as reserve:
             shares = Shares(reserve, self._parsing, lambda: self._names.take(client))
 
             async def one(ref: MediaRef) -> MediaRef:

@@ -83,9 +83,10 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LimitError("The image has too many pixels.", _SHRINK) from error
     except Exception as error:
-        raise DecodeError(
-            "The bytes are not an image that can be read.", f"Known formats: {', '.join(FORMATS)}."
-        ) from error
+        known = f"Known formats: {', '.join(FORMATS)}."
+        if header.is_pdf(data) or header.is_tiff(data):
+            known = f"Send it as a part of the type 'file' of a chat message, which becomes its pages. {known}"
+        raise DecodeError("The bytes are not an image that can be read.", known) from error
     check_size(*image.size, limits, len(data))
     check_scans(data, image.width * image.height, limits)
     return from_pil(image, limits, image.format)
@@ -159,7 +160,7 @@ def from_pil(image: Any, limits: MediaLimits, file_format: str | None = None) ->
     except Exception as error:
         # On broken bytes Pillow raises exceptions of any kind.
         raise DecodeError("The image is broken.", "Send the complete file.", detail=first_line(error)) from error
-    treated = {"exif_rotated": True} if orientation != 1 else {}
+    treated = {"exif_rotated": True, "exif_orientation": orientation} if orientation != 1 else {}
     return DecodedImage(rgb, given, treated, tuple(lost))
 
 

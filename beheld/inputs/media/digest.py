@@ -89,6 +89,11 @@ def of_bytes(data: bytes, what: str) -> bytes:
     return Digest("bytes").add(what).add(data).done()
 
 
+def of_page(document: bytes, page: list[Any]) -> bytes:
+    """Return the digest of an undecoded page, of its document's digest and of what tells the page from others."""
+    return Digest("page").add(document).add(page).done()
+
+
 def of_rgb(width: int, height: int, rgbx: Any) -> bytes:
     """Return the digest of an image's pixels: rows of 8-bit RGB, top to bottom, a byte of 255 after each pixel."""
     return Digest("rgbx").add(width).add(height).add(rgbx).done()

@@ -13,6 +13,20 @@ _BARE = frozenset((0x01, *range(0xD0, 0xD8)))
 _AFTER_SCAN = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 
 
+_PDF_REACH = 1024
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def is_pdf(data: bytes) -> bool:
+    """Return whether bytes begin like a PDF; readers look for its mark within the first kilobyte."""
+    return b"%PDF-" in data[:_PDF_REACH]
+
+
+def is_tiff(data: bytes) -> bool:
+    """Return whether bytes begin like a TIFF."""
+    return data[:4] in _TIFF
+
+
 def size_of(data: bytes) -> tuple[int, int] | None:
     """Return the header's width and height in pixels; None if not found.
 

@@ -129,7 +129,7 @@ class ItemMaker:
         order = ItemOrder(MediaRef("audio", source), 0, {}, "", b"", cancel, client)
         try:
             source = self._reader.read(order, StageClock())
-            with self._gate.within(_opened_bytes("audio", source.payload), cancel, client):
+            with self._gate.within(_opened_bytes("audio", source), cancel, client):
                 return unpacked(self._workers.decode("audio", source, self._processor.rate, cancel, client).opened)
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
@@ -188,7 +188,7 @@ class ItemMaker:
             try:
                 content, processed, cached = make(order, source, clock)
             finally:
-                if _opened_bytes(ref.modality, source.payload) > _MOST_KEPT_BYTES:
+                if _opened_bytes(ref.modality, source) > _MOST_KEPT_BYTES:
                     allocator.give_back_freed()
         return self._finish(order, source.kind, content, processed, clock, cached=cached)
 
@@ -216,7 +216,7 @@ class ItemMaker:
     def _made_here(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
         """Decode, look up and process in this process; the flag tells whether the cache had it."""
         modality = order.ref.modality
-        with self._gate.within(_opened_bytes(modality, source.payload), order.cancel, order.client):
+        with self._gate.within(_opened_bytes(modality, source), order.cancel, order.client):
             with clock.stage("decode"):
                 decoded = self._workers.decode(modality, source, self._processor.rate, order.cancel, order.client)
             content = decoded.content
@@ -309,7 +309,9 @@ class ItemMaker:
                 given["format"] = form
         if order.ref.uuid is not None:
             given["uuid"] = order.ref.uuid
-        treated = {"exif_rotated": given.pop("exif_rotated")} if "exif_rotated" in given else {}
+        treated: dict[str, Any] = {
+            name: given.pop(name) for name in ("exif_rotated", "exif_orientation") if name in given
+        }
         receipt = MediaReceipt(
             modality=order.ref.modality,
             index=order.index,
@@ -329,8 +331,11 @@ def _salted(order: ItemOrder, source: Source) -> Source:
     return replace(source, digest=digest.salted(source.digest, order.salt)) if order.salt and source.digest else source
 
 
-def _opened_bytes(modality: str, payload: Any) -> int:
+def _opened_bytes(modality: str, source: Source) -> int:
     """Estimate the bytes of an opened source; only decoding can tell for videos and audio, and most take less."""
+    payload = source.payload
+    if source.page is not None:
+        return 4 * source.page.width * source.page.height
     if not isinstance(payload, bytes):
         return int(getattr(payload, "nbytes", 0))
     if modality != "image":

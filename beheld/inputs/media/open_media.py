@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import MediaLimits
-from beheld.inputs.media import audio, decode, video
+from beheld.inputs.media import audio, decode, document, video
 from beheld.inputs.media.cache import Content
 from beheld.inputs.media.pixels import Pixels, digest_of
 
@@ -26,6 +26,7 @@ class Source:
         sampling: which frames of a video's bytes to sample.
         content: for an open payload, as from `open_source`: the facts to cache.
         borrowed: whether the payload is the caller's image; see `taken`.
+        page: which page of the bytes, a document, is the image; None if they are an image themselves.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Source:
     sampling: video.FrameSampling | None = None
     content: Content | None = None
     borrowed: bool = False
+    page: document.PageChoice | None = None
 
 
 def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callable[[], int]) -> tuple[Any, Content]:
@@ -52,7 +54,7 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
     if source.content is not None:
         return payload, source.content
     if modality == "image":
-        return _open_image(payload, limits)
+        return _open_image(payload, limits, source.page)
     if modality == "video":
         clip = payload
         if isinstance(payload, bytes):
@@ -64,8 +66,11 @@ def open_source(modality: str, source: Source, limits: MediaLimits, rate: Callab
     return wave, Content(source.digest, wave.given, wave.lost)
 
 
-def _open_image(payload: Any, limits: MediaLimits) -> tuple[Pixels, Content]:
-    if decode.is_image(payload):
+def _open_image(payload: Any, limits: MediaLimits, page: document.PageChoice | None) -> tuple[Pixels, Content]:
+    if page is not None:
+        decoded = document.page_image(payload, page, limits)
+        pixels = Pixels.of(decoded.image)
+    elif decode.is_image(payload):
         with decode.alone_with(payload):
             decoded = decode.from_pil(payload, limits, getattr(payload, "format", None))
             # The two may be the same image.

@@ -13,6 +13,7 @@ from beheld.core.errors import DecodeError, first_line
 from beheld.core.media import MediaRef, item_name
 from beheld.inputs.fetch.fetch import Fetched, FetchRules, fetch
 from beheld.inputs.media import audio, decode, digest, video
+from beheld.inputs.media.document import DocumentPage
 from beheld.inputs.media.open_media import Source, plain_rgb
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.utils.cancellation import CancelToken
@@ -104,6 +105,9 @@ class SourceReader:
         elif isinstance(given, Fetched):
             clock.add("fetch", given.milliseconds)
             given, kind = given.data, given.source
+        if isinstance(given, DocumentPage):
+            clock.add("fetch", given.milliseconds)
+            return Source(given.origin, digest.of_page(given.digest, given.choice.key()), given.data, page=given.choice)
         if isinstance(given, bytes | bytearray):
             return self._encoded(order, bytes(given), kind, clock)
         with clock.stage("digest"):

@@ -11,7 +11,7 @@ from beheld.core.config import MODEL_CLASSES, EngineArgs, EngineConfig, MediaLim
 from beheld.core.errors import LimitError, WorkerError
 from beheld.core.media import MediaItem
 from beheld.families import registry
-from beheld.inputs.media import audio, digest, header, video
+from beheld.inputs.media import audio, digest, document, header, video
 from beheld.inputs.media.cache import Content, Processed
 from beheld.inputs.media.open_media import Source, open_source, unpacked
 from beheld.inputs.media.pixels import Pixels
@@ -39,6 +39,14 @@ class Decoded:
 
     opened: Any
     content: Content
+
+
+@dataclass(frozen=True, eq=False)
+class InspectTask:
+    """Inspect the bytes of a document. The result is document.DocumentFacts."""
+
+    data: bytes
+    wish: document.PageWish
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +89,8 @@ CODEC = Codec(
     (
         *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
         *(video.FrameSampling, video.Clip, audio.Waveform, Pixels),
+        *(InspectTask, document.DocumentFacts, document.PageChoice, document.PageWish),
+        *(document.DocumentKind, document.TextLayer),
         *(MediaLimits, *MODEL_CLASSES),
     )
 )
@@ -96,6 +106,28 @@ def decode_type(limits: MediaLimits, max_workers: int) -> TaskType[DecodeTask, D
         memory_bytes=limits.max_work_bytes,
         max_workers=max_workers,
         error=lambda task, fault: _error(task, limits, fault),
+    )
+
+
+def inspect_type(limits: MediaLimits, max_workers: int) -> TaskType[InspectTask, document.DocumentFacts]:
+    """Inspecting documents in the sandbox."""
+    seconds = limits.work_timeout_s["document"]
+
+    def error(task: InspectTask, fault: WorkerFault) -> Exception:
+        if fault.fault is Fault.TIME:
+            return LimitError(f"Reading the document took more than {seconds:.3g} s.", "Send a smaller one.")
+        if fault.fault is Fault.MEMORY:
+            return LimitError("Reading the document took more memory than is allowed.", "Send a smaller one.")
+        return WorkerError(f"The process that read the document ended ({fault.how}).", "Send it again.")
+
+    return TaskType(
+        load=load_inspector,
+        settings=lambda: limits,
+        answer=document.DocumentFacts,
+        timeout_s=lambda task: seconds,
+        memory_bytes=limits.max_work_bytes,
+        max_workers=max_workers,
+        error=error,
     )
 
 
@@ -145,6 +177,12 @@ def load_decoder(limits: MediaLimits) -> Callable[[DecodeTask], Decoded]:
         return Decoded(opened, content)
 
     return decode
+
+
+def load_inspector(limits: MediaLimits) -> Callable[[InspectTask], document.DocumentFacts]:
+    """Return the function that inspects documents."""
+    _load_readers()
+    return lambda task: document.inspect(task.data, task.wish, limits)
 
 
 def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], ProcessedMedia]:

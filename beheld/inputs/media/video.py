@@ -13,6 +13,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, ParamsError
 from beheld.core.params import nearest
+from beheld.inputs.media import animation
 from beheld.inputs.media.container import check_codec, opened
 
 DEFAULT_FRAMES = 32
@@ -115,6 +116,8 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
         DecodeError: not a video, no frames, or broken.
         LimitError: too many pixels or frames.
     """
+    if animation.may_be(data) and (found := animation.timeline(data, limits)) is not None:
+        return _animated(data, found, sampling, limits)
     import av
 
     try:
@@ -131,12 +134,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
             fps = float(stream.average_rate or stream.guessed_rate or 0)
             index = _index(container, stream)
             indices = sampling.indices(index.total, fps)
-            if len(indices) > limits.max_frames:
-                raise LimitError(
-                    f"{len(indices)} frames of the video would be sampled; the limit is {limits.max_frames}.",
-                    "Cut it first.",
-                    or_engine="set num_frames or fps lower",
-                )
+            _check_count(len(indices), limits)
             _check_bytes(len(indices) * int(stream.width or 0) * int(stream.height or 0) * 3, limits)
             work = index.num_decoded(indices) * int(stream.width or 0) * int(stream.height or 0)
             if work > limits.max_video_pixels:
@@ -153,6 +151,32 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
             detail=type(error).__name__,
         ) from error
     return _clip(taken, index.total, fps, given)
+
+
+def _animated(data: bytes, found: animation.Timeline, sampling: FrameSampling, limits: MediaLimits) -> Clip:
+    """Decode the sampled frames of an animated image, each with the time at which it is shown.
+
+    Frames may be shown for different times, so the clip counts in a unit in which all begin at whole numbers.
+    """
+    count, seconds = len(found.starts_ms), found.total_ms / 1000
+    indices = sampling.indices(count, count / seconds)
+    _check_count(len(indices), limits)
+    _check_bytes(len(indices) * found.size[0] * found.size[1] * 3, limits)
+    rate, starts, total = found.fine_rate()
+    given = {"format": found.form, "width": found.size[0], "height": found.size[1]}
+    clip = _clip(
+        list(zip(indices, animation.frames(data, indices, limits), strict=False)), count, count / seconds, given
+    )
+    return replace(clip, total=total, fps=rate, indices=tuple(starts[index] for index in clip.indices or ()))
+
+
+def _check_count(count: int, limits: MediaLimits) -> None:
+    if count > limits.max_frames:
+        raise LimitError(
+            f"{count} frames of the video would be sampled; the limit is {limits.max_frames}.",
+            "Cut it first.",
+            or_engine="set num_frames or fps lower",
+        )
 
 
 def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[str, Any]) -> Clip:

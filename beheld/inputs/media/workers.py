@@ -6,8 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork, ModelInfo
+from beheld.inputs.media import document
 from beheld.inputs.media.open_media import Source, open_source
-from beheld.inputs.media.tasks import Decoded, DecodeTask, ProcessedMedia, ProcessTask, decode_type, process_type
+from beheld.inputs.media.tasks import (
+    Decoded,
+    DecodeTask,
+    InspectTask,
+    ProcessedMedia,
+    ProcessTask,
+    decode_type,
+    inspect_type,
+    process_type,
+)
 from beheld.sandbox.sandbox import Sandbox
 from beheld.utils.cancellation import CancelToken
 
@@ -27,6 +37,7 @@ class MediaWorkers:
         in_sandbox = config.media_workers > 0
         self.process_too = in_sandbox and config.media_work is MediaWork.PROCESS and bool(info.modalities)
         self._decode_type = decode_type(self._limits, config.media_workers) if in_sandbox else None
+        self._inspect_type = inspect_type(self._limits, config.media_workers) if in_sandbox else None
         self._process_type = process_type(info, config, args) if self.process_too else None
 
     def warm(self) -> None:
@@ -61,6 +72,24 @@ class MediaWorkers:
         task = DecodeTask(modality, source, rate() if modality == "audio" else 0)
         return self.sandbox.run(self._decode_type, task, cancel, client)
 
+    def inspect(
+        self, data: bytes, wish: document.PageWish, cancel: CancelToken | None = None, client: str = ""
+    ) -> document.DocumentFacts:
+        """Inspect a document's bytes, in the sandbox.
+
+        Args:
+            data: the bytes.
+            wish: what of it is wanted.
+            cancel, client: as for `decode`.
+
+        Raises:
+            DecodeError, LimitError, ParamsError: see document.inspect; or it takes too long or too much memory.
+            WorkerError, Cancelled: as `decode`.
+        """
+        if self._inspect_type is None:
+            return document.inspect(data, wish, self._limits)
+        return self.sandbox.run(self._inspect_type, InspectTask(data, wish), cancel, client)
+
     def process(
         self, task: ProcessTask, rate: Callable[[], int], cancel: CancelToken | None = None, client: str = ""
     ) -> ProcessedMedia:
@@ -80,5 +109,5 @@ class MediaWorkers:
     @property
     def pids(self) -> tuple[int, ...]:
         """Return the ids of the processes that decode or process media."""
-        kinds = (self._decode_type, self._process_type)
+        kinds = (self._decode_type, self._inspect_type, self._process_type)
         return tuple(number for kind in kinds if kind is not None for number in self.sandbox.pids(kind))

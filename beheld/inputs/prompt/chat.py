@@ -18,6 +18,7 @@ from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
+from beheld.inputs.prompt.documents import Pages
 from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
 from beheld.utils.bounded_json import JsonBounds, JsonError, check_counts, parse_lenient
 
@@ -247,27 +248,34 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
     parts: list[Part] = []
     for index, part in enumerate(content, 1):
         where = _Spot(number, index)
-        if isinstance(part, str):
-            parts.append(part)
-            continue
-        if not isinstance(part, Mapping):
-            raise PromptError(
-                f"{where} is not a mapping.", 'Write for example {"type": "text", "text": ...}.', param=where.path
-            )
-        kind = _kind(part, where)
-        if kind in _TEXT_TYPES:
-            text = part.get(_TEXT_TYPES[kind])
-            if not isinstance(text, str):
-                raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
-            parts.append(text)
+        if isinstance(part, Pages):
+            parts += [_part(page, where, media, limits, form, part.place) for page in part]
         else:
-            described = _described(part, where, form)
-            part = {name: value for name, value in part.items() if name not in form.described_by}
-            ref = _media(part, kind, where, media, limits)
-            media.append(ref)
-            among_its_own = sum(other.modality == ref.modality for other in media)
-            parts.append(ItemPart(ref.modality, among_its_own, described))
+            parts.append(_part(part, where, media, limits, form))
     return parts
+
+
+def _part(
+    part: Any, where: _Spot, media: list[MediaRef], limits: MediaLimits, form: ChatForm, place: str | None = None
+) -> Part:
+    """Return one part; an item's is added to `media`. `place` is the item's in errors, if it is not its own."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise PromptError(
+            f"{where} is not a mapping.", 'Write for example {"type": "text", "text": ...}.', param=where.path
+        )
+    kind = _kind(part, where)
+    if kind in _TEXT_TYPES:
+        text = part.get(_TEXT_TYPES[kind])
+        if not isinstance(text, str):
+            raise PromptError(f"{where} has no text.", 'Write {"type": "text", "text": ...}.', param=where.path)
+        return text
+    described = _described(part, where, form)
+    part = {name: value for name, value in part.items() if name not in form.described_by}
+    ref = _media(part, kind, where, media, limits)
+    media.append(ref if place is None else replace(ref, place=place))
+    return ItemPart(ref.modality, sum(other.modality == ref.modality for other in media), described)
 
 
 def _described(part: Mapping[str, Any], where: _Spot, form: ChatForm) -> dict[str, str]:
