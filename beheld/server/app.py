@@ -500,7 +500,7 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
-        return HTMLResponse(page.html(), headers=page.headers())
+        return _html("talk")
 
     # ------------------------------------------------------------------ how
 
@@ -571,6 +571,11 @@ class Service:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
         client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
+
+
+def _html(name: str) -> Response:
+    found = page.page(name)
+    return HTMLResponse(found.html, headers=found.headers)
 
 
 async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
