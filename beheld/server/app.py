@@ -135,6 +135,8 @@ class Service:
         ]
         if self.options.show_page:
             routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
+        if self.options.show_dashboard:
+            routes.append(Route("/dashboard", self._guarded(self.dashboard), methods=["GET"]))
         app = Starlette(
             routes=routes,
             middleware=[
@@ -501,6 +503,10 @@ class Service:
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
         return _html("talk")
+
+    async def dashboard(self, request: Request) -> Response:
+        """GET /dashboard: a page that shows /metrics live."""
+        return _html("dashboard")
 
     # ------------------------------------------------------------------ how
 

@@ -40,14 +40,18 @@ def keep(browser: Browser, name: str) -> None:
         browser.picture(Path(folder) / f"{name}.png")
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
-    text = page("talk").html
+@pytest.mark.parametrize("name", ["talk", "dashboard"])
+def test_a_page_needs_nothing_from_outside(name: str) -> None:
+    text, policy = page(name).html, page(name).headers["Content-Security-Policy"]
+    assert '<link rel="stylesheet' not in text
+    assert "<script src" not in text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
     assert "http" not in text.replace("http-equiv", "")
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", " style="):
         assert way not in text
     assert not re.search(r"<[a-z][^>]* on[a-z]+=", text)
-    assert "unsafe" not in page("talk").headers["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert policy.count("'sha256-") == text.count("<script>") + text.count("<style>") > 2
 
 
 @needs_browser
