@@ -1,4 +1,4 @@
-"""`beheld bench serve`: load a server with rising numbers of clients; prints one JSON line, and optionally a plot."""
+"""`beheld bench serve`: load a server with rising numbers of clients; prints one JSON line, and draws the ladder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the ladder, print the JSON line, write the plot."""
+    """Run the ladder, draw it on standard error, print the JSON line, write the plot."""
     try:
         ladder = [int(word) for word in arguments.clients.split(",")]
     except ValueError:
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = arguments.model or first
     lines = climb(at, key, model, ladder, arguments)
     report = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
+    print(f"\n{plot.text(lines, shutil.get_terminal_size().columns)}\n", file=sys.stderr)
     print(json.dumps(report))
     if arguments.plot:
         what = f"{arguments.tokens} tokens" + (f", images of {arguments.side} pixels" if arguments.side else "")

@@ -1,4 +1,4 @@
-"""An SVG plot of a load ladder: throughput, and time to first token, by number of clients."""
+"""Plots of a load ladder, throughput and time to first token by number of clients: as SVG, and as text."""
 
 from __future__ import annotations
 
@@ -31,6 +31,36 @@ def svg(lines: Sequence[Mapping[str, Any]], title: str) -> str:
         f'<rect width="100%" height="100%" fill="#fff"/><text class="t" x="{_LEFT}" y="20">{escape(title)}</text>'
         f"{body}</svg>\n"
     )
+
+
+def text(lines: Sequence[Mapping[str, Any]], width: int) -> str:
+    """Draw two bars a line in ASCII, `width` characters wide but at least 62: throughput, and time to first token,
+    whose bar goes on from the median to the 99th percentile.
+    """
+    rates = [line["tokens_per_s"] for line in lines]
+    firsts = [(line["first_token_ms"]["p50"], line["first_token_ms"]["p99"]) for line in lines]
+    rate_words = [f"{rate:.1f}" for rate in rates]
+    first_words = [f"{median:.0f} (p99 {high:.0f})" for median, high in firsts]
+    rate_room, first_room = max(map(len, rate_words)), max(map(len, first_words))
+    # Beside the bars stand the number of clients (7), two figures, and blanks between.
+    bar = max(8, (width - 7 - rate_room - first_room - 8) // 2)
+    left, right = bar + 1 + rate_room, bar + 1 + first_room
+    made = [f"{'clients':>7}  {'tokens a second':<{left}}  {'first token, ms: = median, - p99':<{right}}"]
+    for line, rate, (median, high), rate_word, first_word in zip(
+        lines, rates, firsts, rate_words, first_words, strict=True
+    ):
+        first = "=" * _cells(median, max(each for _, each in firsts), bar)
+        tail = "-" * (_cells(high, max(each for _, each in firsts), bar) - len(first))
+        filled = "=" * _cells(rate, max(rates), bar)
+        made.append(
+            f"{line['clients']:>7}  {f'{filled} {rate_word}':<{left}}  {f'{first}{tail} {first_word}':<{right}}"
+        )
+    return "\n".join(row.rstrip() for row in made)
+
+
+def _cells(value: float, most: float, room: int) -> int:
+    """Return the length of a bar; what is above 0 is seen."""
+    return 0 if value <= 0 or most <= 0 else max(1, round(room * value / most))
 
 
 def _panel(left: int, name: str, clients: Sequence[int], curves: Sequence[tuple[str, str, Sequence[float]]]) -> str:

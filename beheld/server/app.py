@@ -135,6 +135,8 @@ class Service:
         ]
         if self.options.show_page:
             routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
+        if self.options.show_dashboard:
+            routes.append(Route("/dashboard", self._guarded(self.dashboard), methods=["GET"]))
         app = Starlette(
             routes=routes,
             middleware=[
@@ -500,7 +502,11 @@ class Service:
 
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
-        return HTMLResponse(page.html(), headers=page.headers())
+        return _html("talk")
+
+    async def dashboard(self, request: Request) -> Response:
+        """GET /dashboard: a page that shows /metrics live."""
+        return _html("dashboard")
 
     # ------------------------------------------------------------------ how
 
@@ -571,6 +577,11 @@ class Service:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
         client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
+
+
+def _html(name: str) -> Response:
+    found = page.page(name)
+    return HTMLResponse(found.html, headers=found.headers)
 
 
 async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:

@@ -191,6 +191,9 @@ class ServerOptions:
         unit=1 << 20,
     )
     show_page: bool = _option(True, "no-page", "no page at /", shown="")
+    show_dashboard: bool = _option(
+        False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
+    )
     names: tuple[str, ...] = ("mote",)
     aliases: tuple[str, ...] = ()
     max_answers: int = limits.MAX_ANSWERS

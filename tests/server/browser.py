@@ -25,6 +25,9 @@ class Browser:
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
+        flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+        # A microphone that beeps, and that pages may use.
+        flags += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         # The protocol's pipe is descriptors 3 and 4 of the browser.
         script = f'exec 3<&{to_read} 4>&{to_write}; exec "$0" "$@"'
         self._process = subprocess.Popen(

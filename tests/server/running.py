@@ -32,8 +32,18 @@ ENGINE: dict[str, Any] = {
     "disable_log_stats": True,
 }
 SMALL = ServerOptions(
-    port=0, names=("tiny",), max_body_bytes=8 << 20, max_answers=8, header_s=1.0, body_s=1.5, send_s=1.5, drain_s=5.0
+    port=0,
+    names=("tiny",),
+    max_body_bytes=8 << 20,
+    max_answers=8,
+    header_s=1.0,
+    body_s=1.5,
+    send_s=1.5,
+    drain_s=5.0,
+    show_dashboard=True,
 )
+# Routes for people, which openapi.json does not name.
+PAGES = {"/", "/dashboard"}
 
 
 class Running:

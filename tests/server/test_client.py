@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.running import ENGINE, Running, data_url, talk
+from tests.server.running import ENGINE, PAGES, Running, data_url, talk
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +248,7 @@ def test_tokenize_with_what_the_tokenizer_puts_around_a_prompt_and_without(showi
 
 def test_documents_and_versions(running: Running) -> None:
     document = running.get("/openapi.json").json()
-    routes = {route.path.replace(":path", "") for route in running.app.routes} - {"/"}  # type: ignore[attr-defined]
+    routes = {route.path.replace(":path", "") for route in running.app.routes} - PAGES  # type: ignore[attr-defined]
     assert set(document["paths"]) == routes
     assert json.dumps(document).count("#/components/schemas/ChatRequest") == 1
     assert running.get("/version").json()["version"]

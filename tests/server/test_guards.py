@@ -57,6 +57,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/": None,
+    "/dashboard": None,
     "/health": None,
     "/metrics": None,
     "/openapi.json": None,

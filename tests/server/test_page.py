@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import re
+import shutil
+import subprocess
+import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from beheld.server import page
+from beheld.server.page import page
 from tests import tiny
 from tests.server.browser import CHROMIUM, Browser
 from tests.server.running import Running
@@ -35,14 +40,18 @@ def keep(browser: Browser, name: str) -> None:
         browser.picture(Path(folder) / f"{name}.png")
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
-    text = page.html()
+@pytest.mark.parametrize("name", ["talk", "dashboard"])
+def test_a_page_needs_nothing_from_outside(name: str) -> None:
+    text, policy = page(name).html, page(name).headers["Content-Security-Policy"]
+    assert '<link rel="stylesheet' not in text
+    assert "<script src" not in text
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
     assert "http" not in text.replace("http-equiv", "")
     for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", " style="):
         assert way not in text
     assert not re.search(r"<[a-z][^>]* on[a-z]+=", text)
-    assert "unsafe" not in page.headers()["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    assert policy.count("'sha256-") == text.count("<script>") + text.count("<style>") > 2
 
 
 @needs_browser
@@ -66,7 +75,7 @@ def test_ask_about_a_picture_by_keyboard(
     browser.key("Enter")
     browser.until(ANSWER)
     assert browser.run("document.querySelector('.answer .said').textContent.length") > 0
-    assert "image 1: " in browser.run("document.querySelector('.answer summary').textContent")
+    assert "image 1" in browser.run("document.querySelector('.answer figcaption').textContent")
     assert browser.run("document.activeElement.id") == "question"
     assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), "it is wider than the screen"
     browser.run("document.querySelector('.answer details').open = true")
@@ -310,3 +319,183 @@ def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp
     browser.until(ANSWER)
     assert browser.run("sent[0][0].content.map((part) => part.type)") == ["image_url", "image_url", "text"]
     assert browser.run("document.querySelectorAll('.answer summary').length") == 2
+
+
+# What the server would answer of a picture of 200 by 100 pixels that was cropped to its middle, with a box and a point.
+POINTED: dict[str, Any] = {
+    "media": [
+        {
+            "item": "image 1", "modality": "image", "index": 0, "given": {"width": 200, "height": 100},
+            "used": {"width": 20, "height": 20, "crop": [50, 0, 150, 100]}, "lost": ["50 % was cut off at the edges"],
+            "tokens": 4, "cached": False, "milliseconds": {}, "digest": "",
+        }
+    ],
+    "choices": [
+        {
+            "index": 0, "delta": {"content": "there"}, "finish_reason": "stop",
+            "grounding": [{"label": "<b>cat</b>", "box": [20, 10, 100, 60]}, {"label": "nose", "point": [150, 50]}],
+        }
+    ],
+}  # fmt: skip
+
+
+@needs_browser
+def test_receipts_and_boxes_are_drawn_on_the_picture(running: Running, browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "wide.png"
+    tiny.picture(200, 100, 1).save(file)
+    watched(running, browser)
+    stream = f"data: {json.dumps(POINTED)}\n\ndata: [DONE]\n\n"
+    browser.run(f"window.answer = () => new Response({json.dumps(stream)})")
+    browser.give("#files", file)
+    browser.until("document.querySelectorAll('#added img').length === 1")
+    browser.write("Where is it?")
+    browser.key("Enter")
+    browser.until("document.querySelectorAll('.view .box, .view .point').length === 2")
+    placed = """((name) => { const view = document.querySelector('.view').getBoundingClientRect(),
+      node = document.querySelector(`.view .${name}`).getBoundingClientRect(), part = (at) => Math.round(100 * at);
+      return [part((node.left - view.left) / view.width), part((node.top - view.top) / view.height),
+              part((node.right - view.left) / view.width), part((node.bottom - view.top) / view.height)]; })"""
+    for name, place in (("box", [10, 10, 50, 60]), ("crop", [25, 0, 75, 100])):
+        assert browser.run(f"{placed}('{name}')") == pytest.approx(place, abs=2)
+    left, top, right, bottom = browser.run(f"{placed}('point')")
+    assert [(left + right) / 2, (top + bottom) / 2] == pytest.approx([75, 50], abs=2)
+    assert browser.run("document.querySelector('.view .label').textContent") == "<b>cat</b>"
+    assert "200 \u00d7 100, seen as 20 \u00d7 20" in browser.run("document.querySelector('figcaption').textContent")
+    assert "cut off" in browser.run("document.querySelector('.loss').textContent")
+    browser.run("document.querySelector('figcaption button').click()")
+    assert browser.run("(({ width, height }) => [width, height])(document.querySelector('.view canvas'))") == [20, 20]
+    browser.run("document.querySelector('figcaption button').click()")
+    assert browser.run("document.querySelector('.view canvas')") is None
+
+
+@needs_browser
+def test_examples_are_drawn_sent_and_answered(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    assert browser.run("document.querySelectorAll('.example').length") == 4
+    browser.run("document.querySelectorAll('.example')[2].click()")
+    browser.until(ANSWER)
+    assert browser.run("sent[0][0].content.map((part) => part.type)") == ["image_url", "image_url", "text"]
+    browser.run("fresh(); document.querySelectorAll('.example')[3].click()")
+    browser.until("sent.length === 2")
+    browser.until(ANSWER)
+    assert browser.run("sent[1][0].content[0].video_url.url.startsWith('data:video/')")
+    assert browser.run("document.querySelectorAll('.span .frame').length") > 1
+
+
+@needs_browser
+def test_an_answer_that_was_cut_goes_on(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    # The words of the tiny model may be none; these are.
+    browser.run("document.getElementById('longest').value = 4")
+    browser.write("Say something.")
+    browser.key("Enter")
+    browser.until("Boolean(document.querySelector('.continue'))")
+    first = browser.run("document.querySelector('.answer .said').textContent")
+    browser.run("document.querySelector('.continue').click()")
+    browser.until(f"sent.length === 2 && !running && {ANSWER}")
+    whole = browser.run("document.querySelector('.answer .said').textContent")
+    assert whole.startswith(first)
+    assert len(whole) > len(first)
+    assert browser.run("sent[1]")[-1] == {"role": "assistant", "content": first}
+    assert browser.run("messages.at(-1).content") == whole
+    assert browser.run("document.querySelectorAll('.answer').length") == 1
+
+
+HARD = "Is $HOME `date` \"a\\nb\" or 'c'?"
+
+
+@needs_browser
+def test_the_code_of_a_request_asks_the_same(running: Running, browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "it's a picture.png"
+    tiny.picture(84, 56, 3).save(file)
+    watched(running, browser)
+    browser.run("document.getElementById('temperature').value = 0")
+    browser.give("#files", file)
+    browser.until("document.querySelectorAll('#added img').length === 1")
+    browser.write(HARD)
+    browser.key("Enter")
+    browser.until(ANSWER)
+    said = browser.run("document.querySelector('.answer .said').textContent")
+    browser.run("[...document.querySelectorAll('.foot button')].find((node) => node.textContent === 'Code').click()")
+    codes = {}
+    for language in ("python", "curl", "javascript"):
+        browser.run(f"document.querySelector('[data-language={language}]').click()")
+        codes[language] = browser.run("document.getElementById('text').textContent")
+        keep(browser, f"code-{language}")
+    body = {"model": "tiny", "messages": browser.run("sent[0]"), "temperature": 0, "max_completion_tokens": 8}
+    assert called(codes["python"], tmp_path) == (f"{running.url}/v1", body)
+    shell = codes["curl"].replace("curl http", "printf '%s\\n' http", 1).replace("--data-binary @-", "; cat", 1)
+    done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout[done.stdout.index("{") :]) == body
+    if node := shutil.which("node"):
+        script = tmp_path / "ask.mjs"
+        script.write_text(codes["javascript"])
+        done = subprocess.run([node, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.removesuffix("\n") == said
+    browser.run("document.getElementById('close').click()")
+    assert browser.run("document.getElementById('code').open") is False
+
+
+def called(code: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """What a Python code makes of OpenAI's client: the address, and the arguments of its one call."""
+    found: list[Any] = []
+
+    class Client:
+        def __init__(self, base_url: str, api_key: str) -> None:
+            found.append(base_url)
+            self.chat = self.completions = self
+            self.choices = [self]
+            self.message = self
+            self.content = ""
+
+        def create(self, **arguments: Any) -> Client:
+            found.append(arguments)
+            return self
+
+    code = code.replace("from openai import OpenAI", "").replace("open(path", "open(folder / path")
+    exec(code, {"OpenAI": Client, "folder": folder, "__name__": "example"})
+    address, arguments = found
+    return address, arguments
+
+
+@needs_browser
+def test_one_of_several_models_is_chosen(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    assert browser.run("document.getElementById('model').hidden")
+    cards = [{"id": name, "max_model_len": 9, "modalities": kinds} for name, kinds in (("a", []), ("b", ["audio"]))]
+    browser.run(f"choose({json.dumps({'data': cards})})")
+    assert browser.run("[document.getElementById('model').hidden, document.getElementById('record').hidden]") == [
+        False,
+        True,
+    ]
+    browser.run("""(() => { const list = document.getElementById('model'); list.value = 'b';
+      list.dispatchEvent(new Event('change')); })()""")
+    assert browser.run("name") == "b"
+    assert browser.run("document.getElementById('record').hidden") is False
+    assert browser.run("request([]).model") == "b"
+
+
+@needs_browser
+def test_sound_is_recorded_as_a_file_that_every_model_reads(running: Running, browser: Browser) -> None:
+    watched(running, browser)
+    browser.run("record()")
+    browser.until("document.getElementById('record').textContent === 'End recording'")
+    browser.run("new Promise((resolve) => setTimeout(resolve, 150))")
+    browser.run("record()")
+    browser.until("document.querySelectorAll('#added audio').length === 1")
+    url = browser.run("waiting[0].url")
+    assert url.startswith("data:audio/wav;base64,")
+    with wave.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as sound:
+        assert (sound.getnchannels(), sound.getframerate(), sound.getsampwidth()) == (1, 16000, 2)
+        assert 800 < sound.getnframes() < 48000
+    assert browser.run("document.getElementById('record').getAttribute('aria-pressed')") == "false"
+    # The microphone beeps once a second and may have been silent; these notes come out as they went in.
+    own, heard, worst = browser.run("""(async () => {
+      const own = new DataView(await notes('x').arrayBuffer()), heard = new DataView(await plain(notes('x')));
+      let worst = 0;
+      for (let k = 44; k < own.byteLength; k += 2) {
+        worst = Math.max(worst, Math.abs(own.getInt16(k, true) - heard.getInt16(k, true)));
+      }
+      return [own.byteLength, heard.byteLength, worst]; })()""")
+    assert own == heard == 44 + 2 * 24000
+    assert worst <= 2

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import socket
 import threading
 import xml.etree.ElementTree as ET
@@ -152,6 +153,8 @@ def test_a_ladder_of_clients(running: Running, capsys: Capture, tmp_path: Path) 
     for step in told["ladder"]:
         assert step["tokens_per_s"] > 0
         assert 0 < step["first_token_ms"]["p50"] <= step["first_token_ms"]["p99"] <= step["total_ms"]["p99"]
+    assert "tokens a second" in found.err
+    assert found.err.isascii()
     root = ET.fromstring(file.read_text())
     assert len(root.findall(".//{http://www.w3.org/2000/svg}polyline")) == 3
     running.idle()
@@ -179,6 +182,24 @@ def test_a_ladder_that_cannot_be_climbed(capsys: Capture, words: list[str], told
 def test_a_plot_of_one_step_and_of_nothing_measured() -> None:
     line = {"clients": 4, "tokens_per_s": 0.0, "first_token_ms": {"p50": 0.0, "p99": 0.0}}
     assert ET.fromstring(plot.svg([line], "<a & b>"))
+    assert plot.text([line], 80).splitlines()[1].split() == ["4", "0.0", "0", "(p99", "0)"]
+
+
+def test_a_ladder_is_drawn_in_plain_characters() -> None:
+    lines = [
+        {"clients": clients, "tokens_per_s": rate, "first_token_ms": {"p50": median, "p99": high}}
+        for clients, rate, median, high in ((1, 50.0, 10.0, 20.0), (8, 200.0, 30.0, 160.0))
+    ]
+    for width in (80, 120):
+        drawn = plot.text(lines, width)
+        assert drawn.isascii()
+        assert width - 3 <= max(map(len, drawn.splitlines())) <= width
+    one, two = drawn.splitlines()[1:]
+    bars = [[len(bar) for bar in re.findall("[=-]+", row)] for row in (one, two)]
+    # A quarter of the rate; an eighth of the highest 99th percentile.
+    assert bars[0][0] * 4 == pytest.approx(bars[1][0], abs=4)
+    assert bars[0][1] * 8 == pytest.approx(bars[1][1], abs=8)
+    assert two.count("=") - bars[1][0] == round(bars[1][1] * 30 / 160)
 
 
 MODELS = b'{"object": "list", "data": [{"id": "m", "object": "model"}]}'
