@@ -338,6 +338,7 @@ class EngineConfig:
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
+        exact_weights: whether weights of few bits are dequantized everywhere, because float32 was asked for.
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
         pipeline_parallel_size: the number of stages, each of which holds some of the layers.
         expert_parallel: whether ranks share experts out whole, not a part of each.
@@ -377,6 +378,7 @@ class EngineConfig:
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
     quantization: str | None = None
+    exact_weights: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False

@@ -298,6 +298,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         quantization=_quantization(args, platform),
+        exact_weights=_dtype_word(args.dtype) == "float32",
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
@@ -377,8 +378,13 @@ def _platform(wanted: str) -> Platform:
     return platform
 
 
+def _dtype_word(wanted: str) -> str:
+    word = str(wanted).removeprefix("torch.")
+    return _DTYPE_WORDS.get(word, word)
+
+
 def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
-    wanted = _DTYPE_WORDS.get(str(wanted).removeprefix("torch."), str(wanted).removeprefix("torch."))
+    wanted = _dtype_word(wanted)
     if wanted == "auto":
         stored = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
         chosen, reason = platform.default_dtype(stored)
@@ -415,14 +421,14 @@ def _quantization(args: EngineArgs, platform: Platform) -> str | None:
     if args.quantization == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
             param="quantization",
         )
-    if args.quantization == "int8" and not platform.int8_products:
+    if args.quantization == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
         raise ConfigError(
-            f"quantization={args.quantization!r} needs a CPU that multiplies whole numbers of 8 bits in hardware "
-            f"(AVX512-VNNI, AVX-VNNI or AMX), and the model would run on {platform.place}: {platform.describe()}.",
-            "Leave the option out, or add device='cpu' on a machine that has such a CPU.",
+            f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
+            "AVX512-VNNI, AVX-VNNI or AMX.",
+            "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
     return args.quantization

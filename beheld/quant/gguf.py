@@ -28,7 +28,7 @@ from beheld.quant.dequantize import without_quantization
 from beheld.quant.grouped import GroupedForm, GroupedNumbers
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.kept_groups import KeptGroups
-from beheld.quant.method import Replace, TextOf
+from beheld.quant.method import Replace, Target, TextOf
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -40,9 +40,9 @@ _EMBEDDINGS = "embed_tokens.weight"
 _TEXT = "model."
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> GGUF:
+def make(stated: Mapping[str, Any], target: Target) -> GGUF:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    return GGUF(device, dtype)
+    return GGUF(target)
 
 
 class GGUF:
@@ -51,9 +51,9 @@ class GGUF:
     name = METHOD
     converted = "the weights of its GGUF file dequantized"
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._groups = KeptGroups(device, dtype)
+    def __init__(self, target: Target) -> None:
+        self._dtype = target.dtype
+        self._groups = KeptGroups(target)
         self._embeddings: GGUFTensor | None = None
 
     def config(self, hf_config: Any) -> Any:
