@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"{name!r} is no file.", "Fetch it first: both sides must be given the same.")
     if refs and arguments.text_only:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
-    from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
+    from beheld.core.config import EngineArgs
     from beheld.tools.verify.questions import made_up_of, question_of
-    from beheld.tools.verify.run import quantization_loss, verify
+    from beheld.tools.verify.run import is_rounded_at_load, quantization_loss, verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
-    if args.quantization in QUANTIZED_AT_LOAD:
+    if is_rounded_at_load(args):
         # The stages of the same weights unquantized are compared without the option.
         lost = quantization_loss(args, question)
         print(json.dumps({**dataclasses.asdict(lost), "share_equal": lost.share_equal}) if arguments.json else lost)

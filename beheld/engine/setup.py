@@ -46,7 +46,7 @@ _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "quantization": (None, *QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD),
+    "quantization": (None, *sorted({*QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD})),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto",),
@@ -297,7 +297,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
-        quantization=_quantization(args, platform),
+        quantization=_quantization(args, info, platform),
         exact_weights=_dtype_word(args.dtype) == "float32",
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
@@ -409,14 +409,21 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
     return wanted
 
 
-def _quantization(args: EngineArgs, platform: Platform) -> str | None:
+def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str | None:
     """Return the method by which weights are quantized as they are loaded; None for none.
 
     Raises:
         ConfigError: the device does not multiply such weights.
     """
-    if args.quantization not in QUANTIZED_AT_LOAD:
+    if args.quantization not in QUANTIZED_AT_LOAD or args.quantization == info.quantized_by:
         return None
+    if args.quantization in ("fp8", "nf4") and not platform.shares_host_memory:
+        raise ConfigError(
+            f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU, and weights "
+            "are dequantized in each product.",
+            "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
+            param="quantization",
+        )
     missing = platform.no_grouped_products
     if args.quantization == "int4" and missing is not None:
         raise ConfigError(

@@ -41,7 +41,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": (
         "the checkpoint's",
-        "`int8` or `int4` rounds weights to 8 or 4 bits at load, on a CPU; others must be the checkpoint's",
+        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU; others must be the checkpoint's",
     ),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; others are refused"),
     "seed": ("random", "seed of requests that set none"),

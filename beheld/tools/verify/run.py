@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from beheld.core.config import EngineArgs
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.quantized import stated
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
 from beheld.tools.verify.compare import StageVerdict, compare, first_difference
 from beheld.tools.verify.loss import Loss, loss
 from beheld.tools.verify.reference import Reference
@@ -59,6 +62,14 @@ def verify(args: EngineArgs, question: Question) -> tuple[list[StageVerdict], St
     finally:
         engine.close()
     return stages, first_difference(stages)
+
+
+def is_rounded_at_load(args: EngineArgs) -> bool:
+    """Return whether `args.quantization` rounds the checkpoint's weights, and does not only name its own method."""
+    if args.quantization not in QUANTIZED_AT_LOAD:
+        return False
+    own = stated(read_json(resolve(args) / CONFIG)) or {}
+    return own.get("quant_method") != args.quantization
 
 
 def quantization_loss(args: EngineArgs, question: Question) -> Loss:
