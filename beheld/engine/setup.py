@@ -419,7 +419,7 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
         return None
     if args.quantization in ("fp8", "nf4") and not platform.shares_host_memory:
         raise ConfigError(
-            f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU, and weights "
+            f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
             "are dequantized in each product.",
             "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
             param="quantization",

@@ -32,8 +32,7 @@ from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
 from beheld.platform.registry import platform_of
-from beheld.quant.method import QuantMethod
-from beheld.quant.method import Target as QuantTarget
+from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
 from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
@@ -154,8 +153,8 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     )
 
 
-def _quant_target(config: EngineConfig) -> QuantTarget:
-    return QuantTarget(config.device, getattr(torch, config.dtype), config.exact_weights)
+def _quant_target(config: EngineConfig) -> StorageTarget:
+    return StorageTarget(config.device, getattr(torch, config.dtype), config.exact_weights)
 
 
 def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
@@ -390,7 +389,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     """
     path = Path(info.path)
     raw = read_json(path / CONFIG)
-    method = method_for(stated(raw), None, QuantTarget("cpu", torch.float32, exact=True))
+    method = method_for(stated(raw), None, StorageTarget("cpu", torch.float32, exact=True))
     quantized = method.weights(path)
     if quantized is not None:
         return method.config(hf_config), quantized, method.converted

@@ -11,7 +11,7 @@ from beheld.quant import awq, gptq
 from beheld.quant.dequantize import DequantizingMethod
 from beheld.quant.gptq import GroupedBits
 from beheld.quant.kept_groups import KeptGroups
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 
 METHOD = "auto-round"
 _GPTQ, _AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
@@ -20,7 +20,7 @@ _REMEDY = f"Use one packed as {_GPTQ!r} or {_AWQ!r}, or the unquantized checkpoi
 _PLAIN = 16
 
 
-def make(stated: Mapping[str, Any], target: Target) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     packing = stated.get("packing_format")
     if packing not in (_GPTQ, _AWQ):

@@ -23,7 +23,7 @@ from beheld.quant.dequantize import DequantizingMethod
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, reordered, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "awq"
@@ -33,7 +33,7 @@ _PER_WORD = 32 // BITS
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def make(stated: Mapping[str, Any], target: Target) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     bits = stated.get("bits", stated.get("w_bit", BITS))
     if bits != BITS:

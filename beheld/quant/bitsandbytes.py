@@ -35,7 +35,7 @@ from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, StoredEntries
 
 METHOD = "bitsandbytes"
@@ -82,7 +82,7 @@ class BlockState:
         return cls((sizes[0], sizes[1]), sizes[2], nested, float(stated.get("nested_offset") or 0))
 
 
-def make(stated: Mapping[str, Any], target: Target) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     four, eight = (bool(stated.get(name) or stated.get(f"_{name}")) for name in ("load_in_4bit", "load_in_8bit"))
     if four == eight:

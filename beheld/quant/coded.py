@@ -25,7 +25,7 @@ from beheld.quant.float8 import FP8, MOST
 from beheld.quant.grouped_linear import fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -247,13 +247,13 @@ def _nf4_bits(inputs: int) -> float | None:
     return None if group is None else 4 + 32 / group
 
 
-def make_nf4(stated: Mapping[str, Any], target: Target) -> RoundedAtLoad:
+def make_nf4(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     words = f"NF4 in groups of up to {_GROUP} inputs with a scale each"
     return RoundedAtLoad(CodedRounding("nf4", NF4Linear, words, _nf4_bits), target.dtype)
 
 
-def make_fp8(stated: Mapping[str, Any], target: Target) -> RoundedAtLoad:
+def make_fp8(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     words = "FP8 with a scale for each output"
     return RoundedAtLoad(CodedRounding("fp8", FP8Linear, words, lambda inputs: 8 + 32 / inputs), target.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "fp8"
@@ -28,7 +28,7 @@ _SCALES = ("_scale_inv", "_scale")
 _ACTIVATION_SCALES = (".input_scale", ".activation_scale")
 
 
-def make(stated: Mapping[str, Any], target: Target) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     blocks = stated.get("weight_block_size")
     if blocks is not None and not _are_sizes(blocks):

@@ -28,7 +28,7 @@ from beheld.quant.dequantize import without_quantization
 from beheld.quant.grouped import GroupedForm, GroupedNumbers
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.kept_groups import KeptGroups
-from beheld.quant.method import Replace, Target, TextOf
+from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -40,7 +40,7 @@ _EMBEDDINGS = "embed_tokens.weight"
 _TEXT = "model."
 
 
-def make(stated: Mapping[str, Any], target: Target) -> GGUF:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> GGUF:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     return GGUF(target)
 
@@ -51,7 +51,7 @@ class GGUF:
     name = METHOD
     converted = "the weights of its GGUF file dequantized"
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: StorageTarget) -> None:
         self._dtype = target.dtype
         self._groups = KeptGroups(target)
         self._embeddings: GGUFTensor | None = None

@@ -26,7 +26,7 @@ from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "gptq"
@@ -65,7 +65,7 @@ class GroupedBits:
         return f"{self.bits} bits with the group size {self.group_size}"
 
 
-def make(stated: Mapping[str, Any], target: Target) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     layout = stated.get("checkpoint_format") or "gptq"
     if layout not in _FORMATS or stated.get("is_marlin_format"):

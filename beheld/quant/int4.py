@@ -15,7 +15,7 @@ from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredLinear
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 
 NAME = "int4"
 _GROUP = 64
@@ -70,6 +70,6 @@ class Int4Rounding:
         return fitting_group(inputs, _GROUP)
 
 
-def make(stated: Mapping[str, Any], target: Target) -> RoundedAtLoad:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     return RoundedAtLoad(Int4Rounding(not platform_of(target.device).shares_host_memory), target.dtype)

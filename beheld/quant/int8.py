@@ -26,7 +26,7 @@ from beheld.quant.grouped import GroupedForm
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
 
 NAME = "int8"
@@ -202,6 +202,6 @@ class Int8Rounding:
         return fitting_group(inputs, _GROUP) if self._grouped else None
 
 
-def make(stated: Mapping[str, Any], target: Target) -> RoundedAtLoad:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
     return RoundedAtLoad(Int8Rounding(platform_of(target.device).no_grouped_products is None), target.dtype)

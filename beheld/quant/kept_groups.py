@@ -19,7 +19,7 @@ from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.method import Replace, Target
+from beheld.quant.method import Replace, StorageTarget
 from beheld.quant.row_bytes import LoadedRows
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -66,7 +66,7 @@ class KeptGroups:
         objection: why weights are not kept as stored, in words; None if they are kept.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: StorageTarget) -> None:
         self._dtype = target.dtype
         self._on_gpu = not platform_of(target.device).shares_host_memory
         self.objection = _objection(target)
@@ -136,7 +136,7 @@ def is_kept(form: GroupedForm) -> bool:
     return rest == 0 and size % GROUP_UNIT == 0
 
 
-def _objection(target: Target) -> str | None:
+def _objection(target: StorageTarget) -> str | None:
     platform = platform_of(target.device)
     missing = platform.no_grouped_products
     if missing is not None:

@@ -29,7 +29,7 @@ TextOf = Callable[[Any], nn.Module]
 
 
 @dataclass(frozen=True)
-class Target:
+class StorageTarget:
     """What weights are made for.
 
     Attributes:
@@ -92,7 +92,7 @@ class QuantMethod(Protocol):
 class Make(Protocol):
     """A function that makes the method for one checkpoint."""
 
-    def __call__(self, stated: Mapping[str, Any], target: Target) -> QuantMethod:
+    def __call__(self, stated: Mapping[str, Any], target: StorageTarget) -> QuantMethod:
         """Return the method for a checkpoint's quantization_config, `stated`.
 
         Raises:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.errors import ModelError
-from beheld.quant.method import Make, QuantMethod, Target
+from beheld.quant.method import Make, QuantMethod, StorageTarget
 from beheld.quant.none import Unquantized
 from beheld.quant.requantized import Requantized
 
@@ -35,7 +35,7 @@ AT_LOAD: dict[str, str] = {
 }
 
 
-def method_for(stated: Mapping[str, Any] | None, at_load: str | None, target: Target) -> QuantMethod:
+def method_for(stated: Mapping[str, Any] | None, at_load: str | None, target: StorageTarget) -> QuantMethod:
     """Return the method for a checkpoint.
 
     Args:
@@ -63,7 +63,7 @@ def method_for(stated: Mapping[str, Any] | None, at_load: str | None, target: Ta
     return read if at_load is None else Requantized(read, _made(AT_LOAD[at_load], {}, target))
 
 
-def _made(place: str, stated: Mapping[str, Any], target: Target) -> QuantMethod:
+def _made(place: str, stated: Mapping[str, Any], target: StorageTarget) -> QuantMethod:
     module, name = place.split(":")
     make: Make = getattr(importlib.import_module(module), name)
     return make(stated, target)

@@ -18,7 +18,7 @@ from beheld.platform.registry import CPU
 from beheld.quant import coded, registry
 from beheld.quant.coded import NF4_VALUES, CodedLinear, FP8Linear, NF4Linear
 from beheld.quant.linear import StoredLinear, input_part, join, part, plain, same_form
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy, load
 
@@ -95,7 +95,7 @@ def test_one_layer_is_held_twice(name: str) -> None:
         alive.append(sum(ref() is not None for ref in weights))
         setattr(parent, name, new)
 
-    method = registry.method_for(None, name, Target("cpu", torch.float32))
+    method = registry.method_for(None, name, StorageTarget("cpu", torch.float32))
     method.settle(model, type(model), text_model, replace)
     assert alive[: len(weights)] == list(range(len(weights), 0, -1))
     assert not any(ref() is not None for ref in weights)

@@ -24,7 +24,7 @@ from beheld.platform import host, jit
 from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.int8 import Int8Experts, Int8Linear
-from beheld.quant.method import Target
+from beheld.quant.method import StorageTarget
 from beheld.tools.verify.trace import Question
 from beheld.tools.verify.watched_engine import WatchedEngine
 from tests import tiny
@@ -228,7 +228,7 @@ def test_one_layer_is_held_twice() -> None:
         alive.append(sum(ref() is not None for ref in weights))
         setattr(parent, name, new)
 
-    method = registry.method_for(None, "int8", Target("cpu", torch.float32))
+    method = registry.method_for(None, "int8", StorageTarget("cpu", torch.float32))
     method.settle(model, type(model), text_model, replace)
     assert alive[: len(weights)] == list(range(len(weights), 0, -1))
     assert not any(ref() is not None for ref in weights)
