@@ -182,10 +182,14 @@ class KVGroup:
     checkpoint_tokens: int = 512
     values_in_keys: bool = False
 
-    def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values over all layers of the group, for one position or one item state."""
+    def bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of keys and values over all layers of the group, for one position or one item state.
+
+        Args:
+            scale_bytes: of the scale that each key has, and each value.
+        """
         stored = self.head_dim + (0 if self.values_in_keys else self.value_dim)
-        return len(self.layers) * self.num_kv_heads * stored * element_bytes
+        return len(self.layers) * self.num_kv_heads * (stored * element_bytes + 2 * scale_bytes)
 
     def bytes_per_sequence(self, element_bytes: int) -> int:
         """Bytes of one sequence's recurrent states over all layers of the group, whatever the sequence's length."""
@@ -319,7 +323,7 @@ class EngineConfig:
     Attributes:
         device: the platform's name in torch.
         dtype: data type of weights and activations, such as "float32".
-        kv_dtype: data type of keys and values.
+        kv_dtype: data type of keys and values: `dtype`, or int8 with a scale for each position and head.
         max_model_len: the most tokens of prompt and answer together.
         max_num_seqs: the number of rows on the device.
         max_num_batched_tokens: the most positions that one step computes.
@@ -383,6 +387,11 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        """The bytes of a number of a key or value, and of the scale of one; see KVGroup.bytes_per_token."""
+        return {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}[self.kv_dtype]
 
     @property
     def num_ranks(self) -> int:

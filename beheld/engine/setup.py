@@ -49,7 +49,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "quantization": (None, *sorted({*QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD})),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
-    "kv_cache_dtype": ("auto",),
+    "kv_cache_dtype": ("auto", "int8"),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
@@ -57,6 +57,8 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
+# Kinds of cache groups whose keys and values may be rounded, and those that keep none in blocks.
+_ROUNDED_KINDS = ("full", "sliding", "chunked", "cross")
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
     "swap_space": None,
@@ -275,7 +277,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     return EngineConfig(
         device=platform.name,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=_kv_dtype(args, info, platform, dtype),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -409,6 +411,32 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
     return wanted
 
 
+def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str) -> str:
+    """Return the type of keys and values.
+
+    Raises:
+        ConfigError: int8 was asked for where attention does not read it.
+    """
+    if args.kv_cache_dtype == "auto":
+        return dtype
+    if not platform.shares_host_memory:
+        raise ConfigError(
+            f"kv_cache_dtype='int8' is not available {platform.place}: kernels of attention there read keys and values "
+            "in the type of activations.",
+            "Leave the option out, or add device='cpu'.",
+            param="kv_cache_dtype",
+        )
+    others = sorted({group.kind for group in info.kv_groups} - set(_ROUNDED_KINDS))
+    if others:
+        raise ConfigError(
+            f"kv_cache_dtype='int8' rounds keys and values by position and head, and layers of {info.name!r} keep "
+            f"something else ({', '.join(others)}).",
+            "Leave the option out for this model.",
+            param="kv_cache_dtype",
+        )
+    return "int8"
+
+
 def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str | None:
     """Return the method by which weights are quantized as they are loaded; None for none.
 
@@ -526,7 +554,7 @@ def describe(
         "dtype": config.dtype,
         "weights_bytes": size.num_bytes,
         "kv_bytes_per_token": sum(
-            group.bytes_per_token(element_bytes) for group in size.kv_groups or info.paged_groups
+            group.bytes_per_token(*config.kv_bytes) for group in size.kv_groups or info.paged_groups
         ),
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
