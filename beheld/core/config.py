@@ -182,6 +182,11 @@ class KVGroup:
     checkpoint_tokens: int = 512
     values_in_keys: bool = False
 
+    @property
+    def has_keys_and_values(self) -> bool:
+        """Whether each position has keys and values of several heads, and not a latent, inputs or a state."""
+        return self.state is None and self.value_dim > 0 and not self.values_in_keys
+
     def bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
         """Bytes of keys and values over all layers of the group, for one position or one item state.
 

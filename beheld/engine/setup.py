@@ -57,8 +57,6 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "load_format": ("auto", "safetensors", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
-# Kinds of cache groups whose keys and values may be rounded, and those that keep none in blocks.
-_ROUNDED_KINDS = ("full", "sliding", "chunked", "cross")
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
     "swap_space": None,
@@ -426,11 +424,10 @@ def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str)
             "Leave the option out, or add device='cpu'.",
             param="kv_cache_dtype",
         )
-    others = sorted({group.kind for group in info.kv_groups} - set(_ROUNDED_KINDS))
-    if others:
+    if not all(group.has_keys_and_values for group in info.kv_groups):
         raise ConfigError(
-            f"kv_cache_dtype='int8' rounds keys and values by position and head, and layers of {info.name!r} keep "
-            f"something else ({', '.join(others)}).",
+            f"kv_cache_dtype='int8' rounds keys and values by position and head, and some layers of {info.name!r} keep "
+            "latents, inputs or states instead.",
             "Leave the option out for this model.",
             param="kv_cache_dtype",
         )

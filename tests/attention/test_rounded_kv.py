@@ -101,5 +101,6 @@ def test_it_is_weighed() -> None:
 def test_others_are_refused() -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not available"):
         LLM(str(tiny.checkpoint("qwen2")), kv_cache_dtype="fp8")
-    with pytest.raises(ConfigError, match="keep something else \\(latent\\)"):
-        describe(EngineArgs(model=str(tiny.checkpoint("deepseek_v3")), device="cpu", kv_cache_dtype="int8"))
+    for family in ("deepseek_v3", "lfm2_vl", "falcon_h1"):
+        with pytest.raises(ConfigError, match="latents, inputs or states instead"):
+            describe(EngineArgs(model=str(tiny.checkpoint(family)), device="cpu", kv_cache_dtype="int8"))
