@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "media", nargs="*", metavar="MEDIA", help="files: images, videos, audio; without any, one is generated"
     )
+    parser.add_argument(
+        "--unquantized", metavar="MODEL", help="tell what MODEL's quantized form loses, in place of comparing stages"
+    )
     parser.add_argument("--text-only", action="store_true", help="ask without media")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--question", help="for the chat template, if there is one")
@@ -62,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
-    if is_rounded_at_load(args):
+    if arguments.unquantized is not None or is_rounded_at_load(args):
         # The stages of the same weights unquantized are compared without the option.
-        lost = quantization_loss(args, question)
+        lost = quantization_loss(args, question, arguments.unquantized)
         print(json.dumps({**dataclasses.asdict(lost), "share_equal": lost.share_equal}) if arguments.json else lost)
         return 0
     try:

@@ -72,13 +72,17 @@ def is_rounded_at_load(args: EngineArgs) -> bool:
     return own.get("quant_method") != args.quantization
 
 
-def quantization_loss(args: EngineArgs, question: Question) -> Loss:
+def quantization_loss(args: EngineArgs, question: Question, unquantized: str | None = None) -> Loss:
     """Return what the answer loses by `args.quantization`, computed on the CPU.
+
+    Args:
+        unquantized: the model of which `args.model` is a quantized form; then that is what is measured.
 
     Raises:
         BeheldError: a model cannot be loaded or cannot answer.
     """
-    return loss(_on_cpu(args), question)
+    args = _on_cpu(args)
+    return loss(args, question, None if unquantized is None else dataclasses.replace(args, model=unquantized))
 
 
 def _on_cpu(args: EngineArgs) -> EngineArgs:
