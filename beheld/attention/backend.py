@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -123,6 +124,20 @@ class LayerKV:
         """Zero these blocks."""
         self.keys[blocks].zero_()
         self.values[blocks].zero_()
+
+    def write(self, slots_T: Tensor, k_TKC: Tensor, v_TKC: Tensor) -> None:
+        """Store keys and values in these slots."""
+        for cache, new_TKC in ((self.keys, k_TKC), (self.values, v_TKC)):
+            cache.flatten(0, 1).index_copy_(0, slots_T, new_TKC.to(cache.dtype))
+
+    def read(self, slots_L: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (L, K, C) of these slots as stored; in `dtype` if they are rounded."""
+        keys_LKC, values_LKC = (each.flatten(0, 1).index_select(0, slots_L) for each in (self.keys, self.values))
+        return keys_LKC, values_LKC
+
+    def as_read(self, k_TKC: Tensor, v_TKC: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what attention takes for a step's own keys and values: what later steps will read."""
+        return k_TKC, v_TKC
 
 
 @dataclass(eq=False)

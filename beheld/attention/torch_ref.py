@@ -54,10 +54,9 @@ class TorchBackend:
     ) -> Tensor:
         """Store, then attend; see AttentionBackend."""
         group = metadata.groups[kv.group]
-        keys_SKC = kv.keys.flatten(0, 1)
-        values_SKC = kv.values.flatten(0, 1)
         if not metadata.stored:
             self.store(k_TKC, v_TKC, kv, metadata)
+        k_TKC, v_TKC = kv.as_read(k_TKC, v_TKC)
         out_THC = q_THC.new_empty((*q_THC.shape[:2], v_TKC.shape[2]))
         decodes = metadata.num_decodes
         if decodes:
@@ -72,7 +71,7 @@ class TorchBackend:
             if slots_L is None:
                 k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
             else:
-                k_LKC, v_LKC = keys_SKC.index_select(0, slots_L), values_SKC.index_select(0, slots_L)
+                k_LKC, v_LKC = kv.read(slots_L, q_THC.dtype)
             out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H)
             token += count
         return out_THC
@@ -96,8 +95,7 @@ class TorchBackend:
         if "decode" not in group.extra:
             group.extra["decode"] = _decode_slots(metadata, group)
         slots_BL, hidden_BL = group.extra["decode"]
-        keys_SKC, values_SKC = kv.keys.flatten(0, 1), kv.values.flatten(0, 1)
-        return _decode(q_BHC, keys_SKC, values_SKC, slots_BL, hidden_BL, scale, softcap, sinks_H)
+        return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H)
 
     def attend_latent(
         self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
@@ -141,9 +139,7 @@ class TorchBackend:
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""
-        slots_T = metadata.groups[kv.group].slots_T
-        for cache, new_TKC in ((kv.keys, k_TKC), (kv.values, v_TKC)):
-            cache.flatten(0, 1).index_copy_(0, slots_T, new_TKC.to(cache.dtype))
+        kv.write(metadata.groups[kv.group].slots_T, k_TKC, v_TKC)
 
 
 def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor, Tensor | None]:
@@ -210,8 +206,7 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
 
 def _decode(
     q_BHC: Tensor,
-    keys_SKC: Tensor,
-    values_SKC: Tensor,
+    kv: LayerKV,
     slots_BL: Tensor,
     hidden_BL: Tensor | None,
     scale: float,
@@ -220,9 +215,9 @@ def _decode(
 ) -> Tensor:
     """Attend one query per sequence to its whole context; returns (B, H, C)."""
     B, L = slots_BL.shape
-    K = keys_SKC.shape[1]
-    k_BKLC = keys_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
-    v_BKLC = values_SKC.index_select(0, slots_BL.flatten()).view(B, L, K, -1).transpose(1, 2)
+    K = kv.keys.shape[2]
+    both = kv.read(slots_BL.flatten(), q_BHC.dtype)
+    k_BKLC, v_BKLC = (each.view(B, L, K, -1).transpose(1, 2) for each in both)
     # Query heads that share a key are laid out as queries of one head, so that keys are read in place and never
     # repeated.
     q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)

@@ -139,6 +139,50 @@ class Repository:
             )
         check_weights(folder, self.name)
 
+    def gguf(self, kind: str, mmproj: bool) -> tuple[Path, Path | None]:
+        """Return the GGUF file of the repository whose name ends with `kind`, such as Q4_K_M, and its vision part's.
+
+        The cache is enough if such a file is there.
+
+        Args:
+            mmproj: whether the vision part's file is wanted, if there is one.
+
+        Raises:
+            ModelError: the repository has no such file or several, or it could not be fetched.
+        """
+        folder = self._cached_snapshot()
+        here = [] if folder is None else sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
+        if folder is not None and _of_kind(here, kind):
+            names = self._listed(folder) or here
+            wanted = _chosen_gguf(names, kind, mmproj)
+            if all((folder / name).is_file() for name in wanted):
+                return _as_pair(folder, wanted)
+        listed = self._asked(lambda api: list(api.list_repo_tree(self.name, recursive=True, revision=self.revision)))
+        names = [each.path for each in listed]
+        wanted = _chosen_gguf(names, kind, mmproj)
+        if not wanted:
+            kinds = [Path(name).stem for name in names if name.endswith(".gguf") and not _is_mmproj(name)]
+            count = "several files" if _of_kind(names, kind) else "no GGUF file"
+            raise ModelError(
+                f"The repository {self.name!r} has {count} whose name ends with {kind!r}.",
+                f"It has {', '.join(kinds)}." if kinds else "Name a repository with GGUF files.",
+            )
+        try:
+            return _as_pair(self._fetch(self.revision, Wanted([_literally(name) for name in wanted])), wanted)
+        except Exception as error:
+            raise ModelError(f"{wanted[0]!r} could not be fetched ({type(error).__name__}).", _REMEDY) from error
+
+    def _cached_snapshot(self) -> Path | None:
+        """The cached folder of this revision, whatever is in it."""
+        from huggingface_hub import constants, file_download
+
+        root = Path(self.cache_dir or constants.HF_HUB_CACHE)
+        root /= file_download.repo_folder_name(repo_id=self.name, repo_type="model")
+        revision = self.revision or "main"
+        named = root / "refs" / revision
+        folder = root / "snapshots" / (named.read_text().strip() if named.is_file() else revision)
+        return folder if folder.is_dir() else None
+
     def licence(self) -> str | None:
         """Return the licence that the repository's card states; None if it states none.
 
@@ -275,6 +319,31 @@ class Repository:
                 ignore_patterns=list(wanted.ignore),
             )
         )
+
+
+def _is_mmproj(name: str) -> bool:
+    return "mmproj" in name.lower()
+
+
+def _of_kind(names: Iterable[str], kind: str) -> list[str]:
+    """Return the text models' files whose names end with the name of a type of weights."""
+    ends = [f"{mark}{kind}.gguf".lower() for mark in "-._/"]
+    return [name for name in names if not _is_mmproj(name) and (f"/{name}".lower().endswith(tuple(ends)))]
+
+
+def _chosen_gguf(names: Sequence[str], kind: str, mmproj: bool) -> list[str]:
+    """Return the one file of a kind, then that of the vision part; none if there is not exactly one."""
+    found = _of_kind(names, kind)
+    if len(found) != 1:
+        return []
+    visions = sorted(name for name in names if _is_mmproj(name) and name.endswith(".gguf"))
+    # float16 where there are several: every device converts it.
+    halves = [name for name in visions if name.lower().endswith("f16.gguf") and not name.lower().endswith("bf16.gguf")]
+    return found + ((halves or visions)[:1] if mmproj else [])
+
+
+def _as_pair(folder: Path, names: Sequence[str]) -> tuple[Path, Path | None]:
+    return folder / names[0], folder / names[1] if len(names) > 1 else None
 
 
 def _has_hash(path: Path, file: Any) -> bool:

@@ -24,7 +24,8 @@ def resolve(args: EngineArgs) -> Path:
 
     A short name of a family (`registry.short_names`) means a repository, unless a file or folder is called so.
 
-    A GGUF file's folder is made of its metadata.
+    A GGUF file's folder is made of its metadata. `owner/name:TYPE` is the repository's file with this type of weights,
+    which is fetched.
 
     The hub's cache is looked at first, the network only when the cache lacks a part of the repository. Its weights are
     not fetched here, but by `fetch_weights`: what the configuration says may be reason enough to refuse the model.
@@ -50,6 +51,11 @@ def resolve(args: EngineArgs) -> Path:
         return described(given, mmproj=args.mmproj, with_tokenizer=own)
     if given.exists():
         raise ModelError(f"{name!r} is a file.", "Give a GGUF file, the folder that holds the model, or a hub name.")
+    kind = _gguf_kind(name)
+    if kind is not None:
+        file, vision = _gguf(args, name, kind)
+        own = args.tokenizer in (None, args.model) and not args.skip_tokenizer_init
+        return described(file, mmproj=args.mmproj or (str(vision) if vision else ""), with_tokenizer=own)
     if given.suffix.lower() == SUFFIX:
         raise ModelError(f"There is no file {name!r}.", "Check the spelling.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -76,6 +82,9 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
     """
     name = _named(args)
     if name is None or args.load_format == "dummy":
+        return
+    if _gguf_kind(name) is not None:
+        # Its header had to be read.
         return
     fetch_secondary(path, args)
     if Path(name).expanduser().exists():
@@ -109,9 +118,14 @@ def pull(args: EngineArgs, tell: Callable[[str], None]) -> Path:
     name = _named(args)
     if name is None or Path(name).expanduser().exists():
         raise ModelError(f"{args.model!r} is on this machine.", "Name a repository of the hub, or a short name.")
-    repository = _repository(args, name, args.revision)
+    kind = _gguf_kind(name)
+    repository = _repository(args, name.partition(":")[0], args.revision)
     if name.count("/") == 1:
         tell(f"{name}, licence: {repository.licence() or 'none stated'}")
+    if kind is not None:
+        file, _ = _gguf(args, name, kind)
+        tell(f"{repository.check(file.parent)} files have the hashes that the hub states.")
+        return file
     path = resolve(args)
     fetch_weights(args, path)
     count = repository.check(path)
@@ -128,6 +142,18 @@ def _named(args: EngineArgs) -> str | None:
         return None
     short = registry.short_names().get(name.lower())
     return name if short is None else short.repository
+
+
+def _gguf_kind(name: str) -> str | None:
+    """Return the type of weights in `owner/name:TYPE`, which means a GGUF file of a repository; None without one."""
+    repository, mark, kind = name.partition(":")
+    is_one = bool(mark and kind) and repository.count("/") == 1 and not Path(name).expanduser().exists()
+    return kind if is_one and "/" not in kind else None
+
+
+def _gguf(args: EngineArgs, name: str, kind: str) -> tuple[Path, Path | None]:
+    """Return the GGUF file, fetched, and that of its vision part, if it has one and none is named."""
+    return _repository(args, name.partition(":")[0], args.revision).gguf(kind, mmproj=args.mmproj is None)
 
 
 def _repository(args: EngineArgs, name: str, revision: str | None) -> Repository:

@@ -28,6 +28,7 @@ _COMMANDS = {
     "models": "list the model families that run, those refused and why, and short names",
     "pull": "fetch a model, check its files, and tell its licence",
     "verify": "compare a model's stages with those of transformers, and name the first that differs",
+    "quantize": "write a checkpoint in fewer bits, which this and other engines load",
     "doctor": "print what this machine can run, and why",
     "run-vllm": "run a script that imports vllm, unmodified",
 }
@@ -35,7 +36,7 @@ _COMMANDS = {
 # Commands that close everything they open and run no user code.
 _CLOSED = frozenset({"ask", "serve", "encode-serve", "batch", "run-batch"})
 # Commands whose file names may come before, between and after their flags.
-_ANY_ORDER = frozenset({"ask", "batch", "verify"})
+_ANY_ORDER = frozenset({"ask", "batch", "verify", "quantize"})
 
 
 def command() -> NoReturn:
@@ -110,6 +111,8 @@ def _adder(name: str) -> Callable[[argparse.ArgumentParser], None]:
         from beheld.cli.serve import add_arguments
     elif name == "encode-serve":
         from beheld.cli.encode_serve import add_arguments
+    elif name == "quantize":
+        from beheld.cli.quantize import add_arguments
     elif name == "chat":
         from beheld.cli.chat import add_arguments
     elif name == "bench":

@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "media", nargs="*", metavar="MEDIA", help="files: images, videos, audio; without any, one is generated"
     )
+    parser.add_argument(
+        "--unquantized", metavar="MODEL", help="tell what MODEL's quantized form loses, in place of comparing stages"
+    )
     parser.add_argument("--text-only", action="store_true", help="ask without media")
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--question", help="for the chat template, if there is one")
@@ -51,9 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"{name!r} is no file.", "Fetch it first: both sides must be given the same.")
     if refs and arguments.text_only:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
-    from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
+    from beheld.core.config import EngineArgs
     from beheld.tools.verify.questions import made_up_of, question_of
-    from beheld.tools.verify.run import quantization_loss, verify
+    from beheld.tools.verify.run import is_rounded_at_load, quantization_loss, verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)
@@ -62,9 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
-    if args.quantization in QUANTIZED_AT_LOAD:
+    if arguments.unquantized is not None or is_rounded_at_load(args):
         # The stages of the same weights unquantized are compared without the option.
-        lost = quantization_loss(args, question)
+        lost = quantization_loss(args, question, arguments.unquantized)
         print(json.dumps({**dataclasses.asdict(lost), "share_equal": lost.share_equal}) if arguments.json else lost)
         return 0
     try:

@@ -19,7 +19,7 @@ from beheld.core.request import LoRARequest
 T = TypeVar("T")
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
-QUANTIZED_AT_LOAD = ("int4", "int8")
+QUANTIZED_AT_LOAD = ("fp8", "int4", "int8", "nf4")
 # Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
 # Those of them whose weights may stay in their bits.
 KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
@@ -183,10 +183,19 @@ class KVGroup:
     checkpoint_tokens: int = 512
     values_in_keys: bool = False
 
-    def bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of keys and values over all layers of the group, for one position or one item state."""
+    @property
+    def has_keys_and_values(self) -> bool:
+        """Whether each position has keys and values of several heads, and not a latent, inputs or a state."""
+        return self.state is None and self.value_dim > 0 and not self.values_in_keys
+
+    def bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
+        """Bytes of keys and values over all layers of the group, for one position or one item state.
+
+        Args:
+            scale_bytes: of the scale that each key has, and each value.
+        """
         stored = self.head_dim + (0 if self.values_in_keys else self.value_dim)
-        return len(self.layers) * self.num_kv_heads * stored * element_bytes
+        return len(self.layers) * self.num_kv_heads * (stored * element_bytes + 2 * scale_bytes)
 
     def bytes_per_sequence(self, element_bytes: int) -> int:
         """Bytes of one sequence's recurrent states over all layers of the group, whatever the sequence's length."""
@@ -324,7 +333,7 @@ class EngineConfig:
     Attributes:
         device: the platform's name in torch.
         dtype: data type of weights and activations, such as "float32".
-        kv_dtype: data type of keys and values.
+        kv_dtype: data type of keys and values: `dtype`, or int8 with a scale for each position and head.
         max_model_len: the most tokens of prompt and answer together.
         max_num_seqs: the number of rows on the device.
         max_num_batched_tokens: the most positions that one step computes.
@@ -343,6 +352,7 @@ class EngineConfig:
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
+        exact_weights: whether weights of few bits are dequantized everywhere, because float32 was asked for.
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
         pipeline_parallel_size: the number of stages, each of which holds some of the layers.
         expert_parallel: whether ranks share experts out whole, not a part of each.
@@ -382,10 +392,16 @@ class EngineConfig:
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
     quantization: str | None = None
+    exact_weights: bool = False
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
+
+    @property
+    def kv_bytes(self) -> tuple[int, int]:
+        """The bytes of a number of a key or value, and of the scale of one; see KVGroup.bytes_per_token."""
+        return {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}[self.kv_dtype]
 
     @property
     def num_ranks(self) -> int:

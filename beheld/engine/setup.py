@@ -46,10 +46,10 @@ _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
-    "quantization": (None, *QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD),
+    "quantization": (None, *sorted({*QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD})),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
-    "kv_cache_dtype": ("auto",),
+    "kv_cache_dtype": ("auto", "int8"),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
@@ -275,7 +275,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
     return EngineConfig(
         device=platform.name,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=_kv_dtype(args, info, platform, dtype),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
@@ -297,7 +297,8 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         trust_remote_code=args.trust_remote_code,
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
-        quantization=_quantization(args, platform),
+        quantization=_quantization(args, info, platform),
+        exact_weights=_dtype_word(args.dtype) == "float32",
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
@@ -377,8 +378,13 @@ def _platform(wanted: str) -> Platform:
     return platform
 
 
+def _dtype_word(wanted: str) -> str:
+    word = str(wanted).removeprefix("torch.")
+    return _DTYPE_WORDS.get(word, word)
+
+
 def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
-    wanted = _DTYPE_WORDS.get(str(wanted).removeprefix("torch."), str(wanted).removeprefix("torch."))
+    wanted = _dtype_word(wanted)
     if wanted == "auto":
         stored = info.checkpoint_dtype if info.checkpoint_dtype in _DTYPES else "float32"
         chosen, reason = platform.default_dtype(stored)
@@ -403,26 +409,58 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
     return wanted
 
 
-def _quantization(args: EngineArgs, platform: Platform) -> str | None:
+def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str) -> str:
+    """Return the type of keys and values.
+
+    Raises:
+        ConfigError: int8 was asked for where attention does not read it.
+    """
+    if args.kv_cache_dtype == "auto":
+        return dtype
+    if not platform.shares_host_memory:
+        raise ConfigError(
+            f"kv_cache_dtype='int8' is not available {platform.place}: kernels of attention there read keys and values "
+            "in the type of activations.",
+            "Leave the option out, or add device='cpu'.",
+            param="kv_cache_dtype",
+        )
+    if not all(group.has_keys_and_values for group in info.kv_groups):
+        raise ConfigError(
+            f"kv_cache_dtype='int8' rounds keys and values by position and head, and some layers of {info.name!r} keep "
+            "latents, inputs or states instead.",
+            "Leave the option out for this model.",
+            param="kv_cache_dtype",
+        )
+    return "int8"
+
+
+def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str | None:
     """Return the method by which weights are quantized as they are loaded; None for none.
 
     Raises:
         ConfigError: the device does not multiply such weights.
     """
-    if args.quantization not in QUANTIZED_AT_LOAD:
+    if args.quantization not in QUANTIZED_AT_LOAD or args.quantization == info.quantized_by:
         return None
+    if args.quantization in ("fp8", "nf4") and not platform.shares_host_memory:
+        raise ConfigError(
+            f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
+            "are dequantized in each product.",
+            "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
+            param="quantization",
+        )
     missing = platform.no_grouped_products
     if args.quantization == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
             param="quantization",
         )
-    if args.quantization == "int8" and not platform.int8_products:
+    if args.quantization == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
         raise ConfigError(
-            f"quantization={args.quantization!r} needs a CPU that multiplies whole numbers of 8 bits in hardware "
-            f"(AVX512-VNNI, AVX-VNNI or AMX), and the model would run on {platform.place}: {platform.describe()}.",
-            "Leave the option out, or add device='cpu' on a machine that has such a CPU.",
+            f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
+            "AVX512-VNNI, AVX-VNNI or AMX.",
+            "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
     return args.quantization
@@ -513,7 +551,7 @@ def describe(
         "dtype": config.dtype,
         "weights_bytes": size.num_bytes,
         "kv_bytes_per_token": sum(
-            group.bytes_per_token(element_bytes) for group in size.kv_groups or info.paged_groups
+            group.bytes_per_token(*config.kv_bytes) for group in size.kv_groups or info.paged_groups
         ),
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,

@@ -161,6 +161,13 @@ class GGUFLayout:
         biases: an entry of config.json -> the tensor whose presence makes it true.
         permuted: a layer's matrix -> the entry of config.json with its number of heads, if the files have the two
             numbers that are rotated together next to each other.
+        parts: the files' names of a layer's parts -> transformers', where checkpoint/gguf/names.py has others.
+        added: entries of config.json that all such models have.
+        entries: an entry of config.json -> the file's entry, without the architecture before it; left out where the
+            file does not have it.
+        adapt: "module:function", the module relative to the family's folder; changes the content of config.json, given
+            that and the file's entries without the architecture before them. None if nothing else is to be changed.
+        norms_plus_one: whether the files have 1 added to the weights of norms.
     """
 
     architecture: str
@@ -168,6 +175,11 @@ class GGUFLayout:
     also: tuple[str, ...] = ()
     biases: Mapping[str, str] = field(default_factory=dict)
     permuted: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    added: Mapping[str, Any] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
+    adapt: str | None = None
+    norms_plus_one: bool = False
 
 
 @dataclass(frozen=True)

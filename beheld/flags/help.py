@@ -41,9 +41,9 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": (
         "the checkpoint's",
-        "`int8` or `int4` rounds weights to 8 or 4 bits at load, on a CPU; others must be the checkpoint's",
+        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU; others must be the checkpoint's",
     ),
-    "kv_cache_dtype": ("", "`auto`: that of `--dtype`; others are refused"),
+    "kv_cache_dtype": ("", "`auto`: that of `--dtype`; `int8`: 8 bits and a scale by position and head, on a CPU"),
     "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token"),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),

@@ -32,7 +32,7 @@ from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
 from beheld.platform.registry import platform_of
-from beheld.quant.method import QuantMethod
+from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
 from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
@@ -79,7 +79,7 @@ def load_model(
             platform_of(config.device).empty_cache()
         if stage is not None:
             empty_others(surgery.target.model, stage)
-        surgery.perform([_settling(method_for(None, config.quantization, config.device, dtype), model_class)])
+        surgery.perform([_settling(method_for(None, config.quantization, _quant_target(config)), model_class)])
         if ranks is not None and config.quantization is not None:
             _cut_stored(surgery, model_class, hf_config, info, ranks)
     else:
@@ -153,6 +153,10 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     )
 
 
+def _quant_target(config: EngineConfig) -> StorageTarget:
+    return StorageTarget(config.device, getattr(torch, config.dtype), config.exact_weights)
+
+
 def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
     """Return the checkpoint's quantization_config; None if its weights are not quantized."""
     return getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
@@ -222,7 +226,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         _check_count(sum(counts), folders)
     if quantization is not None and not on_disk:
         return Weights(sum(counts), sum(sizes), sizes, shards, stage)
-    method = method_for(quantization, config.quantization, config.device, dtype)
+    method = method_for(quantization, config.quantization, _quant_target(config))
     stored = method.stored_bytes(path, model, text_model)
     if stored is None and quantization is None:
         return Weights(sum(counts), sum(sizes), sizes, shards, stage)
@@ -283,7 +287,7 @@ def _from_files(
             "output_loading_info": True,
             "trust_remote_code": config.trust_remote_code,
         }
-        method = method_for(quantization_of(hf_config, path), config.quantization, config.device, dtype)
+        method = method_for(quantization_of(hf_config, path), config.quantization, _quant_target(config))
         weights = method.weights(path)
         if weights is None:
             weights = _renamed_weights(info, path)
@@ -385,7 +389,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     """
     path = Path(info.path)
     raw = read_json(path / CONFIG)
-    method = method_for(stated(raw), None, "cpu", torch.float32)
+    method = method_for(stated(raw), None, StorageTarget("cpu", torch.float32, exact=True))
     quantized = method.weights(path)
     if quantized is not None:
         return method.config(hf_config), quantized, method.converted

@@ -92,9 +92,9 @@ class Cpu:
 
     @property
     def no_grouped_products(self) -> str | None:
-        """See Platform: kernels are compiled by LLVM, see quant/vnni.py."""
-        if host.vnni_lanes() is None:
-            return "this CPU has neither AVX512-VNNI nor AVX-VNNI"
+        """See Platform: kernels are compiled by LLVM, see quant/byte_products.py."""
+        if host.byte_products() is None:
+            return "this CPU has neither AVX2 nor AVX512-VNNI"
         return None if jit.available() else "the package llvmlite is not installed"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 _GROUPS = Path("/sys/fs/cgroup")
 # (limit, use, statistics, the entry of files that the system would give up) of versions 2 and 1 of control groups.
@@ -82,9 +83,25 @@ def cpu_flags() -> str:
         return ""
 
 
-def vnni_lanes() -> int | None:
-    """Return how many sums of four products of bytes one instruction of this processor adds to; None if it has none."""
-    flags = cpu_flags()
+class ByteProducts(NamedTuple):
+    """How this processor sums products of bytes.
+
+    Attributes:
+        lanes: the sums in one vector.
+        vnni: one instruction adds four products to each sum; otherwise pairs are multiplied and added first (AVX2).
+        bfloat16: one instruction rounds a vector to bfloat16.
+    """
+
+    lanes: int
+    vnni: bool
+    bfloat16: bool
+
+
+def byte_products() -> ByteProducts | None:
+    """Return how this processor sums products of bytes; None if it has none of the instructions that are known here."""
+    flags = cpu_flags().split()
     if "avx512_vnni" in flags and "avx512vl" in flags:
-        return 16
-    return 8 if "avx_vnni" in flags and "f16c" in flags else None
+        return ByteProducts(16, vnni=True, bfloat16="avx512_bf16" in flags)
+    if not all(flag in flags for flag in ("avx2", "fma", "f16c")):
+        return None
+    return ByteProducts(8, vnni="avx_vnni" in flags, bfloat16=False)

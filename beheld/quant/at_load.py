@@ -73,6 +73,7 @@ class RoundedAtLoad(Unquantized):
             )
             linears, experts = linears + isinstance(made, StoredLinear), experts + isinstance(made, StoredExperts)
             size += sum(getattr(module, "packed_bytes", 0) for module in made.modules())
+            size += sum(parameter.nbytes for parameter in made.parameters())
             if is_tied(model, child):
                 replace(parent, name, made, lambda module: tied_again(model, module))
             else:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
@@ -24,6 +23,7 @@ from beheld.quant.dequantize import DequantizingMethod
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, reordered, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "awq"
@@ -33,7 +33,7 @@ _PER_WORD = 32 // BITS
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     bits = stated.get("bits", stated.get("w_bit", BITS))
     if bits != BITS:
@@ -46,8 +46,8 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
     size = stated.get("group_size", stated.get("q_group_size", 128))
     if type(size) is not int or size == 0 or size < -1:
         raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
-    read = functools.partial(open_weights, group_sizes=(size,), device=device)
-    return DequantizingMethod(METHOD, "4-bit weights (AWQ)", read, KeptGroups(device, dtype))
+    read = functools.partial(open_weights, group_sizes=(size,), device=target.device)
+    return DequantizingMethod(METHOD, "4-bit weights (AWQ)", read, KeptGroups(target))
 
 
 def open_weights(path: Path, group_sizes: Sequence[int], device: str) -> dict[str, Any]:

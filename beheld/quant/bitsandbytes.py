@@ -35,6 +35,7 @@ from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, StoredEntries
 
 METHOD = "bitsandbytes"
@@ -81,18 +82,20 @@ class BlockState:
         return cls((sizes[0], sizes[1]), sizes[2], nested, float(stated.get("nested_offset") or 0))
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     four, eight = (bool(stated.get(name) or stated.get(f"_{name}")) for name in ("load_in_4bit", "load_in_8bit"))
     if four == eight:
         raise ModelError("The checkpoint states neither load_in_4bit nor load_in_8bit, or both.", REFETCH)
     if eight:
         return DequantizingMethod(
-            METHOD, "8-bit weights (bitsandbytes)", functools.partial(open_eights, device=device),
-            KeptGroups(device, dtype),
+            METHOD, "8-bit weights (bitsandbytes)", functools.partial(open_eights, device=target.device),
+            KeptGroups(target),
         )  # fmt: skip
     kind = str(stated.get("bnb_4bit_quant_type", "fp4")).upper()
-    return DequantizingMethod(METHOD, f"{kind} weights (bitsandbytes)", functools.partial(open_fours, device=device))
+    return DequantizingMethod(
+        METHOD, f"{kind} weights (bitsandbytes)", functools.partial(open_fours, device=target.device)
+    )
 
 
 def open_fours(path: Path, device: str) -> dict[str, Any]:

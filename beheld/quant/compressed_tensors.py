@@ -25,7 +25,7 @@ from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.fp8 import check_scale, scaled
 from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.linear import StoredExperts, StoredLinear
-from beheld.quant.method import Replace, TextOf
+from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, weight_files
 from beheld.utils import env
@@ -39,9 +39,9 @@ _ACTIVATIONS = (".input_scale", ".input_zero_point")
 _PARTS = tuple(f".weight_{part}" for part in ("scale", "zero_point", "shape", "g_idx"))
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> CompressedTensors:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> CompressedTensors:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    return CompressedTensors(stated, device, dtype)
+    return CompressedTensors(stated, target)
 
 
 class CompressedTensors:
@@ -53,14 +53,14 @@ class CompressedTensors:
 
     name = METHOD
 
-    def __init__(self, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(self, stated: Mapping[str, Any], target: StorageTarget) -> None:
+        self._device, self._dtype = target.device, target.dtype
         self._schemes = schemes_of(stated)
         bits = sorted({"FP8" if scheme.type == "float" else f"{scheme.bits}-bit" for scheme in self._schemes})
         self._words = f"{' and '.join(bits)} weights"
         self.converted = f"its {self._words} dequantized"
-        self.objection = objection(stated, self._schemes, device, dtype)
-        self._groups = KeptGroups(device, dtype)
+        self.objection = objection(stated, self._schemes, target.device, target.dtype)
+        self._groups = KeptGroups(target)
         integers = any(scheme.type == "int" for scheme in self._schemes)
         self._keeps_groups = self.objection is not None and integers and self._groups.objection is None
         # Why whole numbers are dequantized is of interest where there are any.

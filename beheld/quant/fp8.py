@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "fp8"
@@ -28,7 +28,7 @@ _SCALES = ("_scale_inv", "_scale")
 _ACTIVATION_SCALES = (".input_scale", ".activation_scale")
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     blocks = stated.get("weight_block_size")
     if blocks is not None and not _are_sizes(blocks):
@@ -41,7 +41,7 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
             "The checkpoint asks for a quantized KV cache, which is not supported.", "Use the unquantized checkpoint."
         )
     words = "FP8 weights" if blocks is None else f"FP8 weights in blocks of {blocks[0]} x {blocks[1]}"
-    return DequantizingMethod(METHOD, words, functools.partial(open_weights, blocks=blocks, device=device))
+    return DequantizingMethod(METHOD, words, functools.partial(open_weights, blocks=blocks, device=target.device))
 
 
 def _are_sizes(blocks: Any) -> bool:

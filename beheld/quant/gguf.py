@@ -5,6 +5,7 @@ Shapes: N outputs, K inputs, B bytes of a row, H heads.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from beheld.quant.dequantize import without_quantization
 from beheld.quant.grouped import GroupedForm, GroupedNumbers
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.kept_groups import KeptGroups
-from beheld.quant.method import Replace, TextOf
+from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -40,9 +41,9 @@ _EMBEDDINGS = "embed_tokens.weight"
 _TEXT = "model."
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> GGUF:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> GGUF:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    return GGUF(device, dtype)
+    return GGUF(target)
 
 
 class GGUF:
@@ -51,9 +52,9 @@ class GGUF:
     name = METHOD
     converted = "the weights of its GGUF file dequantized"
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._groups = KeptGroups(device, dtype)
+    def __init__(self, target: StorageTarget) -> None:
+        self._dtype = target.dtype
+        self._groups = KeptGroups(target)
         self._embeddings: GGUFTensor | None = None
 
     def config(self, hf_config: Any) -> Any:
@@ -146,6 +147,16 @@ class GGUFTensor:
         return found_NK.view(shape)[index]
 
 
+class LessOne(GGUFTensor):
+    """A norm's weight to which llama.cpp's converter has added 1."""
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index`."""
+        # Exact: the file has it in float32.
+        whole = GGUFTensor(self._data, self._stored, None, torch.float32)[...] - 1
+        return whole[index].to(self._dtype)
+
+
 class StackedTensor:
     """A tensor whose slices along a dimension are tensors of the file; see GGUFTensor."""
 
@@ -216,14 +227,38 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     family = registry.facts(family_of_config(said))
     prefix = _TEXT if vision is None or family.gguf_projector is None else family.gguf_projector.text_prefix
     said = said.get("text_config") or said
+    layout = registry.facts(family_of_config(said)).gguf
+    assert layout is not None, "its config.json was made by it"
     for name, stored in header.tensors.items():
-        known = renamed(name)
-        if known is not None:
-            known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
-            form = gguf_blocks.form_of(stored.kind, stored.shape[-1]) if len(stored.shape) == 2 else None
-            rest = (data, stored, _heads(name, said), dtype)
-            found[known] = GGUFTensor(*rest) if form is None else KeptTensor(*rest, form)
+        known = renamed(name, layout.parts)
+        if known is None:
+            continue
+        known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
+        heads = _heads(name, said)
+        if "{}" in known:
+            for number, own in enumerate(_slices(stored)):
+                found[known.format(number)] = _tensor(data, own, heads, dtype)
+        elif layout.norms_plus_one and known.endswith("norm.weight"):
+            found[known] = LessOne(data, stored, heads, dtype)
+        else:
+            found[known] = _tensor(data, stored, heads, dtype)
     return found
+
+
+def _tensor(data: mmap.mmap, stored: StoredTensor, heads: int | None, dtype: torch.dtype) -> GGUFTensor:
+    form = gguf_blocks.form_of(stored.kind, stored.shape[-1]) if len(stored.shape) == 2 else None
+    rest = (data, stored, heads, dtype)
+    return GGUFTensor(*rest) if form is None else KeptTensor(*rest, form)
+
+
+def _slices(stored: StoredTensor) -> list[StoredTensor]:
+    """Return the parts of a tensor along its first dimension: the experts' matrices."""
+    count = stored.shape[0]
+    size = stored.num_bytes // count
+    return [
+        dataclasses.replace(stored, shape=stored.shape[1:], num_bytes=size, start=stored.start + number * size)
+        for number in range(count)
+    ]
 
 
 def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:

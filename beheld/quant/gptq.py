@@ -26,6 +26,7 @@ from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "gptq"
@@ -64,7 +65,7 @@ class GroupedBits:
         return f"{self.bits} bits with the group size {self.group_size}"
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     layout = stated.get("checkpoint_format") or "gptq"
     if layout not in _FORMATS or stated.get("is_marlin_format"):
@@ -78,9 +79,9 @@ def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> Dequanti
         forms=tuple(dict.fromkeys(forms)),
         zeros_less_one=layout == "gptq",
         ordered=bool(stated.get("desc_act")),
-        device=device,
+        device=target.device,
     )
-    return DequantizingMethod(METHOD, words_of(forms, "GPTQ"), read, KeptGroups(device, dtype))
+    return DequantizingMethod(METHOD, words_of(forms, "GPTQ"), read, KeptGroups(target))
 
 
 def words_of(forms: Sequence[GroupedBits], name: str) -> str:

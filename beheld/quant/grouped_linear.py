@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
-from beheld.quant.vnni import VnniWeights
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
 
@@ -35,7 +35,7 @@ class GroupedLinear(StoredLinear):
         self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
         self.weight = torch.empty(0, dtype=dtype)
         self._order_K = numbers.order_K
-        self._weights = VnniWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
+        self._weights = PackedWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
         self._bias_of: Tensor | None = None
         self.packed_bytes = self._weights.num_bytes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from beheld.platform.registry import platform_of
@@ -16,6 +15,7 @@ from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredLinear
 from beheld.quant.listed_experts import ListedExperts
+from beheld.quant.method import StorageTarget
 
 NAME = "int4"
 _GROUP = 64
@@ -70,6 +70,6 @@ class Int4Rounding:
         return fitting_group(inputs, _GROUP)
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int4Rounding(not platform_of(device).shares_host_memory), dtype)
+    return RoundedAtLoad(Int4Rounding(not platform_of(target.device).shares_host_memory), target.dtype)

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
-from beheld.quant import vnni
+from beheld.quant import byte_products
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.grouped import GroupedForm
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
+from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
 
 NAME = "int8"
@@ -139,8 +140,8 @@ class Int8Linear(StoredLinear):
         padded = padded_rows(rows)
         if padded != rows:
             x_TK = nn.functional.pad(x_TK, (0, 0, 0, padded - rows))
-        if vnni.rounds(self.in_features, x_TK.dtype):
-            whole_TK, step_T1 = vnni.rounded_rows(x_TK.contiguous())
+        if byte_products.rounds(self.in_features, x_TK.dtype):
+            whole_TK, step_T1 = byte_products.rounded_rows(x_TK.contiguous())
         else:
             whole_TK, step_T1 = rounded_rows(x_TK)
         y_TN = torch.ops.onednn.qlinear_pointwise(
@@ -201,6 +202,6 @@ class Int8Rounding:
         return fitting_group(inputs, _GROUP) if self._grouped else None
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> RoundedAtLoad:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int8Rounding(platform_of(device).no_grouped_products is None), dtype)
+    return RoundedAtLoad(Int8Rounding(platform_of(target.device).no_grouped_products is None), target.dtype)

@@ -19,7 +19,7 @@ from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.method import Replace
+from beheld.quant.method import Replace, StorageTarget
 from beheld.quant.row_bytes import LoadedRows
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -66,10 +66,10 @@ class KeptGroups:
         objection: why weights are not kept as stored, in words; None if they are kept.
     """
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._on_gpu = not platform_of(device).shares_host_memory
-        self.objection = _objection(device, dtype)
+    def __init__(self, target: StorageTarget) -> None:
+        self._dtype = target.dtype
+        self._on_gpu = not platform_of(target.device).shares_host_memory
+        self.objection = _objection(target)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return a class with room for the rows of weights that are grouped numbers."""
@@ -136,11 +136,15 @@ def is_kept(form: GroupedForm) -> bool:
     return rest == 0 and size % GROUP_UNIT == 0
 
 
-def _objection(device: str, dtype: torch.dtype) -> str | None:
-    missing = platform_of(device).no_grouped_products
+def _objection(target: StorageTarget) -> str | None:
+    platform = platform_of(target.device)
+    missing = platform.no_grouped_products
     if missing is not None:
         return missing
     if not env.KEEP_BITS():
         return "BEHELD_KEEP_BITS=0"
-    # float32 asks for the numbers that the checkpoint means, with exact activations.
-    return "the dtype is float32" if dtype != torch.bfloat16 else None
+    if target.exact:
+        return f"the dtype is {str(target.dtype).removeprefix('torch.')}"
+    if not platform.shares_host_memory and target.dtype != torch.bfloat16:
+        return "products on a GPU are of bfloat16"
+    return None

@@ -3,7 +3,7 @@
 A method decides per module what is stored, how it multiplies (StoredLinear and StoredExperts, see linear.py), how rows
 are joined and in which units they are sharded. The loader (models/load.py) calls in this order:
 
-    method_for(stated, at_load, device, dtype)
+    method_for(stated, at_load, target)
                                           registry: by the checkpoint's quantization_config, or, for a checkpoint
                                           without one, by the option `quantization`; refuses by name
       .config(hf_config)                  the configuration for transformers
@@ -15,6 +15,7 @@ are joined and in which units they are sharded. The loader (models/load.py) call
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,21 @@ from torch import nn
 Replace = Callable[[nn.Module, str, nn.Module, Callable[[nn.Module], nn.Module]], None]
 # Returns the part of a model that holds the decoder layers.
 TextOf = Callable[[Any], nn.Module]
+
+
+@dataclass(frozen=True)
+class StorageTarget:
+    """What weights are made for.
+
+    Attributes:
+        device: the model's.
+        dtype: of the activations.
+        exact: whether the numbers that a checkpoint means are wanted, and exact activations, at the price of memory.
+    """
+
+    device: str
+    dtype: torch.dtype
+    exact: bool = False
 
 
 class QuantMethod(Protocol):
@@ -76,7 +92,7 @@ class QuantMethod(Protocol):
 class Make(Protocol):
     """A function that makes the method for one checkpoint."""
 
-    def __call__(self, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> QuantMethod:
+    def __call__(self, stated: Mapping[str, Any], target: StorageTarget) -> QuantMethod:
         """Return the method for a checkpoint's quantization_config, `stated`.
 
         Raises:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import without_quantization
-from beheld.quant.method import Replace, TextOf
+from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.stored_entries import weight_files
 from beheld.utils.log import get_logger
 
@@ -36,7 +36,7 @@ _BIAS = 127
 _BLOCK_BYTES = 16
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> MXFP4:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> MXFP4:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
     return MXFP4()
 

@@ -6,10 +6,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from beheld.core.errors import ModelError
-from beheld.quant.method import Make, QuantMethod
+from beheld.quant.method import Make, QuantMethod, StorageTarget
 from beheld.quant.none import Unquantized
 from beheld.quant.requantized import Requantized
 
@@ -30,19 +28,21 @@ METHODS: dict[str, str] = {
 # The option's value -> the function that makes the method that quantizes any checkpoint's weights as they are loaded.
 # core/config.py lists the names for code that does not import torch.
 AT_LOAD: dict[str, str] = {
+    "fp8": "beheld.quant.coded:make_fp8",
     "int4": "beheld.quant.int4:make",
     "int8": "beheld.quant.int8:make",
+    "nf4": "beheld.quant.coded:make_nf4",
 }
 
 
-def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: str, dtype: torch.dtype) -> QuantMethod:
+def method_for(stated: Mapping[str, Any] | None, at_load: str | None, target: StorageTarget) -> QuantMethod:
     """Return the method for a checkpoint.
 
     Args:
         stated: its `quantization_config`; None if its weights are not quantized.
         at_load: the method by which weights are quantized as they are loaded, after `stated` dequantized them; None for
             none.
-        device, dtype: the model's device, and the type of the activations.
+        target: what weights are made for.
 
     Raises:
         ModelError: the method, or this form of it, is not supported.
@@ -50,7 +50,7 @@ def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: st
     if stated is None and at_load is None:
         return Unquantized()
     if stated is None:
-        return _made(AT_LOAD[str(at_load)], {}, device, dtype)
+        return _made(AT_LOAD[str(at_load)], {}, target)
     method = stated.get("quant_method")
     place = METHODS.get(str(method))
     if place is None:
@@ -59,11 +59,11 @@ def method_for(stated: Mapping[str, Any] | None, at_load: str | None, device: st
             f"The weights are quantized by {method!r}, which is not supported.",
             f"Use the unquantized checkpoint, or one quantized by {known}.",
         )
-    read = _made(place, stated, device, dtype)
-    return read if at_load is None else Requantized(read, _made(AT_LOAD[at_load], {}, device, dtype))
+    read = _made(place, stated, target)
+    return read if at_load is None else Requantized(read, _made(AT_LOAD[at_load], {}, target))
 
 
-def _made(place: str, stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> QuantMethod:
+def _made(place: str, stated: Mapping[str, Any], target: StorageTarget) -> QuantMethod:
     module, name = place.split(":")
     make: Make = getattr(importlib.import_module(module), name)
-    return make(stated, device, dtype)
+    return make(stated, target)

@@ -154,7 +154,7 @@ def _parted(module: nn.Module, parameter: str, kept: Kept, name: str) -> LoadedR
 
 def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
     """Widen the parameters of a model on the meta device that receive rows of bytes, and replace their `weights`."""
-    names_by_target, joined = _sources(model, weights)
+    names_by_target, joined = sources_of(model, weights)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     shared = {*tied, *tied.values()}
     whole = {
@@ -191,7 +191,7 @@ def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
     return Kept(tuple(linears), tuple(experts), left, layouts, sources)
 
 
-def _sources(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, Any]]:
+def sources_of(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Return, by parameter, the names of the weights that the loader makes it from, and the conversion if any."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key

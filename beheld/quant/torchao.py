@@ -32,6 +32,7 @@ from beheld.quant.fp8 import scaled
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
+from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries
 
 METHOD = "torchao"
@@ -42,10 +43,10 @@ _REMEDY = "Use one in int8, int4 (plain) or FP8, or the unquantized checkpoint."
 _HALF_8, _HALF_4 = 128, 8
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> DequantizingMethod:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    read = functools.partial(open_weights, device=device)
-    return DequantizingMethod(METHOD, "weights of torchao", read, KeptGroups(device, dtype))
+    read = functools.partial(open_weights, device=target.device)
+    return DequantizingMethod(METHOD, "weights of torchao", read, KeptGroups(target))
 
 
 def open_weights(path: Path, device: str) -> dict[str, Any]:

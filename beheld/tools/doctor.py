@@ -68,7 +68,9 @@ def _bfloat16() -> str:
 def _int8() -> str:
     from beheld.platform.registry import CPU
 
-    return "in hardware" if CPU.int8_products else "not available: quantization='int8' is refused"
+    if CPU.no_grouped_products is None:
+        return "multiplied in groups"
+    return "in hardware" if CPU.int8_products else f"quantization='int8' is refused: {CPU.no_grouped_products}"
 
 
 def _few_bits() -> str:

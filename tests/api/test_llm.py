@@ -94,7 +94,7 @@ def test_engine_args_go_back_into_llm() -> None:
     [
         ("tensor_parallel_size", 0),
         ("pipeline_parallel_size", 0),
-        ("quantization", "fp8"),
+        ("quantization", "fp6"),
         ("max_loras", 0),
         ("max_lora_rank", "8"),
         ("max_cpu_loras", 0),

@@ -185,7 +185,7 @@ def with_array(name: str, array: Any) -> tiny_gguf.Edit:
 REFUSED: dict[str, tuple[tiny_gguf.Edit, str]] = {
     "unknown architecture": (
         entries(general__architecture="falcon"),
-        "architecture 'falcon'; GGUF files of llama, qwen2, qwen3",
+        "architecture 'falcon'; GGUF files of gemma3, llama, phi3",
     ),
     "vision part": (entries(general__type="mmproj"), "mmproj file.*language model's own GGUF file"),
     "vision part of old": (entries(general__architecture="clip"), "mmproj file"),

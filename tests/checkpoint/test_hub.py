@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from beheld.checkpoint.resolve import fetch_weights, pull, resolve, resolve_toke
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.families import registry
-from tests import tiny
+from tests import tiny, tiny_gguf
 from tests.checkpoint.hubs import COMMIT, Hub
 
 NAME = "owner/model"
@@ -328,3 +329,31 @@ def test_what_is_on_this_machine_is_not_pulled(hub: Hub) -> None:
     hub.online = False
     with pytest.raises(ModelError, match="cannot be asked"):
         pull(EngineArgs(model=NAME), print)
+
+
+def test_a_gguf_file_is_named_by_its_type(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_GGUF_CACHE", str(tmp_path / "made"))
+    content = tiny_gguf.write(tiny.checkpoint("qwen2"), tmp_path / "a.gguf").read_bytes()
+    names = ("small-Q4_0.gguf", "small-Q4_K_M.gguf", "small-Q8_0.gguf", "sub/small.F16.gguf", "README.md")
+    hub.publish("owner/small-GGUF", dict.fromkeys(names, content))
+    args = EngineArgs(model="owner/small-GGUF:q4_k_m")
+    path = resolve(args)
+    fetch_weights(args, path)
+    assert hub.fetched == ["small-Q4_K_M.gguf"]
+    assert json.loads((path / "config.json").read_text())["model_type"] == "qwen2"
+    hub.online = False
+    assert resolve(args) == path
+    hub.online = True
+    assert resolve(EngineArgs(model="owner/small-GGUF:F16")) != path
+    with pytest.raises(ModelError, match="no GGUF file whose name ends with 'Q5_K'") as caught:
+        resolve(EngineArgs(model="owner/small-GGUF:Q5_K"))
+    assert "small-Q4_0" in str(caught.value)
+    hub.publish("owner/seeing-GGUF", {"a-Q4_0.gguf": content, "mmproj-a-BF16.gguf": b"", "mmproj-a-F16.gguf": b"GGUF"})
+    hub.forget()
+    with pytest.raises(ModelError, match=r"mmproj-a-F16\.gguf cannot be read"):
+        resolve(EngineArgs(model="owner/seeing-GGUF:Q4_0"))
+    assert sorted(hub.fetched) == ["a-Q4_0.gguf", "mmproj-a-F16.gguf"]
+    assert resolve(EngineArgs(model="owner/seeing-GGUF:Q4_0", mmproj=""))
+    hub.publish("owner/two-GGUF", {"a-Q4_0.gguf": content, "b-Q4_0.gguf": content})
+    with pytest.raises(ModelError, match="several files"):
+        resolve(EngineArgs(model="owner/two-GGUF:Q4_0"))

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from beheld.core.errors import ModelError
 from beheld.quant.awq import make
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import stored_forms
 from tests.quant.test_compressed_tensors import load, restate, rewrite, same
@@ -70,7 +71,7 @@ def test_a_word_by_the_layout(copied: Path) -> None:
             {f"{QUERY}.qweight": words, f"{QUERY}.qzeros": ones, f"{QUERY}.scales": torch.ones(4, 64)}
         ),
     )
-    method = make(ENTRY, "cpu", torch.float32)
+    method = make(ENTRY, StorageTarget("cpu", torch.float32))
     found = (method.weights(copied) or {})[f"{QUERY}.weight"][...]
     assert torch.equal(found, torch.tensor([0, 4, 1, 5, 2, 6, 3, 7] * 8).sub(1).float().unsqueeze(1).expand(64, 64))
 
@@ -136,4 +137,4 @@ UNBUILT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("reason", UNBUILT)
 def test_another_form_is_refused_by_name(reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        make(ENTRY | UNBUILT[reason], "cpu", torch.float32)
+        make(ENTRY | UNBUILT[reason], StorageTarget("cpu", torch.float32))

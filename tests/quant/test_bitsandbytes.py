@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from beheld.core.errors import ModelError
 from beheld.quant.bitsandbytes import make
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import stored_forms
 from tests.quant.test_compressed_tensors import load, restate, rewrite, same
@@ -77,13 +78,13 @@ def test_bytes_by_the_layout(fours: Path, tmp_path: Path) -> None:
             }
         ),
     )
-    found = (make(FOUR, "cpu", torch.float32).weights(path) or {})[f"{QUERY}.weight"][...]
+    found = (make(FOUR, StorageTarget("cpu", torch.float32)).weights(path) or {})[f"{QUERY}.weight"][...]
     assert torch.equal(found, torch.tensor([2 / 16, 7 / 16] * 32) * scales.unsqueeze(1))
 
 
 def test_rows_of_eight_bits_are_kept(eights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers that are kept are those that are dequantized."""
-    method = make(EIGHT, "cpu", torch.bfloat16)
+    method = make(EIGHT, StorageTarget("cpu", torch.bfloat16))
     lazy = (method.weights(eights) or {})[f"{QUERY}.weight"]
     numbers, scale, low = lazy.fields()
     kept = numbers.float().unflatten(1, (lazy.form.groups, -1)) * scale.unsqueeze(-1) + low.unsqueeze(-1)
@@ -153,4 +154,4 @@ def test_plain_weights_are_refused(tmp_path: Path, entry: dict[str, Any]) -> Non
 @pytest.mark.parametrize("entry", [{"load_in_4bit": False}, {"load_in_4bit": True, "load_in_8bit": True}])
 def test_what_states_no_number_of_bits_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match="load_in_4bit"):
-        make(entry, "cpu", torch.float32)
+        make(entry, StorageTarget("cpu", torch.float32))

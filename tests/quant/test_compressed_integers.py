@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from beheld.core.errors import ModelError
 from beheld.quant.compressed_schemes import schemes_of
 from beheld.quant.compressed_tensors import make, open_weights
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import stored_forms
 from tests.quant.stored_forms import Form, block_fp8, whole_numbers
@@ -166,7 +167,7 @@ def test_old_symmetric_files_may_hold_zero_points(copied: Path) -> None:
 
 
 def test_without_products_nothing_is_kept() -> None:
-    method = make(MIXED, "cpu", torch.bfloat16)
+    method = make(MIXED, StorageTarget("cpu", torch.bfloat16))
     assert method.objection is not None
     assert "only FP8 weights" in method.objection
     assert method.converted == "its 4-bit and 8-bit and FP8 weights dequantized"
@@ -230,4 +231,4 @@ UNBUILT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("reason", UNBUILT)
 def test_another_form_is_refused_by_name(reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        make(UNBUILT[reason], "cpu", torch.float32)
+        make(UNBUILT[reason], StorageTarget("cpu", torch.float32))

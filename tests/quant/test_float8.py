@@ -21,6 +21,7 @@ from beheld.platform.registry import platform_of
 from beheld.quant import compressed_tensors
 from beheld.quant.compressed_tensors import CompressedTensors, Dequantized
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
+from beheld.quant.method import StorageTarget
 from tests import interpreted, tiny, tiny_quantized
 from tests.quant.test_compressed_tensors import load, rewrite
 
@@ -250,7 +251,7 @@ def test_one_place_decides_and_says_why(
     said: list[str] = []
     for level in ("info", "warning"):
         monkeypatch.setattr(compressed_tensors.logger, level, lambda form, *given: said.append(form % given))
-    method = CompressedTensors(stated, device, getattr(torch, dtype))
+    method = CompressedTensors(stated, StorageTarget(device, getattr(torch, dtype)))
     assert (method.loading(nn.Module, {}) is nn.Module) == (reason is not None)
     assert len(said) == 1
     assert (reason or "stay as they are") in said[0]
@@ -258,7 +259,7 @@ def test_one_place_decides_and_says_why(
 
 def test_the_variable_dequantizes(float8: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BEHELD_FP8", "0")
-    assert CompressedTensors(STATED, "cuda", torch.bfloat16).objection == "BEHELD_FP8=0"
+    assert CompressedTensors(STATED, StorageTarget("cuda", torch.bfloat16)).objection == "BEHELD_FP8=0"
 
 
 def test_older_devices_dequantize(monkeypatch: pytest.MonkeyPatch) -> None:

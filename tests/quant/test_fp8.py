@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from beheld.core.errors import ModelError
 from beheld.quant.fp8 import make, open_weights
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import stored_forms
 from tests.quant.test_compressed_tensors import load, restate, rewrite, same
@@ -122,4 +123,4 @@ UNBUILT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("reason", UNBUILT)
 def test_another_form_is_refused_by_name(reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        make(ENTRY | UNBUILT[reason], "cpu", torch.float32)
+        make(ENTRY | UNBUILT[reason], StorageTarget("cpu", torch.float32))

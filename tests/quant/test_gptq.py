@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from beheld.core.errors import ModelError
 from beheld.quant import auto_round, gptq
 from beheld.quant.integers import unpacked
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import stored_forms
 from tests.quant.test_compressed_tensors import load, restate, rewrite, same
@@ -163,4 +164,4 @@ UNBUILT: dict[str, dict[str, Any]] = {
 def test_another_form_is_refused_by_name(reason: str) -> None:
     make = auto_round.make if UNBUILT[reason]["quant_method"] == "auto-round" else gptq.make
     with pytest.raises(ModelError, match=reason):
-        make(UNBUILT[reason], "cpu", torch.float32)
+        make(UNBUILT[reason], StorageTarget("cpu", torch.float32))

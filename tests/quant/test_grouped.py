@@ -16,13 +16,14 @@ from beheld.engine.setup import describe
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
-from beheld.platform import jit
+from beheld.platform import host, jit
+from beheld.platform.host import ByteProducts
 from beheld.platform.registry import CPU
+from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GroupedNumbers, affine, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import join, same_form
 from beheld.quant.listed_experts import ListedExperts
-from beheld.quant.vnni import VnniWeights
 from tests import tiny
 from tests.quant import stored_forms, test_awq, test_bitsandbytes, test_compressed_integers, test_gptq
 from tests.quant.test_compressed_tensors import load
@@ -62,13 +63,17 @@ class Meant(nn.Module):
         return nn.functional.linear(rounded_rows(x, self.groups), self.weight, self.bias)
 
 
-@pytest.mark.parametrize("lanes", [16, 8])
+# Those that this CPU has. What has VNNI has AVX2 too.
+PRODUCTS = [] if host.byte_products() is None else [host.byte_products(), ByteProducts(8, vnni=False, bfloat16=False)]
+
+
+@pytest.mark.parametrize("products", dict.fromkeys(PRODUCTS), ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("outputs", "inputs", "group", "bits"), [(37, 96, 32, 4), (64, 256, 128, 8), (3, 48, 16, 4)])
 @torch.inference_mode()
-def test_products(lanes: int, dtype: torch.dtype, outputs: int, inputs: int, group: int, bits: int) -> None:
+def test_products(products: ByteProducts, dtype: torch.dtype, outputs: int, inputs: int, group: int, bits: int) -> None:
     made = numbers(outputs, inputs, group, bits)
-    weights = VnniWeights(made.numbers_NK, made.scale_NG, made.low_NG, bits, lanes)
+    weights = PackedWeights(made.numbers_NK, made.scale_NG, made.low_NG, bits, products)
     whole, scale, low = weights.unpacked()
     assert torch.equal(whole, made.numbers_NK)
     kept = GroupedNumbers(whole, scale, low, bits)
@@ -97,7 +102,7 @@ def test_products(lanes: int, dtype: torch.dtype, outputs: int, inputs: int, gro
 
 def test_threads_share_the_work() -> None:
     made = numbers(600, 512, 64, 4)
-    weights = VnniWeights(made.numbers_NK, made.scale_NG, made.low_NG, 4)
+    weights = PackedWeights(made.numbers_NK, made.scale_NG, made.low_NG, 4)
     x = torch.randn(130, 512)
     alone = weights.product(x)
     before = torch.get_num_threads()
@@ -187,6 +192,17 @@ def test_a_checkpoint_keeps_its_bits(tmp_path: Path, name: str, monkeypatch: pyt
         found = layer.numbers.dequantized()
         assert (found - wanted).abs().max() <= BOUND * wanted.abs().max() * 2, path
     assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("experts" in name)
+
+
+def test_a_named_type_asks_for_exact_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without products of bfloat16 the type is float32 unless another one is named, and bits are kept."""
+    flags = host.cpu_flags().replace("bf16", "none")
+    monkeypatch.setattr(host, "cpu_flags", lambda: flags)
+    compressed(tmp_path, "W8A8")
+    for dtype, kept in (("auto", True), ("float32", False), ("torch.float32", False), ("bfloat16", True)):
+        model = load(tmp_path, dtype)
+        assert any(isinstance(module, GroupedLinear) for module in model.modules()) == kept, dtype
+        assert model.dtype == (torch.bfloat16 if dtype == "bfloat16" else torch.float32)
 
 
 def test_a_kept_checkpoint_answers_alike_in_every_batch(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from beheld.platform import host, jit
 from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.int8 import Int8Experts, Int8Linear
+from beheld.quant.method import StorageTarget
 from beheld.tools.verify.trace import Question
 from beheld.tools.verify.watched_engine import WatchedEngine
 from tests import tiny
@@ -227,7 +228,7 @@ def test_one_layer_is_held_twice() -> None:
         alive.append(sum(ref() is not None for ref in weights))
         setattr(parent, name, new)
 
-    method = registry.method_for(None, "int8", "cpu", torch.float32)
+    method = registry.method_for(None, "int8", StorageTarget("cpu", torch.float32))
     method.settle(model, type(model), text_model, replace)
     assert alive[: len(weights)] == list(range(len(weights), 0, -1))
     assert not any(ref() is not None for ref in weights)
@@ -257,7 +258,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ModelError, match="NaN"):
         Int8Linear.of(linear)
     monkeypatch.setattr(host, "cpu_flags", lambda: "avx512_bf16 avx2")
-    with pytest.raises(ConfigError, match="8 bits in hardware") as caught:
+    with pytest.raises(ConfigError, match="AVX512-VNNI, AVX-VNNI or AMX") as caught:
         LLM(model, quantization="int8", device="cpu")
     assert caught.value.param == "quantization"
 

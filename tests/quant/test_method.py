@@ -21,6 +21,7 @@ from beheld.quant import registry
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from beheld.quant.int8 import Int8Linear
 from beheld.quant.linear import StoredLinear, input_part, join, part, plain, same_form, units_of
+from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import toy_int8
 from tests.quant.test_compressed_tensors import load
@@ -82,9 +83,9 @@ def test_refusals_come_from_the_method(toy: Path) -> None:
 
 def test_others_are_refused_by_name_with_those_that_there_are() -> None:
     with pytest.raises(ModelError, match="quantized by 'aqlm', which is not supported") as caught:
-        registry.method_for({"quant_method": "aqlm"}, None, "cpu", torch.float32)
+        registry.method_for({"quant_method": "aqlm"}, None, StorageTarget("cpu", torch.float32))
     assert "'compressed-tensors'" in str(caught.value)
-    assert registry.method_for(None, None, "cpu", torch.float32).name == "none"
+    assert registry.method_for(None, None, StorageTarget("cpu", torch.float32)).name == "none"
 
 
 def test_the_option_may_name_every_method() -> None:

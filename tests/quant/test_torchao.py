@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from beheld.core.errors import ModelError
+from beheld.quant.method import StorageTarget
 from beheld.quant.torchao import make
 from tests import tiny
 from tests.quant import stored_forms
@@ -72,7 +73,7 @@ def test_experts_stored_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["int8 by output", "int8, one scale", "4 bits in int8", "int4"])
 def test_numbers_that_are_kept_are_those_that_are_dequantized(tmp_path: Path, name: str) -> None:
     write(tmp_path, name)
-    lazy = (make(ENTRY, "cpu", torch.bfloat16).weights(tmp_path) or {})[f"{MODULE}.weight"]
+    lazy = (make(ENTRY, StorageTarget("cpu", torch.bfloat16)).weights(tmp_path) or {})[f"{MODULE}.weight"]
     numbers, scale, low = lazy.fields()
     if lazy.form.bits == 4:
         numbers = torch.stack([numbers & 15, numbers >> 4], -1).flatten(1)

@@ -21,7 +21,7 @@ from beheld.core.errors import ModelError
 from beheld.quant import row_bytes
 from beheld.quant.dequantize import without_quantization
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
-from beheld.quant.method import Replace, TextOf
+from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
 
 NAME = "toy-int8"
@@ -120,11 +120,11 @@ class ToyInt8:
         raise AssertionError("it takes no experts")
 
 
-def make(stated: Mapping[str, Any], device: str, dtype: torch.dtype) -> ToyInt8:
+def make(stated: Mapping[str, Any], target: StorageTarget) -> ToyInt8:
     """The method of a checkpoint."""
     if stated.get("bits") != 8:
         raise ModelError(f"Weights of {NAME} with {stated.get('bits')} bits are not built.", "Use 8.")
-    return ToyInt8(dtype)
+    return ToyInt8(target.dtype)
 
 
 def quantize(source: Path, target: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,12 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
     assert layout is not None
     number = _Numbers(said, architecture, file)
     for name, neutral in _NEUTRAL.items():
+        if name in layout.entries.values():
+            continue
         value = said.get(f"{architecture}.{name}", neutral[0])
         if value not in neutral:
             raise ModelError(f"{file.name}: {architecture}.{name} is {value!r}, which cannot be run here.", _ELSEWHERE)
-    unknown = unknown_names(header)
+    unknown = unknown_names(header, layout.parts)
     if unknown:
         raise ModelError(
             f"{file.name} has {len(unknown)} weights that no {architecture} model has, for example {unknown[0]!r}.",
@@ -76,7 +79,7 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
         "model_type": family.model_types[0],
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": number("feed_forward_length"),
+        "intermediate_size": number("feed_forward_length", 1 if "expert_count" in layout.entries.values() else None),
         "num_hidden_layers": number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": number("attention.head_count_kv", heads),
@@ -93,7 +96,18 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
         "transformers_weights": str(file),
         "quantization_config": {"quant_method": METHOD},
     }
-    return config | {name: tensor in header.tensors for name, tensor in layout.biases.items()}
+    config |= {name: tensor in header.tensors for name, tensor in layout.biases.items()}
+    prefix = f"{architecture}."
+    own = {name.removeprefix(prefix): value for name, value in said.items() if name.startswith(prefix)}
+    config |= {**layout.added, **{name: own[entry] for name, entry in layout.entries.items() if entry in own}}
+    if layout.adapt is None:
+        return config
+    module, _, name = layout.adapt.partition(":")
+    package = registry.find(family.model_types[0], ())
+    adapt: Callable[[dict[str, Any], Mapping[str, Any]], dict[str, Any]] = getattr(
+        importlib.import_module(f"{package}.{module}"), name
+    )
+    return adapt(config, own)
 
 
 def generation_config_of(header: Header) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Raise it when anything that is written changes: folders of another number are made anew.
-_LAYOUT = 2
+_LAYOUT = 3
 
 
 def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = True) -> Path:
@@ -38,7 +38,8 @@ def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = T
     Raises:
         ModelError: the file is broken, or holds a model that cannot be run; it says what to do.
     """
-    file = file.resolve()
+    # Links of the hub's cache lead to files whose names say nothing.
+    file = Path(os.path.abspath(file))
     try:
         state = file.stat()
         vision = beside(file, mmproj)

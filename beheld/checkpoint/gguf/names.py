@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from beheld.checkpoint.gguf.header import Header, StoredTensor
@@ -27,19 +28,23 @@ _PARTS = {
 }
 
 
-def renamed(name: str) -> str | None:
-    """Return transformers' name of a tensor; None if there is none."""
+def renamed(name: str, parts: Mapping[str, str]) -> str | None:
+    """Return transformers' name of a tensor; None if there is none. Experts' has "{}" for the expert's number.
+
+    Args:
+        parts: names of a layer's parts that differ; see GGUFLayout.
+    """
     layer = _LAYER.fullmatch(name)
     if layer is not None:
-        part = _PARTS.get(layer[2])
+        part = parts.get(layer[2], _PARTS.get(layer[2]))
         return None if part is None else f"model.layers.{layer[1]}.{part}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES and suffix in ("weight", "bias") else None
 
 
-def unknown_names(header: Header) -> list[str]:
+def unknown_names(header: Header, parts: Mapping[str, str]) -> list[str]:
     """Return the names of tensors that no model here has."""
-    return sorted(name for name in header.tensors if name != ROPE_FACTORS and renamed(name) is None)
+    return sorted(name for name in header.tensors if name != ROPE_FACTORS and renamed(name, parts) is None)
 
 
 def rope_factors(header: Header, file: Path) -> list[float] | None:

@@ -23,7 +23,7 @@ class CrossCache:
 
     def block_bytes(self, config: EngineConfig) -> int:
         """See DeviceCache."""
-        dtype: torch.dtype = getattr(torch, config.kv_dtype)
+        dtype: torch.dtype = getattr(torch, config.dtype)
         return self.spec.bytes_per_token(dtype.itemsize) * config.block_size
 
     def needed_blocks(self, config: EngineConfig) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey, LayerKV
+from beheld.attention.rounded_kv import RoundedKV
 from beheld.core.config import EngineConfig, KVGroup
 from beheld.platform.registry import platform_of
 
@@ -27,8 +28,7 @@ class PagedCache:
 
     def block_bytes(self, config: EngineConfig) -> int:
         """See DeviceCache."""
-        dtype: torch.dtype = getattr(torch, config.kv_dtype)
-        return self.spec.bytes_per_token(dtype.itemsize) * config.block_size
+        return self.spec.bytes_per_token(*config.kv_bytes) * config.block_size
 
     def needed_blocks(self, config: EngineConfig) -> int:
         """See DeviceCache."""
@@ -62,7 +62,10 @@ class PagedCache:
         spec, shape = self.spec, (num_blocks, config.block_size, self.spec.num_kv_heads)
         dtype: torch.dtype = getattr(torch, config.kv_dtype)
         keys, values = (zeros((*shape, size), dtype, device) for size in (spec.head_dim, spec.value_dim))
-        return LayerKV(keys, values, self.index)
+        if dtype != torch.int8:
+            return LayerKV(keys, values, self.index)
+        key_scales, value_scales = (zeros(shape, torch.float32, device) for _ in range(2))
+        return RoundedKV(keys, values, self.index, key_scales, value_scales)
 
     def metadata(self, slots_T: Tensor, tables_BN: Tensor, both_ways: str, *, early: bool) -> GroupMetadata:
         """See TableCache."""

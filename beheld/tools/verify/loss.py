@@ -24,7 +24,7 @@ class Loss:
     """How two models differ over one answer.
 
     Attributes:
-        method: the value of the option `quantization`.
+        method: the value of the option `quantization`, or the quantized model's name.
         equal: for each position, whether both would choose the same token.
         kl: for each position, the Kullback-Leibler divergence of the quantized model's distribution from the
             unquantized model's, in nats.
@@ -46,14 +46,16 @@ class Loss:
         )
 
 
-def loss(args: EngineArgs, question: Question) -> Loss:
-    """Return what the weights of `args` lose by `args.quantization`; one model is freed before the other is loaded.
+def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = None) -> Loss:
+    """Return what the weights of `args` lose; one model is freed before the other is loaded.
+
+    Args:
+        unquantized: selects the unquantized model; by default it is that of `args` without `args.quantization`.
 
     Raises:
         BeheldError: a model cannot be loaded or cannot answer.
     """
-    assert args.quantization is not None
-    whole = WatchedEngine(dataclasses.replace(args, quantization=None))
+    whole = WatchedEngine(unquantized or dataclasses.replace(args, quantization=None))
     try:
         wanted = whole.trace(question)
     finally:
@@ -65,7 +67,8 @@ def loss(args: EngineArgs, question: Question) -> Loss:
         engine.close()
     pairs = list(zip(wanted.logits, found, strict=True))
     equal = tuple(bool(want_V.argmax() == got_V.argmax()) for want_V, got_V in pairs)
-    return Loss(args.quantization, equal, tuple(_divergence(want_V, got_V) for want_V, got_V in pairs))
+    kl = tuple(_divergence(want_V, got_V) for want_V, got_V in pairs)
+    return Loss(args.quantization or str(args.model), equal, kl)
 
 
 def _divergence(want_V: Tensor, got_V: Tensor) -> float:

@@ -65,6 +65,11 @@ class Reference:
         self._adapter: str | None = None
         self._processor = _with_model_errors(lambda: Processor(self._info, args))
 
+    @property
+    def model(self) -> Any:
+        """transformers' model."""
+        return self._model
+
     def trace(self, question: Question) -> Trace:
         """Answer the question and return the trace.
 

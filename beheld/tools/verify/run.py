@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from beheld.core.config import EngineArgs
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.quantized import stated
+from beheld.checkpoint.resolve import resolve
+from beheld.core.config import QUANTIZED_AT_LOAD, EngineArgs
 from beheld.tools.verify.compare import StageVerdict, compare, first_difference
 from beheld.tools.verify.loss import Loss, loss
 from beheld.tools.verify.reference import Reference
@@ -61,13 +64,25 @@ def verify(args: EngineArgs, question: Question) -> tuple[list[StageVerdict], St
     return stages, first_difference(stages)
 
 
-def quantization_loss(args: EngineArgs, question: Question) -> Loss:
+def is_rounded_at_load(args: EngineArgs) -> bool:
+    """Return whether `args.quantization` rounds the checkpoint's weights, and does not only name its own method."""
+    if args.quantization not in QUANTIZED_AT_LOAD:
+        return False
+    own = stated(read_json(resolve(args) / CONFIG)) or {}
+    return own.get("quant_method") != args.quantization
+
+
+def quantization_loss(args: EngineArgs, question: Question, unquantized: str | None = None) -> Loss:
     """Return what the answer loses by `args.quantization`, computed on the CPU.
+
+    Args:
+        unquantized: the model of which `args.model` is a quantized form; then that is what is measured.
 
     Raises:
         BeheldError: a model cannot be loaded or cannot answer.
     """
-    return loss(_on_cpu(args), question)
+    args = _on_cpu(args)
+    return loss(args, question, None if unquantized is None else dataclasses.replace(args, model=unquantized))
 
 
 def _on_cpu(args: EngineArgs) -> EngineArgs:

@@ -1,4 +1,4 @@
-"""LLVM IR of the products of grouped weights on a CPU that sums four products of bytes in one instruction (VNNI).
+"""LLVM IR of the products of grouped weights on a CPU: sums of products of bytes.
 
 A weight is low + scale q, with q of 4 or 8 bits and one scale and one low for each group of an output's inputs; an
 activation is step q_x, with q_x in int8 and one step for each group of a row's inputs. A group's part of a product is
@@ -14,6 +14,10 @@ With 4 bits a byte holds two of them, four inputs apart:
     8 bits   [q(n, 4t) .. q(n, 4t + 3) for n in block]    for each t
     4 bits   [q(n, 8t) + 16 q(n, 8t + 4) .. q(n, 8t + 3) + 16 q(n, 8t + 7) for n in block]    for each t
 
+With VNNI one instruction adds four products of bytes to a sum. With AVX2 one multiplies bytes and adds pairs in 16
+bits, and a second adds pairs of these. 16 bits hold a pair of products of 4 bits, and those of q - 128, whose sign is
+moved to the activation; 128 scale is then added to low.
+
 A job is a list of 64-bit words, see JOB. Functions:
 
     rounded_X(job, row, stop)           activations of the type X, "f32" or "bf16", to whole numbers, steps and sums
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from beheld.platform.host import ByteProducts
 from beheld.platform.jit import SHARED_WORDS, sharing
 
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
@@ -39,37 +44,75 @@ _ROWS = 64
 _TYPES = {"f32": "float", "bf16": "bfloat"}
 # A row of smaller numbers is zero.
 _LEAST = "0x39B4484C00000000"
+_EACH = ", ".join(["i16 1"] * 16)
+# What AVX2 has in place of VNNI.
+_PAIRS = """
+declare <16 x i16> @llvm.x86.avx2.pmadd.ub.sw(<32 x i8>, <32 x i8>)
+declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>)
+declare <32 x i8> @llvm.x86.avx2.psign.b(<32 x i8>, <32 x i8>)
+declare <32 x i8> @llvm.abs.v32i8(<32 x i8>, i1)
+"""
 
 
-def module(lanes: int, kind: str, older: bool, triple: str) -> str:
+def module(products: ByteProducts, kind: str, older: bool, triple: str) -> str:
     """Return the text of the module for activations of one type.
 
     Args:
-        lanes: L, 16 with AVX-512 and 8 with AVX2.
-        older: whether LLVM declares the instruction with vectors of int32 in place of bytes.
+        older: whether LLVM declares the instruction of VNNI with vectors of int32 in place of bytes.
     """
-    parts = [_head(lanes, triple, older), _rounded(kind)]
+    lanes = products.lanes
+    parts = [_head(products, triple, older), _rounded(kind)]
     for bits in (4, 8):
-        parts += [_tile(lanes, bits, kind, rows, 1, older) for rows in _TILES[lanes]]
-        parts.append(_tile(lanes, bits, kind, _TILES[lanes][0], 2, older))
+        parts += [_tile(products, bits, kind, rows, 1, older) for rows in _TILES[lanes]]
+        parts.append(_tile(products, bits, kind, _TILES[lanes][0], 2, older))
         parts.append(_product(lanes, bits, kind))
     return "\n".join([*parts, sharing(JOB)])
 
 
-def _head(lanes: int, triple: str, older: bool) -> str:
+def _head(products: ByteProducts, triple: str, older: bool) -> str:
+    lanes, vnni = products.lanes, products.vnni
     bits, ints, bytes_ = 32 * lanes, f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     operand = ints if older else bytes_
+    dot = f"declare {ints} @llvm.x86.avx512.vpdpbusd.{bits}({ints}, {operand}, {operand})" if vnni else _PAIRS
     return f"""
 target triple = "{triple}"
-declare {ints} @llvm.x86.avx512.vpdpbusd.{bits}({ints}, {operand}, {operand})
+{dot}
 declare <{lanes} x float> @llvm.fmuladd.v{lanes}f32(<{lanes} x float>, <{lanes} x float>, <{lanes} x float>)
 declare void @llvm.masked.store.v{lanes}f32.p0(<{lanes} x float>, ptr, i32, <{lanes} x i1>)
-declare void @llvm.masked.store.v{lanes}bf16.p0(<{lanes} x bfloat>, ptr, i32, <{lanes} x i1>)
+declare void @llvm.masked.store.v{lanes}i16.p0(<{lanes} x i16>, ptr, i32, <{lanes} x i1>)
 declare <16 x i32> @llvm.smax.v16i32(<16 x i32>, <16 x i32>)
 declare i32 @llvm.vector.reduce.smax.v16i32(<16 x i32>)
 declare <16 x float> @llvm.roundeven.v16f32(<16 x float>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 declare i64 @llvm.umin.i64(i64, i64)
+"""
+
+
+def _to_bfloat16(lanes: int, in_hardware: bool, name: str, source: str) -> str:
+    """The 16 bits of bfloat16 of `source`, float32, as `name`.
+
+    Without such an instruction LLVM would call a library's function, which is not there.
+    """
+    floats, ints, shorts = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i16>"
+
+    def each(number: int) -> str:
+        return "<" + ", ".join([f"i32 {number}"] * lanes) + ">"
+
+    if in_hardware:
+        return (
+            f"  {name}.brain = fptrunc {floats} {source} to <{lanes} x bfloat>\n"
+            f"  {name} = bitcast <{lanes} x bfloat> {name}.brain to {shorts}\n"
+        )
+    return f"""
+  {name}.bits = bitcast {floats} {source} to {ints}
+  {name}.upper = lshr {ints} {name}.bits, {each(16)}
+  {name}.odd = and {ints} {name}.upper, {each(1)}
+  {name}.half = add {ints} {name}.odd, {each(0x7FFF)}
+  {name}.near = add {ints} {name}.bits, {name}.half
+  {name}.moved = lshr {ints} {name}.near, {each(16)}
+  {name}.broken = fcmp uno {floats} {source}, zeroinitializer
+  {name}.own = select <{lanes} x i1> {name}.broken, {ints} {each(0x7FC0)}, {ints} {name}.moved
+  {name} = trunc {ints} {name}.own to {shorts}
 """
 
 
@@ -170,12 +213,14 @@ done:
 """
 
 
-def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool) -> str:
+def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int, older: bool) -> str:
     """`columns` blocks of outputs from %block on, for `rows` rows from %m on."""
+    lanes, vnni = products.lanes, products.vnni
     floats, ints, bytes_ = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{4 * lanes} x i8>"
     type_, every, across = _TYPES[kind], range(rows), range(columns)
     both = [(row, column) for row in every for column in across]
     per_step = 8 if bits == 4 else 4
+    halves = [("low", "a", "b", 0), ("high", "b", "a.next", 4)] if bits == 4 else [("low", "a", "a.next", 0)]
 
     def spread(name: str, source: str, scalar: str, vector: str) -> str:
         count = vector[1:].split(" ")[0]
@@ -186,15 +231,36 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
 
     def summed(half: str, before: str, after: str, offset: int) -> Iterator[str]:
         name = f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-        for column in across if older else ():
+        for column in across if older and vnni else ():
             yield f"  %{half}.ints{column} = bitcast {bytes_} %{half}{column} to {ints}\n"
+        if not vnni and bits == 8:
+            for column in across:
+                yield f"  %{half}.own{column} = xor {bytes_} %{half}{column}, %half.range\n"
+                own = f"{bytes_} %{half}.own{column}"
+                yield f"  %{half}.amount{column} = call {bytes_} @llvm.abs.v32i8({own}, i1 false)\n"
         for row in every:
             yield f"  %x{half}.at{row} = getelementptr i8, ptr %x.row{row}, i64 %k{offset}\n"
             yield f"  %x{half}.raw{row} = load i32, ptr %x{half}.at{row}, align 4\n"
             yield spread(f"x{half}{row}", f"%x{half}.raw{row}", "i32", ints)
-            if not older:
+            if not (older and vnni):
                 yield f"  %x{half}.bytes{row} = bitcast {ints} %x{half}{row} to {bytes_}\n"
-            for column in across:
+            for column in across if not vnni else ():
+                place = f"{row}.{column}"
+                amount, x = f"{bytes_} %{half}{column}", f"{bytes_} %x{half}.bytes{row}"
+                if bits == 8:
+                    own = f"{bytes_} %{half}.own{column}"
+                    yield f"  %x{half}.turned{place} = call {bytes_} @llvm.x86.avx2.psign.b({x}, {own})\n"
+                    amount, x = f"{bytes_} %{half}.amount{column}", f"{bytes_} %x{half}.turned{place}"
+                pairs = f"<16 x i16> %pairs.{half}{place}"
+                yield f"  {pairs.split()[-1]} = call <16 x i16> @llvm.x86.avx2.pmadd.ub.sw({amount}, {x})\n"
+                if half == halves[-1][0]:
+                    if len(halves) > 1:
+                        yield f"  %pairs.both{place} = add {pairs}, %pairs.{halves[0][0]}{place}\n"
+                        pairs = f"<16 x i16> %pairs.both{place}"
+                    ones = f"<16 x i16> <{_EACH}>"
+                    yield f"  %fours{place} = call {ints} @llvm.x86.avx2.pmadd.wd({pairs}, {ones})\n"
+                    yield f"  %a.next{place} = add {ints} %a{place}, %fours{place}\n"
+            for column in across if vnni else ():
                 operands = f"{bytes_} %{half}{column}, {bytes_} %x{half}.bytes{row}"
                 if older:
                     operands = f"{ints} %{half}.ints{column}, {ints} %x{half}{row}"
@@ -231,6 +297,8 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
     text.append(f"  %w.here = mul i64 %k0, {lanes * bits // 8}\n")
     if bits == 4:
         text.append(spread("fifteen", "15", "i8", bytes_) + spread("four", "4", "i8", bytes_))
+    elif not vnni:
+        text.append(spread("half.range", "-128", "i8", bytes_))
     for column in across:
         text.append(f"  %w.at{column} = getelementptr i8, ptr %w.block{column}, i64 %w.here\n")
         text.append(f"  %w{column} = load {bytes_}, ptr %w.at{column}, align 1\n")
@@ -239,7 +307,6 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
             text.append(f"  %high{column} = lshr {bytes_} %w{column}, %four\n")
         else:
             text.append(f"  %low{column} = or {bytes_} %w{column}, zeroinitializer\n")
-    halves = [("low", "a", "b", 0), ("high", "b", "a.next", 4)] if bits == 4 else [("low", "a", "a.next", 0)]
     for half in halves:
         text += summed(*half)
     text.append(f"  %c.next = add i64 %c, {per_step}\n  %more = icmp ult i64 %c.next, %group\n")
@@ -253,6 +320,12 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
             text.append(f"  %{name}.half = load <{lanes} x half>, ptr %{name[0]}.at{column}, align 2\n")
             text.append(f"  %{name} = fpext <{lanes} x half> %{name}.half to {floats}\n")
     fma = f"call {floats} @llvm.fmuladd.v{lanes}f32"
+    low = "l"
+    if bits == 8 and not vnni:
+        low = "l.moved"
+        text.append(spread("range.all", "128.0", "float", floats))
+        for column in across:
+            text.append(f"  %l.moved{column} = {fma}({floats} %s{column}, {floats} %range.all, {floats} %l{column})\n")
     for row in every:
         for name in ("step", "sums"):
             text.append(f"  %{name}.at{row} = getelementptr float, ptr %{name}.row{row}, i64 %g\n")
@@ -263,7 +336,7 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
         text.append(f"  %f{name} = sitofp {ints} %a.next{name} to {floats}\n")
         text.append(f"  %scaled{name} = fmul {floats} %f{name}, %s{column}\n")
         text.append(f"  %y.half{name} = {fma}({floats} %scaled{name}, {floats} %step{row}, {floats} %y{name})\n")
-        text.append(f"  %y.next{name} = {fma}({floats} %l{column}, {floats} %sums{row}, {floats} %y.half{name})\n")
+        text.append(f"  %y.next{name} = {fma}({floats} %{low}{column}, {floats} %sums{row}, {floats} %y.half{name})\n")
     text.append("  %g.next = add i64 %g, 1\n  %again = icmp ult i64 %g.next, %groups\n")
     text.append("  br i1 %again, label %group_of, label %done\ndone:\n")
     counted = ", ".join(f"i64 {lane}" for lane in range(lanes))
@@ -282,11 +355,11 @@ def _tile(lanes: int, bits: int, kind: str, rows: int, columns: int, older: bool
         text.append(f"{floats} %factor.own{column}, {floats} %bias.own{column})\n")
         text.append(f"  %to.off{name} = add i64 %to.row{row}, %n{column}\n")
         text.append(f"  %to{name} = getelementptr {type_}, ptr %y, i64 %to.off{name}\n")
-        given = f"%out{name}"
+        given, stored = f"{floats} %out{name}", "f32"
         if kind != "f32":
-            text.append(f"  %short{name} = fptrunc {floats} %out{name} to <{lanes} x {type_}>\n")
-            given = f"%short{name}"
-        text.append(f"  call void @llvm.masked.store.v{lanes}{kind}.p0(<{lanes} x {type_}> {given}, ptr %to{name}, ")
+            text.append(_to_bfloat16(lanes, products.bfloat16, f"%short{name}", f"%out{name}"))
+            given, stored = f"<{lanes} x i16> %short{name}", "i16"
+        text.append(f"  call void @llvm.masked.store.v{lanes}{stored}.p0({given}, ptr %to{name}, ")
         text.append(f"i32 2, <{lanes} x i1> %mask{column})\n")
     return "".join([*text, "  ret void\n}\n"])
 

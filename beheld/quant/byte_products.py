@@ -1,4 +1,4 @@
-"""Products of grouped weights on a CPU with VNNI, compiled by LLVM when they are first wanted; see vnni_ir.py.
+"""Products of grouped weights on a CPU, compiled by LLVM when they are first wanted; see byte_products_ir.py.
 
 See platform/jit.py: nobody needs a compiler.
 
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from beheld.platform import host, jit
+from beheld.platform.host import ByteProducts
+from beheld.quant.byte_products_ir import JOB, module
 from beheld.quant.grouped import GROUP_UNIT
-from beheld.quant.vnni_ir import JOB, module
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
@@ -23,21 +24,21 @@ _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 
 
 @functools.cache
-def compiled(num_lanes: int, kind: str) -> jit.CompiledModule:
-    """Return the functions for vectors of this many outputs and a type of activations."""
+def compiled(products: ByteProducts, kind: str) -> jit.CompiledModule:
+    """Return the functions for a way to sum products of bytes, and a type of activations."""
     names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
-    texts = [functools.partial(module, num_lanes, kind, older) for older in (False, True)]
+    texts = [functools.partial(module, products, kind, older) for older in (False, True)]
     return jit.CompiledModule(texts, names, JOB)
 
 
 def rounds(inputs: int, dtype: torch.dtype) -> bool:
     """Return whether `rounded_rows` takes rows of this length and type here."""
-    return inputs % GROUP_UNIT == 0 and dtype in _KINDS and _lanes() is not None
+    return inputs % GROUP_UNIT == 0 and dtype in _KINDS and _products() is not None
 
 
 @functools.cache
-def _lanes() -> int | None:
-    return host.vnni_lanes() if jit.available() else None
+def _products() -> ByteProducts | None:
+    return host.byte_products() if jit.available() else None
 
 
 def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,8 +46,8 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
     rows, inputs = x_TK.shape
     whole_TK = torch.empty((rows, inputs), dtype=torch.uint8)
     step_T2 = torch.empty((2, rows, 1))
-    lanes, kind = _lanes(), _KINDS[x_TK.dtype]
-    assert lanes is not None, "see `rounds`"
+    products, kind = _products(), _KINDS[x_TK.dtype]
+    assert products is not None, "see `rounds`"
     if rows:
         start = step_T2.data_ptr()
         job = (ctypes.c_int64 * len(JOB))(
@@ -54,25 +55,30 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
             rows, inputs, 1, inputs, 0, 128, 0, 0, 0,
         )  # fmt: skip
         threads = torch.get_num_threads() if rows * inputs > _FEW_NUMBERS else 1
-        compiled(lanes, kind).run(f"rounded_{kind}", job, rows, threads)
+        compiled(products, kind).run(f"rounded_{kind}", job, rows, threads)
     return whole_TK, step_T2[0]
 
 
-class VnniWeights:
+class PackedWeights:
     """Grouped weights in the order of these products.
 
     Args:
         numbers_NK: whole numbers in uint8, below 2 ** bits.
         scale_NG, low_NG: float32.
-        num_lanes: L; None for what this CPU has.
+        products: how products of bytes are summed; None for the best that this CPU has.
     """
 
     def __init__(
-        self, numbers_NK: Tensor, scale_NG: Tensor, low_NG: Tensor, bits: int, num_lanes: int | None = None
+        self,
+        numbers_NK: Tensor,
+        scale_NG: Tensor,
+        low_NG: Tensor,
+        bits: int,
+        products: ByteProducts | None = None,
     ) -> None:
-        found = num_lanes or host.vnni_lanes()
+        found = products or host.byte_products()
         assert found is not None, "refused before weights are read"
-        self.bits, self.lanes = bits, found
+        self.bits, self.products, self.lanes = bits, found, found.lanes
         self.outputs, self.inputs = numbers_NK.shape
         self.groups = scale_NG.shape[1]
         padded = self.outputs + -self.outputs % self.lanes
@@ -108,7 +114,7 @@ class VnniWeights:
     def product(self, x_TK: Tensor) -> Tensor:
         """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""
         kind = _KINDS[x_TK.dtype]
-        functions = compiled(self.lanes, kind)
+        functions = compiled(self.products, kind)
         rows = x_TK.shape[0]
         y_TN = x_TK.new_empty((rows, self.outputs))
         if not rows:
@@ -137,7 +143,7 @@ def _grown(tensor: Tensor, outputs: int) -> Tensor:
 
 
 def _packed(numbers_NK: Tensor, bits: int, num_lanes: int) -> Tensor:
-    """Return bytes in the order that vnni_ir.py states."""
+    """Return bytes in the order that byte_products_ir.py states."""
     outputs, inputs = numbers_NK.shape
     if bits == 8:
         return numbers_NK.view(outputs // num_lanes, num_lanes, inputs // 4, 4).transpose(1, 2).contiguous().flatten()

@@ -1,0 +1,69 @@
+"""`beheld quantize MODEL OUT [MEDIA...]`: writes a checkpoint in fewer bits."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from beheld.cli.flags import engine_options
+from beheld.cli.media import references
+from beheld.flags.engine import add_engine_flags
+
+_OPTIONS = frozenset(
+    (
+        *("tokenizer", "tokenizer_mode", "trust_remote_code", "revision", "tokenizer_revision", "download_dir"),
+        *("hf_token", "hf_overrides", "mm_processor_kwargs"),
+    )
+)
+_METHODS = {
+    "int8": "8 bits and a scale for each output (W8A8)",
+    "int4": "4 bits and a scale for each group of inputs (W4A16), each weight to the nearest number",
+    "gptq": "the same, and errors are made up for by later inputs' weights; needs a few files or a question",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a folder, a hub name, or mote")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist")
+    parser.add_argument("media", nargs="*", metavar="MEDIA", help="files to calibrate by: images, videos, audio")
+    parser.add_argument(
+        "--method",
+        choices=list(_METHODS),
+        default="int4",
+        help="; ".join(f"{name}: {words}" for name, words in _METHODS.items()) + " (default: %(default)s)",
+    )
+    parser.add_argument("--question", action="append", help="what is asked to calibrate; may be repeated")
+    parser.add_argument(
+        "--max-tokens", type=int, default=32, help="tokens of answers to calibrate by (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_flags(parser, names=_OPTIONS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write and tell."""
+    import os
+    from pathlib import Path
+
+    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    refs = references(arguments.media)
+    from beheld.core.config import EngineArgs
+    from beheld.tools.quantize import quantize
+    from beheld.tools.verify.questions import question_of
+
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", **engine_options(arguments)}
+    args = EngineArgs(model=arguments.model, **options)
+    # Each file is asked about by itself, with each of the questions.
+    asked = arguments.question or ([None] if refs else [])
+    questions = [
+        question_of(args, each, text=text, prompt=None, max_tokens=arguments.max_tokens)
+        for each in ([[ref] for ref in refs] or [[]])
+        for text in asked
+    ]
+    made = quantize(args, Path(arguments.out), arguments.method, questions)
+    print(json.dumps(dataclasses.asdict(made)) if arguments.json else made)
+    return 0

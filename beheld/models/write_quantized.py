@@ -1,0 +1,141 @@
+"""Writes a checkpoint with the linear layers of its text model rounded, one weight after the other.
+
+Embeddings, the head, routers, towers and projectors stay as they are. Files and names are those of the source.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.quantized import stated
+from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError, UserError
+from beheld.models.load import model_class_of
+from beheld.models.surgery.parts import text_model
+from beheld.quant.row_bytes import sources_of
+from beheld.quant.stored_entries import StoredEntries, weight_files
+from beheld.quant.written import WrittenForm, int4_form, int8_form
+
+# Method -> the form for layers with these numbers of inputs.
+FORMS: dict[str, Callable[[list[int]], WrittenForm]] = {"int8": int8_form, "int4": int4_form, "gptq": int4_form}
+# Those that need second moments of layers' inputs.
+CALIBRATED = ("gptq",)
+# Smaller layers decide more than they compute: routers, gates of shared experts.
+_FEWEST_OUTPUTS = 16
+_WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of a checkpoint's entries.
+
+    Attributes:
+        form: of rounded weights.
+        rounded: entry -> the linear layer of the model that it is the weight of; None if it is one expert's.
+        ignored: names of linear layers that stay as they are, in the files and in the model.
+    """
+
+    form: WrittenForm
+    rounded: Mapping[str, str | None]
+    ignored: tuple[str, ...]
+
+
+def plan(info: ModelInfo, hf_config: Any, method: str) -> Plan:
+    """Choose what is rounded.
+
+    Raises:
+        ModelError, UserError: the checkpoint is quantized already, or nothing of it can be rounded.
+    """
+    path = Path(info.path)
+    if stated(read_json(path / CONFIG)) is not None or info.secondary:
+        raise UserError(f"The weights of {info.name!r} are quantized, or lie in several checkpoints.", "Name another.")
+    entries = StoredEntries(path)
+    with torch.device("meta"):
+        model = model_class_of(info, hf_config)._from_config(hf_config)
+    names_by_target, joined = sources_of(model, dict(entries.slices))
+    text, head = text_model(model), model.get_output_embeddings()
+    inside = {id(module) for module in text.modules()} - {id(head)}
+    routers = {
+        id(child)
+        for module in text.modules()
+        if any("experts" in name for name, _ in module.named_children())
+        for name, child in module.named_children()
+        if name in ("gate", "router")
+    }
+    linears: dict[str, str | None] = {}
+    kept: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            sources = names_by_target.get(f"{name}.weight", [])
+            fits = id(module) in inside and id(module) not in routers and module.out_features >= _FEWEST_OUTPUTS
+            if fits and len(sources) == 1 and joined[f"{name}.weight"] is None:
+                linears[sources[0]] = name
+            else:
+                kept |= {name, *(source.removesuffix(".weight") for source in sources)}
+        elif id(module) in inside:
+            # Experts that the files hold one by one, and the model stacked.
+            for own, parameter in module.named_parameters(recurse=False):
+                sources = names_by_target.get(f"{name}.{own}", [])
+                if parameter.dim() == 3 and all(len(entries.shape(each)) == 2 for each in sources):
+                    linears |= dict.fromkeys((each for each in sources if each.endswith(".weight")), None)
+    form = FORMS[method]([entries.shape(name)[1] for name in linears])
+    rounded = {name: module for name, module in linears.items() if form.fits(*entries.shape(name))}
+    for name in linears.keys() - rounded.keys():
+        kept |= {name.removesuffix(".weight"), linears[name] or name.removesuffix(".weight")}
+    if not rounded:
+        raise ModelError(f"None of the linear layers of {info.name!r} can be rounded by {method}.")
+    return Plan(form, rounded, tuple(sorted(kept)))
+
+
+def write(info: ModelInfo, chosen: Plan, out: Path, moments: Callable[[str], Tensor | None]) -> tuple[int, int]:
+    """Write the checkpoint to a new folder; returns the bytes of the weights before and after.
+
+    Args:
+        moments: returns the second moments of the inputs of a layer, by its name in the model; None if there are none.
+
+    Raises:
+        UserError: the folder is there already.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    if out.exists():
+        raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
+    source = Path(info.path)
+    out.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
+            shutil.copy(file, out / file.name)
+    by_file: dict[str, str] = {}
+    before = after = 0
+    for file in weight_files(source):
+        made: dict[str, Tensor] = {}
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                tensor = opened.get_tensor(name)
+                before += tensor.nbytes
+                if name not in chosen.rounded:
+                    made[name] = tensor
+                    continue
+                layer = chosen.rounded[name]
+                found = chosen.form.entries(tensor, None if layer is None else moments(layer))
+                module = name.removesuffix("weight")
+                made |= {module + end: value.contiguous() for end, value in found.items()}
+        after += sum(tensor.nbytes for tensor in made.values())
+        by_file |= dict.fromkeys(made, file.name)
+        save_file(made, out / file.name, metadata={"format": "pt"})
+    if len(set(by_file.values())) > 1:
+        index = {"metadata": {"total_size": after}, "weight_map": by_file}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+    config = read_json(source / CONFIG) | {"quantization_config": chosen.form.config(chosen.ignored)}
+    (out / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return before, after
