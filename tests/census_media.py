@@ -46,7 +46,7 @@ class Recipe:
         most: images in one prompt.
         room: positions of a prompt and its answer.
         reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
-        timed: whether the processor must be told to return a video's times, which it writes into the prompt.
+        options: what transformers' processor must be told to make inputs that its model takes.
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
     """
 
@@ -60,7 +60,7 @@ class Recipe:
     room: int = 1024
     reader: Callable[[Any], Any] | None = None
     alone: bool = True
-    timed: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +136,9 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     media: dict[str, Any] = {"images": [asked]} if asked else {}
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
-        media |= {"return_metadata": True} if recipe.timed else {}
     reads = processor if recipe.reader is None else recipe.reader(processor)
-    inputs = dict((reads if media or recipe.alone else processor.tokenizer)(text=[words], return_tensors="pt", **media))
+    inputs = dict((reads if media or recipe.alone else processor.tokenizer)(text=[words], return_tensors="pt", **media,
+        **(recipe.options if media else {})))
     inputs.pop("video_metadata", None)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
@@ -253,7 +253,253 @@ _DEEP_ENCODER = {
 }
 
 
+GEMMA_MARKS = ("<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>")
+MINIMAX_MARKS = tuple(f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image"))
+MINICPM_NAMES = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
+
+
 RECIPES: dict[str, Recipe] = {
+    "cosmos3_edge": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "rope_parameters": {"mrope_section": [4, 2, 2], "rope_theta": 1e4, "rope_type": "default"},
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"num_patches": 16},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Cosmos3EdgeProcessor(
+            transformers.Cosmos3EdgeImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.Cosmos3EdgeVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+        options={"return_metadata": True, "return_mm_token_type_ids": True},
+    ),
+    "cosmos3_omni": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                **LANGUAGE,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [4, 2, 2],
+                    "rope_theta": 1e4,
+                    "rope_type": "default",
+                },
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {
+                "model_type": "qwen3_vl_vision",
+                "deepstack_visual_indexes": [0],
+                "num_position_embeddings": 64,
+                "out_hidden_size": 64,
+            },
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Qwen3VLProcessor(
+            transformers.Qwen2VLImageProcessor(patch_size=14, min_pixels=784, max_pixels=12544),
+            tokenizer,
+            transformers.Qwen3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "emu3": Recipe(
+        ("<image>", "<|image start|>", "<|image end|>", "<|image token|>", "<|extra_201|>", "<|extra_200|>"),
+        lambda ids: {
+            "text_config": {**LANGUAGE},
+            "vocabulary_map": {
+                "<image>": ids["<image>"],
+                "<|extra_200|>": ids["<|extra_200|>"],
+                **{f"<|visual token {index:06d}|>": 3 + index for index in range(16)},
+            },
+            "vq_config": {
+                "attn_resolutions": [1],
+                "base_channels": 32,
+                "channel_multiplier": [1, 1, 1, 1],
+                "codebook_size": 16,
+                "hidden_size": 32,
+                "num_res_blocks": 1,
+            },
+        },
+        lambda tokenizer: transformers.Emu3Processor(
+            transformers.Emu3ImageProcessor(min_pixels=1024, max_pixels=4096), tokenizer
+        ),
+        "<image>",
+        {
+            "boi_token": "<|image start|>",
+            "bos_token": "<|endoftext|>",
+            "eof_token": "<|extra_201|>",
+            "eoi_token": "<|image end|>",
+            "image_token": "<image>",
+            "image_wrapper_token": "<|image token|>",
+        },
+    ),
+    "gemma4_unified": Recipe(
+        GEMMA_MARKS,
+        lambda ids: {
+            "audio_config": None,
+            "audio_token_id": ids["<|audio|>"],
+            "boi_token_id": ids["<|image>"],
+            "eoi_token_id": ids["<image|>"],
+            "image_token_id": ids["<|image|>"],
+            "text_config": {
+                "global_head_dim": 32,
+                "hidden_size": 64,
+                "head_dim": 16,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 64, "output_proj_dims": 64, "patch_size": 4},
+        },
+        lambda tokenizer: transformers.Gemma4UnifiedProcessor(
+            transformers.Gemma4UnifiedAudioFeatureExtractor(),
+            transformers.Gemma4UnifiedImageProcessor(max_soft_tokens=70, patch_size=4),
+            tokenizer,
+            transformers.Gemma4UnifiedVideoProcessor(max_soft_tokens=70, patch_size=4),
+        ),
+        "<|image|>",
+        {
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "boi_token": "<|image>",
+            "eoa_token": "<audio|>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+        },
+        video="<|video|>",
+    ),
+    "lfm3_vl": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                "model_type": "lfm3",
+                "conv_L_cache": 4,
+                "head_dim": 16,
+                "hidden_size": 64,
+                "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"layer_types": ["conv", "full_attention"]},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Lfm3VlProcessor(
+            transformers.Qwen2VLImageProcessor(patch_size=14, min_pixels=784, max_pixels=12544),
+            tokenizer,
+            transformers.Qwen3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "minicpm_ocr": Recipe(
+        MINICPM_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "insert_layer_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "hidden_size": 64,
+                "head_dim": 32,
+                "rope_parameters": {"mrope_section": [2, 1, 1], **_rotation(1e4, 0.25)},
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"image_size": 112, "insert_layer_id": 0},
+        },
+        lambda tokenizer: transformers.MiniCPMOcrProcessor(
+            transformers.MiniCPMOcrImageProcessor(scale_resolution=56, patch_size=14),
+            transformers.MiniCPMOcrVideoProcessor(scale_resolution=56, patch_size=14),
+            tokenizer,
+        ),
+        "<|image_pad|>",
+        MINICPM_NAMES,
+        video="<|video_pad|>",
+    ),
+    "minimax_m3_vl": Recipe(
+        MINIMAX_MARKS,
+        lambda ids: {
+            "image_token_index": ids["]<]image[>["],
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "dense_intermediate_size": 96,
+                "index_head_dim": 16,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "num_hidden_layers": 4,
+                "rotary_dim": 8,
+            },
+            "video_token_index": ids["]<]video[>["],
+            "vision_config": {},
+        },
+        lambda tokenizer: transformers.MiniMaxM3VLProcessor(
+            transformers.MiniMaxM3VLImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.MiniMaxM3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        "]<]image[>[",
+        video="]<]video[>[",
+        options={"return_metadata": True},
+    ),
+    "muse_spark": Recipe(
+        (*MUSE_MARKS, "<|audio|>", "<|soft_audio_start|>", "<|soft_audio_end|>"),
+        lambda ids: {
+            "audio_config": {
+                "depths": [1, 1],
+                "hidden_sizes": [16, 32],
+                "num_hidden_layers": 2,
+                "out_hidden_size": 64,
+                "patch_sizes": [16, 40],
+            },
+            "audio_token_id": ids["<|audio|>"],
+            "image_token_id": ids["<|patch|>"],
+            "out_hidden_size": 128,
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "moe_hidden_size": 32,
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"max_position_embeddings": 16, "pos_emb_height": 4, "pos_emb_width": 4},
+        },
+        lambda tokenizer: transformers.MuseSparkProcessor(
+            transformers.MuseGlimmerImageProcessor(max_image_tokens=16, patch_size=14),
+            transformers.MuseGlimmerVideoProcessor(max_video_frame_tokens=8, patch_size=14),
+            tokenizer,
+            transformers.MuseSparkFeatureExtractor(samples_per_token=640),
+        ),
+        "<|patch|>",
+        video="<|video|>",
+        options={"return_metadata": True},
+    ),
     "cohere_compass": Recipe(
         COMPASS_MARKS,
         lambda ids: {
@@ -388,7 +634,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         "<|patch|>",
         video="<|video|>",
-        timed=True,
+        options={"return_metadata": True},
     ),
     "pp_chart2table": Recipe(
         ("<img>", "</img>", "<imgpad>"),
