@@ -46,6 +46,8 @@ class Recipe:
         most: images in one prompt.
         room: positions of a prompt and its answer.
         reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
+        alike: whether the images of a prompt are of one size here, because transformers pads smaller ones, and so lets
+            its answers about an image depend on the others.
         options: what transformers' processor must be told to make inputs that its model takes.
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
     """
@@ -60,6 +62,7 @@ class Recipe:
     room: int = 1024
     reader: Callable[[Any], Any] | None = None
     alone: bool = True
+    alike: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,6 +157,8 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     from beheld import LLM, SamplingParams
 
     fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
+    if recipe.alike:
+        fitting = [tuple((*images[0][:2], each[2]) for each in images) for images in fitting]
     asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
     asked += [CLIP] if recipe.video else []
     wanted = [expected(model, processor, recipe, media) for media in asked]
@@ -353,6 +358,7 @@ RECIPES: dict[str, Recipe] = {
             "image_token": "<image>",
             "image_wrapper_token": "<|image token|>",
         },
+        alike=True,
     ),
     "gemma4_unified": Recipe(
         GEMMA_MARKS,
@@ -368,7 +374,7 @@ RECIPES: dict[str, Recipe] = {
                 "head_dim": 16,
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
                 "num_hidden_layers": 4,
-                "sliding_window": 24,
+                "sliding_window": 96,
             },
             "video_token_id": ids["<|video|>"],
             "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 64, "output_proj_dims": 64, "patch_size": 4},
