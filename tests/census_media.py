@@ -46,6 +46,7 @@ class Recipe:
         most: images in one prompt.
         room: positions of a prompt and its answer.
         reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
+        wrapped_by: the class whose checkpoint it is, around the model that generates.
         alike: whether the images of a prompt are of one size here, because transformers pads smaller ones, and so lets
             its answers about an image depend on the others.
         options: what transformers' processor must be told to make inputs that its model takes.
@@ -62,6 +63,7 @@ class Recipe:
     room: int = 1024
     reader: Callable[[Any], Any] | None = None
     alone: bool = True
+    wrapped_by: str = ""
     alike: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,13 +110,15 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
     kind_of_model = AutoModelForMultimodalLM._model_mapping[type(config)]
+    if recipe.wrapped_by:
+        kind_of_model = getattr(transformers, recipe.wrapped_by)
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
-    tiny._fill(model)
+    tiny._fill(model.model if recipe.wrapped_by else model)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     loaded = kind_of_model.from_pretrained(folder, dtype=torch.float32).eval()
-    return loaded, AutoProcessor.from_pretrained(folder)
+    return loaded.model if recipe.wrapped_by else loaded, AutoProcessor.from_pretrained(folder)
 
 
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
@@ -661,6 +665,75 @@ RECIPES: dict[str, Recipe] = {
         ),
         "<img>" + "<imgpad>" * 4 + "</img>",
         alone=False,
+    ),
+    "nemotron_h_omni": Recipe(
+        ("<image>", "<video>", "<img>", "</img>", "<so_embedding>", "<so_start>", "<so_end>"),
+        lambda ids: {
+            "audio_config": None,
+            "image_token_id": ids["<image>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                "model_type": "nemotron_h",
+                "head_dim": 16,
+                "hidden_size": 64,
+                "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+                "mamba_head_dim": 16,
+                "mamba_num_heads": 8,
+                "moe_shared_expert_intermediate_size": 32,
+                "n_groups": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "ssm_state_size": 16,
+            },
+            "video_token_id": ids["<video>"],
+            "vision_config": {"model_type": "radio", "image_size": 64, "patch_size": 16, "video_temporal_patch_size": 2},
+            "vision_hidden_size": 32,
+        },
+        lambda tokenizer: transformers.NemotronH_Omni_Reasoning_V3Processor(
+            transformers.NemotronH_Omni_Reasoning_V3ImageProcessor(
+                max_num_patches=64, min_num_patches=16, norm_mean=[0.5] * 3, norm_std=[0.5] * 3
+            ),
+            transformers.NemotronH_Omni_Reasoning_V3VideoProcessor(
+                norm_mean=[0.5] * 3, norm_std=[0.5] * 3, video_target_num_patches=16
+            ),
+            tokenizer,
+            transformers.ParakeetFeatureExtractor(),
+        ),
+        "<image>",
+        video="<video>",
+        options={"return_metadata": True},
+    ),
+    "shieldgemma2": Recipe(
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        lambda ids: {
+            "boi_token_index": ids["<start_of_image>"],
+            "eoi_token_index": ids["<end_of_image>"],
+            "image_token_index": ids["<image_soft_token>"],
+            "mm_tokens_per_image": 4,
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 64,
+                "head_dim": 16,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False},
+        },
+        lambda tokenizer: transformers.ShieldGemma2Processor(
+            transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<start_of_image>",
+        {
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        wrapped_by="ShieldGemma2ForImageClassification",
+        # The processor writes the prompt itself, of policies.
+        reader=lambda processor: transformers.Gemma3Processor(
+            processor.image_processor, processor.tokenizer, image_seq_length=4
+        ),
     ),
     "fast_vlm": Recipe(
         ("<image>",),
