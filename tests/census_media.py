@@ -700,8 +700,6 @@ RECIPES: dict[str, Recipe] = {
             transformers.ParakeetFeatureExtractor(),
         ),
         "<image>",
-        video="<video>",
-        options={"return_metadata": True},
     ),
     "shieldgemma2": Recipe(
         ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
