@@ -46,6 +46,7 @@ class Recipe:
         most: images in one prompt.
         room: positions of a prompt and its answer.
         reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
+        sizes: options of the image processor that its files do not keep.
         wrapped_by: the class whose checkpoint it is, around the model that generates.
         alike: whether the images of a prompt are of one size here, because transformers pads smaller ones, and so lets
             its answers about an image depend on the others.
@@ -63,6 +64,7 @@ class Recipe:
     room: int = 1024
     reader: Callable[[Any], Any] | None = None
     alone: bool = True
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     wrapped_by: str = ""
     alike: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -145,7 +147,7 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
     reads = processor if recipe.reader is None else recipe.reader(processor)
     inputs = dict((reads if media or recipe.alone else processor.tokenizer)(text=[words], return_tensors="pt", **media,
-        **(recipe.options if media else {})))
+        **(recipe.options | recipe.sizes if media else {})))
     inputs.pop("video_metadata", None)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
@@ -174,6 +176,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     with LLM(
         model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512, disable_log_stats=True,
         max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
+        mm_processor_kwargs=dict(recipe.sizes) or None,
         limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)
@@ -399,6 +402,22 @@ RECIPES: dict[str, Recipe] = {
             "image_token": "<|image|>",
         },
         video="<|video|>",
+    ),
+    "kosmos-2.5": Recipe(
+        ("<s>", "<image>", "</image>"),
+        lambda ids: {
+            "latent_query_num": 6,
+            "text_config": {"attention_heads": 4, "embed_dim": 64, "layers": 2, "max_position_embeddings": 1040},
+            "vision_config": {"head_dim": 16, "patch_embed_hidden_size": 48},
+        },
+        lambda tokenizer: transformers.Kosmos2_5Processor(
+            transformers.Kosmos2_5ImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer, num_image_tokens=6
+        ),
+        "",
+        {"bos_token": "<s>", "boi_token": "<image>", "eoi_token": "</image>", "image_token": "<s>"},
+        most=1,
+        alone=False,
+        sizes={"max_patches": 16},
     ),
     "lfm3_vl": Recipe(
         GRID,
