@@ -127,6 +127,14 @@ def media_types() -> list[str]:
     return list(dict.fromkeys(kind for table in tables for kind in table if kind not in texts))
 
 
+def _of_text(kind: str) -> bool:
+    """Return whether a type of transformers' list of those that read media is a text model of one configuration."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = CONFIG_MAPPING[kind]
+    return not known.sub_configs and hasattr(transformers, known.__name__.removesuffix("Config") + "ForCausalLM")
+
+
 def rows_of(kind: str) -> list[str]:
     """Return the checkpoint layouts of this type that the oracle compares."""
     package = registry.find(kind)
@@ -240,7 +248,7 @@ def read(kind: str, folder: Path) -> Finding:
 
 def examine(kind: str) -> Finding:
     """Return what becomes of this type."""
-    if kind in media_types() and kind not in census_media.RECIPES:
+    if kind in media_types() and kind not in census_media.RECIPES and not _of_text(kind):
         rows = rows_of(kind)
         if rows:
             return Finding("run", f"compared by the oracle: {', '.join(rows)}")

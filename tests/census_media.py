@@ -44,6 +44,14 @@ class Recipe:
         video: a video's; empty if it takes none.
         named: attributes of the tokenizer that name tokens.
         most: images in one prompt.
+        room: positions of a prompt and its answer.
+        reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
+        sizes: options of the image processor that its files do not keep.
+        wrapped_by: the class whose checkpoint it is, around the model that generates.
+        alike: whether the images of a prompt are of one size here, because transformers pads smaller ones, and so lets
+            its answers about an image depend on the others.
+        options: what transformers' processor must be told to make inputs that its model takes.
+        alone: whether the processor also reads a text alone; if not, the tokenizer does.
     """
 
     tokens: tuple[str, ...]
@@ -53,6 +61,13 @@ class Recipe:
     named: Mapping[str, str] = field(default_factory=dict)
     video: str = ""
     most: int = 2
+    room: int = 1024
+    reader: Callable[[Any], Any] | None = None
+    alone: bool = True
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    wrapped_by: str = ""
+    alike: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,13 +112,15 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
     kind_of_model = AutoModelForMultimodalLM._model_mapping[type(config)]
+    if recipe.wrapped_by:
+        kind_of_model = getattr(transformers, recipe.wrapped_by)
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
-    tiny._fill(model)
+    tiny._fill(model.model if recipe.wrapped_by else model)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     loaded = kind_of_model.from_pretrained(folder, dtype=torch.float32).eval()
-    return loaded, AutoProcessor.from_pretrained(folder)
+    return loaded.model if recipe.wrapped_by else loaded, AutoProcessor.from_pretrained(folder)
 
 
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
@@ -128,7 +145,10 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     media: dict[str, Any] = {"images": [asked]} if asked else {}
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
-    inputs = dict(processor(text=[words], return_tensors="pt", **media))
+    reads = processor if recipe.reader is None else recipe.reader(processor)
+    inputs = dict((reads if media or recipe.alone else processor.tokenizer)(text=[words], return_tensors="pt", **media,
+        **(recipe.options | recipe.sizes if media else {})))
+    inputs.pop("video_metadata", None)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         made = model.generate(
@@ -143,6 +163,8 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     from beheld import LLM, SamplingParams
 
     fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
+    if recipe.alike:
+        fitting = [tuple((*images[0][:2], each[2]) for each in images) for images in fitting]
     asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
     asked += [CLIP] if recipe.video else []
     wanted = [expected(model, processor, recipe, media) for media in asked]
@@ -152,8 +174,9 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
         requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
     with LLM(
-        model=str(folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=512, disable_log_stats=True,
+        model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512, disable_log_stats=True,
         max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
+        mm_processor_kwargs=dict(recipe.sizes) or None,
         limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)
@@ -167,8 +190,17 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
             if not off < _TOLERANCE:
                 return f"of {name}, at step {step} a log-probability is off by {off:.2g}"
             if token != tokens[step]:
+                if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
+                    return f"of {name}, token {step} is not the most likely one"
                 break
-    return ""
+    return "" if _shows(model, processor, recipe, wanted[1]) else "the answers do not depend on the image"
+
+
+def _shows(model: Any, processor: Any, recipe: Recipe, wanted: tuple[list[int], list[int], Any]) -> bool:
+    """Return whether transformers answers otherwise about another image of the same size, so that a wrong one tells."""
+    _, _, logits_NV = expected(model, processor, recipe, [tiny.picture(*QUESTIONS[1][0][:2], 9)])
+    moved = (logits_NV[0].log_softmax(-1) - wanted[2][0].log_softmax(-1)).abs().max()
+    return float(moved) > 3 * _TOLERANCE
 
 
 LANGUAGE = {"hidden_size": 64, "head_dim": 16, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}
@@ -214,7 +246,512 @@ def _rotation(theta: float, part: float = 1.0) -> dict[str, Any]:
     return {"partial_rotary_factor": part, "rope_theta": theta, "rope_type": "default"}
 
 
+COMPASS_MARKS = ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>")
+GLM_MARKS = (
+    *("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"),
+)
+MUSE_MARKS = (
+    *("<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>", "<|vid_frame_separator|>"),
+    *("<|vid_start|>", "<|vid_end|>"),
+)
+# Sizes to which images may be resized before they are cut into tiles.
+PINPOINTS = [[56, 112], [112, 56], [112, 112]]
+_DEEP_ENCODER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+}
+
+
+GEMMA_MARKS = ("<|image|>", "<|image>", "<image|>", "<|audio|>", "<|audio>", "<audio|>", "<|video|>")
+MINIMAX_MARKS = tuple(f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image"))
+MINICPM_NAMES = {
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "image_start_token": "<image>",
+    "image_end_token": "</image>",
+    "slice_start_token": "<slice>",
+    "slice_end_token": "</slice>",
+    "image_id_start_token": "<image_id>",
+    "image_id_end_token": "</image_id>",
+}
+
+
 RECIPES: dict[str, Recipe] = {
+    "cosmos3_edge": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "rope_parameters": {"mrope_section": [4, 2, 2], "rope_theta": 1e4, "rope_type": "default"},
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"num_patches": 16},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Cosmos3EdgeProcessor(
+            transformers.Cosmos3EdgeImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.Cosmos3EdgeVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+        options={"return_metadata": True, "return_mm_token_type_ids": True},
+    ),
+    "cosmos3_omni": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "text_config": {
+                "model_type": "qwen3_vl_text",
+                **LANGUAGE,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [4, 2, 2],
+                    "rope_theta": 1e4,
+                    "rope_type": "default",
+                },
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {
+                "model_type": "qwen3_vl_vision",
+                "deepstack_visual_indexes": [0],
+                "num_position_embeddings": 64,
+                "out_hidden_size": 64,
+            },
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Qwen3VLProcessor(
+            transformers.Qwen2VLImageProcessor(patch_size=14, min_pixels=784, max_pixels=12544),
+            tokenizer,
+            transformers.Qwen3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "emu3": Recipe(
+        ("<image>", "<|image start|>", "<|image end|>", "<|image token|>", "<|extra_201|>", "<|extra_200|>"),
+        lambda ids: {
+            "text_config": {**LANGUAGE},
+            "vocabulary_map": {
+                "<image>": ids["<image>"],
+                "<|extra_200|>": ids["<|extra_200|>"],
+                **{f"<|visual token {index:06d}|>": 3 + index for index in range(16)},
+            },
+            "vq_config": {
+                "attn_resolutions": [1],
+                "base_channels": 32,
+                "channel_multiplier": [1, 1, 1, 1],
+                "codebook_size": 16,
+                "hidden_size": 32,
+                "num_res_blocks": 1,
+            },
+        },
+        lambda tokenizer: transformers.Emu3Processor(
+            transformers.Emu3ImageProcessor(min_pixels=1024, max_pixels=4096), tokenizer
+        ),
+        "<image>",
+        {
+            "boi_token": "<|image start|>",
+            "bos_token": "<|endoftext|>",
+            "eof_token": "<|extra_201|>",
+            "eoi_token": "<|image end|>",
+            "image_token": "<image>",
+            "image_wrapper_token": "<|image token|>",
+        },
+        alike=True,
+    ),
+    "gemma4_unified": Recipe(
+        GEMMA_MARKS,
+        lambda ids: {
+            "audio_config": None,
+            "audio_token_id": ids["<|audio|>"],
+            "boi_token_id": ids["<|image>"],
+            "eoi_token_id": ids["<image|>"],
+            "image_token_id": ids["<|image|>"],
+            "text_config": {
+                "global_head_dim": 32,
+                "hidden_size": 64,
+                "head_dim": 16,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_hidden_layers": 4,
+                "sliding_window": 96,
+            },
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 64, "output_proj_dims": 64, "patch_size": 4},
+        },
+        lambda tokenizer: transformers.Gemma4UnifiedProcessor(
+            transformers.Gemma4UnifiedAudioFeatureExtractor(),
+            transformers.Gemma4UnifiedImageProcessor(max_soft_tokens=70, patch_size=4),
+            tokenizer,
+            transformers.Gemma4UnifiedVideoProcessor(max_soft_tokens=70, patch_size=4),
+        ),
+        "<|image|>",
+        {
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "boi_token": "<|image>",
+            "eoa_token": "<audio|>",
+            "eoi_token": "<image|>",
+            "image_token": "<|image|>",
+        },
+        video="<|video|>",
+    ),
+    "kosmos-2.5": Recipe(
+        ("<s>", "<image>", "</image>"),
+        lambda ids: {
+            "latent_query_num": 6,
+            "text_config": {"attention_heads": 4, "embed_dim": 64, "layers": 2, "max_position_embeddings": 1040},
+            "vision_config": {"head_dim": 16, "patch_embed_hidden_size": 48},
+        },
+        lambda tokenizer: transformers.Kosmos2_5Processor(
+            transformers.Kosmos2_5ImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer, num_image_tokens=6
+        ),
+        "",
+        {"bos_token": "<s>", "boi_token": "<image>", "eoi_token": "</image>", "image_token": "<s>"},
+        most=1,
+        alone=False,
+        sizes={"max_patches": 16},
+    ),
+    "lfm3_vl": Recipe(
+        GRID,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                "model_type": "lfm3",
+                "conv_L_cache": 4,
+                "head_dim": 16,
+                "hidden_size": 64,
+                "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"layer_types": ["conv", "full_attention"]},
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_start_token_id": ids["<|vision_start|>"],
+        },
+        lambda tokenizer: transformers.Lfm3VlProcessor(
+            transformers.Qwen2VLImageProcessor(patch_size=14, min_pixels=784, max_pixels=12544),
+            tokenizer,
+            transformers.Qwen3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        GRID_IMAGE,
+        video=GRID_VIDEO,
+    ),
+    "minicpm_ocr": Recipe(
+        MINICPM_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "insert_layer_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "hidden_size": 64,
+                "head_dim": 32,
+                "rope_parameters": {"mrope_section": [2, 1, 1], **_rotation(1e4, 0.25)},
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            "vision_config": {"image_size": 112, "insert_layer_id": 0},
+        },
+        lambda tokenizer: transformers.MiniCPMOcrProcessor(
+            transformers.MiniCPMOcrImageProcessor(scale_resolution=56, patch_size=14),
+            transformers.MiniCPMOcrVideoProcessor(scale_resolution=56, patch_size=14),
+            tokenizer,
+        ),
+        "<|image_pad|>",
+        MINICPM_NAMES,
+        video="<|video_pad|>",
+    ),
+    "minimax_m3_vl": Recipe(
+        MINIMAX_MARKS,
+        lambda ids: {
+            "image_token_index": ids["]<]image[>["],
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "dense_intermediate_size": 96,
+                "index_head_dim": 16,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "num_hidden_layers": 4,
+                "rotary_dim": 8,
+            },
+            "video_token_index": ids["]<]video[>["],
+            "vision_config": {},
+        },
+        lambda tokenizer: transformers.MiniMaxM3VLProcessor(
+            transformers.MiniMaxM3VLImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.MiniMaxM3VLVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        "]<]image[>[",
+        video="]<]video[>[",
+        options={"return_metadata": True},
+    ),
+    "muse_spark": Recipe(
+        (*MUSE_MARKS, "<|audio|>", "<|soft_audio_start|>", "<|soft_audio_end|>"),
+        lambda ids: {
+            "audio_config": {
+                "depths": [1, 1],
+                "hidden_sizes": [16, 32],
+                "num_hidden_layers": 2,
+                "out_hidden_size": 64,
+                "patch_sizes": [16, 40],
+            },
+            "audio_token_id": ids["<|audio|>"],
+            "image_token_id": ids["<|patch|>"],
+            "out_hidden_size": 128,
+            "projector_hidden_size": 48,
+            "text_config": {
+                **LANGUAGE,
+                "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+                "moe_hidden_size": 32,
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"max_position_embeddings": 16, "pos_emb_height": 4, "pos_emb_width": 4},
+        },
+        lambda tokenizer: transformers.MuseSparkProcessor(
+            transformers.MuseGlimmerImageProcessor(max_image_tokens=16, patch_size=14),
+            transformers.MuseGlimmerVideoProcessor(max_video_frame_tokens=8, patch_size=14),
+            tokenizer,
+            transformers.MuseSparkFeatureExtractor(samples_per_token=640),
+        ),
+        "<|patch|>",
+        video="<|video|>",
+        options={"return_metadata": True},
+    ),
+    "cohere_compass": Recipe(
+        COMPASS_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|IMAGE_PAD|>"],
+            "text_config": {
+                "head_dim": 16,
+                "hidden_size": 64,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "logit_scale": 0.5,
+                "num_hidden_layers": 4,
+                # Full layers have no positions.
+                "rope_parameters": {
+                    "full_attention": None,
+                    "sliding_attention": {"mrope_section": [4, 2, 2], "rope_theta": 1e4, "rope_type": "default"},
+                },
+                "sliding_window": 24,
+            },
+            "video_token_id": ids["<|VIDEO_PAD|>"],
+            "vision_config": {"deepstack_visual_indexes": [0], "num_position_embeddings": 64, "out_hidden_size": 64},
+            "vision_end_token_id": ids["<|VISION_END|>"],
+            "vision_start_token_id": ids["<|VISION_START|>"],
+        },
+        lambda tokenizer: transformers.CohereCompassProcessor(
+            transformers.CohereCompassImageProcessor(patch_size=14, min_pixels=784, max_pixels=12544),
+            tokenizer,
+            transformers.CohereCompassVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        "<|VISION_START|><|IMAGE_PAD|><|VISION_END|>",
+        video="<|VISION_START|><|VIDEO_PAD|><|VISION_END|>",
+    ),
+    "deepseek_ocr2": Recipe(
+        ("<image>",),
+        lambda ids: {
+            "image_token_id": ids["<image>"],
+            "text_config": {
+                "hidden_size": 64,
+                "max_position_embeddings": 2048,
+                "mlp_layer_types": ["dense", "sparse"],
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 4,
+            },
+            "vision_config": {
+                "encoder_config": _DEEP_ENCODER,
+                "sam_config": {
+                    "downsample_channels": [16, 32],
+                    "global_attn_indexes": [],
+                    "hidden_size": 16,
+                    "image_size": 128,
+                    "num_attention_heads": 2,
+                    "num_hidden_layers": 2,
+                    "output_channels": 16,
+                    "patch_size": 2,
+                    "window_size": 4,
+                },
+            },
+        },
+        lambda tokenizer: transformers.DeepseekOcr2Processor(
+            transformers.DeepseekOcr2ImageProcessor(
+                max_patches=3, min_patches=2, size={"height": 128, "width": 128}, tile_size=96
+            ),
+            tokenizer,
+            patch_size=2,
+        ),
+        "<image>",
+        room=2048,
+    ),
+    "granite4_vision": Recipe(
+        ("<image>",),
+        lambda ids: {
+            # Each of the tower's layers enters a text layer of its own.
+            "deepstack_layer_map": [[-1, 0], [-2, 1]],
+            "downsample_rate": "1/2",
+            "image_grid_pinpoints": PINPOINTS,
+            "image_token_index": ids["<image>"],
+            "qformer_config": {"model_type": "blip_2_qformer", "cross_attention_frequency": 1},
+            "spatial_target_layers": [2, 3, 4, 5],
+            "text_config": {**LANGUAGE, "embedding_multiplier": 2.0, "logits_scaling": 2.0, "num_hidden_layers": 6},
+            "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 64},
+            "vision_feature_select_strategy": "full",
+        },
+        lambda tokenizer: transformers.Granite4VisionProcessor(
+            transformers.LlavaNextImageProcessor(
+                crop_size={"height": 56, "width": 56}, image_grid_pinpoints=PINPOINTS, size={"shortest_edge": 56}
+            ),
+            tokenizer,
+            patch_size=14,
+            vision_feature_select_strategy="full",
+            downsample_rate="1/2",
+        ),
+        "<image>",
+    ),
+    "glmga": Recipe(
+        GLM_MARKS,
+        lambda ids: {
+            "image_end_token_id": ids["<|end_of_image|>"],
+            "image_start_token_id": ids["<|begin_of_image|>"],
+            "image_token_id": ids["<|image|>"],
+            "text_config": {
+                "model_type": "glm4v_text",
+                "hidden_size": 64,
+                "rope_parameters": {"mrope_section": [2, 1, 1], **_rotation(1e4, 0.5)},
+            },
+            "video_end_token_id": ids["<|end_of_video|>"],
+            "video_start_token_id": ids["<|begin_of_video|>"],
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"model_type": "glm4v_vision", "image_size": 56, "out_hidden_size": 64},
+        },
+        lambda tokenizer: transformers.Glm46VProcessor(
+            transformers.GlmgaImageProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 12544}),
+            tokenizer,
+            transformers.GlmgaVideoProcessor(patch_size=14, size={"shortest_edge": 784, "longest_edge": 25088}),
+        ),
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        {"image_token": "<|image|>", "video_token": "<|video|>"},
+        video="<|begin_of_video|><|video|><|end_of_video|>",
+    ),
+    "muse_glimmer": Recipe(
+        MUSE_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|patch|>"],
+            "out_hidden_size": 128,
+            "projector_hidden_size": 48,
+            # Every fourth layer has no positions.
+            "text_config": {**LANGUAGE, "num_hidden_layers": 4, "sliding_window": 24},
+            "video_token_id": ids["<|video|>"],
+            "vision_config": {"max_position_embeddings": 16, "pos_emb_height": 4, "pos_emb_width": 4},
+        },
+        lambda tokenizer: transformers.MuseGlimmerProcessor(
+            transformers.MuseGlimmerImageProcessor(max_image_tokens=16, patch_size=14),
+            transformers.MuseGlimmerVideoProcessor(max_video_frame_tokens=8, patch_size=14),
+            tokenizer,
+        ),
+        "<|patch|>",
+        video="<|video|>",
+        options={"return_metadata": True},
+    ),
+    "pp_chart2table": Recipe(
+        ("<img>", "</img>", "<imgpad>"),
+        lambda ids: {
+            "image_seq_length": 4,
+            "image_token_index": ids["<imgpad>"],
+            "text_config": {"model_type": "qwen2", **LANGUAGE},
+            "vision_config": {
+                "global_attn_indexes": [1],
+                "image_size": 128,
+                "output_channels": 16,
+                "patch_size": 16,
+                "window_size": 2,
+            },
+        },
+        lambda tokenizer: transformers.PPChart2TableProcessor(
+            transformers.PPChart2TableImageProcessor(size={"height": 128, "width": 128}), tokenizer
+        ),
+        "<img>" + "<imgpad>" * 4 + "</img>",
+        alone=False,
+    ),
+    "nemotron_h_omni": Recipe(
+        ("<image>", "<video>", "<img>", "</img>", "<so_embedding>", "<so_start>", "<so_end>"),
+        lambda ids: {
+            "audio_config": None,
+            "image_token_id": ids["<image>"],
+            "projector_hidden_size": 48,
+            "text_config": {
+                "model_type": "nemotron_h",
+                "head_dim": 16,
+                "hidden_size": 64,
+                "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+                "mamba_head_dim": 16,
+                "mamba_num_heads": 8,
+                "moe_shared_expert_intermediate_size": 32,
+                "n_groups": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "ssm_state_size": 16,
+            },
+            "video_token_id": ids["<video>"],
+            "vision_config": {"model_type": "radio", "image_size": 64, "patch_size": 16, "video_temporal_patch_size": 2},
+            "vision_hidden_size": 32,
+        },
+        lambda tokenizer: transformers.NemotronH_Omni_Reasoning_V3Processor(
+            transformers.NemotronH_Omni_Reasoning_V3ImageProcessor(
+                max_num_patches=64, min_num_patches=16, norm_mean=[0.5] * 3, norm_std=[0.5] * 3
+            ),
+            transformers.NemotronH_Omni_Reasoning_V3VideoProcessor(
+                norm_mean=[0.5] * 3, norm_std=[0.5] * 3, video_target_num_patches=16
+            ),
+            tokenizer,
+            transformers.ParakeetFeatureExtractor(),
+        ),
+        "<image>",
+    ),
+    "shieldgemma2": Recipe(
+        ("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        lambda ids: {
+            "boi_token_index": ids["<start_of_image>"],
+            "eoi_token_index": ids["<end_of_image>"],
+            "image_token_index": ids["<image_soft_token>"],
+            "mm_tokens_per_image": 4,
+            "text_config": {
+                "model_type": "gemma3_text",
+                "hidden_size": 64,
+                "head_dim": 16,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_hidden_layers": 4,
+                "sliding_window": 24,
+            },
+            "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False},
+        },
+        lambda tokenizer: transformers.ShieldGemma2Processor(
+            transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<start_of_image>",
+        {
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        wrapped_by="ShieldGemma2ForImageClassification",
+        # The processor writes the prompt itself, of policies.
+        reader=lambda processor: transformers.Gemma3Processor(
+            processor.image_processor, processor.tokenizer, image_seq_length=4
+        ),
+    ),
     "fast_vlm": Recipe(
         ("<image>",),
         lambda ids: {

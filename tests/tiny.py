@@ -586,7 +586,8 @@ def _rename(path: Path, old: str, new: str) -> None:
 def _fill(model: Any) -> None:
     import torch
 
-    first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    # Some name no head, because it is another class's.
+    first, last = model.get_input_embeddings().weight, getattr(model.get_output_embeddings(), "weight", None)
     family = "gemma" in model.config.model_type
     # Tied embeddings are kept small beside what the layers add: else every answer repeats its last token.
     spread = 0.15 if family else 0.3 if first is last else 0.5

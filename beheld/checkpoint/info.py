@@ -205,7 +205,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     first = 0 if family.first_position is None else family.first_position(config)
     reach = _reach(text) - first
     both_ways = family.both_ways
-    if getattr(text, "use_bidirectional_attention", None) == "vision":
+    if getattr(text, "use_bidirectional_attention", None) == "vision" and both_ways == "nowhere":
         both_ways = "windowed media"
     if both_ways != "nowhere" and any(group.values_in_keys for group in groups):
         raise ModelError(f"{_architecture(config)} reads media both ways in layers with latents, which cannot run yet.")

@@ -76,6 +76,7 @@ TEXT_TYPES = (
     "ministral",
     "ministral3",
     "mistral",
+    "mistral4",
     "mixtral",
     "modernbert-decoder",
     "nanochat",

@@ -125,7 +125,9 @@ class HFAdapter:
             return None
         found = getattr(self._core, "get_rope_index", getattr(model, "get_rope_index", None))
         name, axes = self.info.architecture, self.info.position_axes
-        sections = (getattr(module, "mrope_section", None) for module in model.modules())
+        found_here = (getattr(module, "mrope_section", None) for module in model.modules())
+        # Layers of several kinds may each have their own.
+        sections = (one for each in found_here for one in (each.values() if isinstance(each, dict) else (each,)))
         own = {len(section) for section in sections if isinstance(section, list | tuple)} or {1}
         if own != {axes}:
             raise ModelError(

@@ -1,8 +1,9 @@
-"""Outputs of some tower layers are added to hidden states after the first text layers, as in Qwen3-VL."""
+"""Outputs of some tower layers are added to hidden states between text layers: after the first ones, as in Qwen3-VL."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,21 +13,34 @@ from beheld.models.surgery.operation import Changes
 
 
 class Deepstack:
-    """Carries the features of L tower layers as L * H extra columns of a row; zero for text."""
+    """Carries the features of L tower layers as L * H extra columns of a row; zero for text.
 
-    def __init__(self, model: Any, changes: Changes) -> None:
+    Args:
+        before: the text layers before which features are added, in the order of the tower's result; None for those
+            after which Qwen3-VL adds them, the first ones.
+    """
+
+    def __init__(self, model: Any, changes: Changes, before: Sequence[int] | None = None) -> None:
         parts = (getattr(model.model, name, None) for name in ("language_model", "text_model"))
         self._text: Any = next((part for part in parts if part is not None), model.model)
         self._hidden = model.config.get_text_config(decoder=True).hidden_size
-        self._layers = len(model.config.vision_config.deepstack_visual_indexes)
-        self.width = self._layers * self._hidden
+        count = len(model.config.vision_config.deepstack_visual_indexes) if before is None else len(before)
+        self.width = count * self._hidden
         self._added: tuple[Tensor, ...] = ()
-        for index in range(self._layers):
-            changes.hook(self._text.layers[index].register_forward_hook(functools.partial(self._add, index)))
+        for index in range(count):
+            if before is None:
+                changes.hook(self._text.layers[index].register_forward_hook(functools.partial(self._add, index)))
+            else:
+                layer = self._text.layers[before[index]]
+                changes.hook(layer.register_forward_pre_hook(functools.partial(self._add_before, index)))
 
     def _add(self, index: int, layer: Any, inputs: Any, output: Tensor) -> Tensor:
         """Add features after a layer, without the mask that transformers reads back from the device."""
         return output + self._added[index] if self._added else output
+
+    def _add_before(self, index: int, layer: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Add features before a layer."""
+        return (inputs[0] + self._added[index], *inputs[1:]) if self._added else inputs
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:
         """Return None: text adds zero."""

@@ -32,7 +32,7 @@ def _glm4v(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 FAMILY = Family(
-    model_types=("glm4v", "glm4v_moe", "glm46v"),
+    model_types=("glm4v", "glm4v_moe", "glm46v", "glmga"),
     short_names=(
         ShortName("glm-4.1v-9b", "zai-org/GLM-4.1V-9B-Thinking", "glm4v", "MIT", 10.3, "reasons before it answers"),
     ),

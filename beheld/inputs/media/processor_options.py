@@ -13,6 +13,8 @@ GROUPS = {"image": "images_kwargs", "video": "videos_kwargs", "audio": "audio_kw
 _RESERVED = frozenset(("return_tensors", "device", "data_format", "input_data_format", "disable_grouping"))
 _RESERVED |= frozenset(("sampling_rate", "raw_speech", "return_attention_mask", "load_audio_backend"))
 _RESERVED |= frozenset(("padding", "max_length", "pad_to_multiple_of", "video_metadata", "return_metadata"))
+# Some processors write a video's times into the prompt, and leave it to the caller that they are returned.
+_ALWAYS: dict[str, dict[str, Any]] = {"video": {"return_metadata": True}}
 # A local file, which only the checkpoint may name.
 _RESERVED |= frozenset(("font",))
 # Fixed by the weights: the sizes of a tower's inputs, and of what it joins.
@@ -140,7 +142,7 @@ def arguments(processor: Any, modality: str, options: Mapping[str, Any]) -> dict
         merge: dict[str, dict[str, Any]] = processor._merge_kwargs(
             processor.valid_processor_kwargs,
             tokenizer_init_kwargs=processor.tokenizer.init_kwargs if hasattr(processor, "tokenizer") else {},
-            **{group: {**own, "return_tensors": "pt"}},
+            **{group: {**own, **_ALWAYS.get(modality, {}), "return_tensors": "pt"}},
         )
         return merge[group]
 

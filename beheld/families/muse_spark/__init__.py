@@ -1,0 +1,20 @@
+"""Muse Spark: Muse Glimmer's tower before experts; it hears no sound here yet."""
+
+from __future__ import annotations
+
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+
+FAMILY = Family(
+    model_types=("muse_spark",),
+    tested=(
+        KnownCheckpoint(
+            "muse_spark",
+            "MuseSparkForConditionalGeneration",
+            "meta-models/Muse-Spark-Open-816B-A42B",
+            IMAGE_AND_VIDEO,
+            "a video's frames with their times; experts; sliding and full layers; no sound",
+            by_census=True,
+        ),
+    ),
+    placeholders=lambda config: {"image": config.image_token_id, "video": config.video_token_id},
+)
