@@ -134,6 +134,10 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 def executor_of(config: EngineConfig) -> type[Executor]:
     """The executor class for this configuration: of this process alone, or of several ranks."""
     if config.num_ranks > 1:
+        if config.over_hosts:
+            from beheld.executor.ray import RayExecutor
+
+            return RayExecutor
         from beheld.executor.multi import MultiExecutor
 
         return MultiExecutor
@@ -301,6 +305,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
+        over_hosts=args.distributed_executor_backend == "ray",
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,

@@ -271,7 +271,8 @@ def end_with(end: socket.socket) -> None:
 
     def watch() -> None:
         gone = select.poll()
-        gone.register(end, 0)
+        # Between hosts, the end of one side only shows as this event.
+        gone.register(end, select.POLLRDHUP)
         gone.poll()
         # There is nothing to save and no one to answer to.
         os._exit(0)
