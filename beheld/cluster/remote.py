@@ -17,11 +17,13 @@ from typing import Any
 
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.session import connected
-from beheld.core.errors import ConfigError, EngineDeadError
+from beheld.core.errors import ConfigError, EngineDeadError, first_line
 
 # A cluster that grows by itself may need some time for a host.
 _PLACE_S = 60.0
 _CONNECT_S = 120.0
+# A process whose connection has ended has so long to end by itself, which Ray does not report as a failure.
+LEAVE_S = 1.0
 # Variables that change what a process computes or how hosts reach each other; Ray sets those of devices.
 _SENT = ("BEHELD_", "HF_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_")
 
@@ -58,6 +60,7 @@ class RemoteProcess:
         self._ray, self._actor, self._running = ray, actor, running
         self.number, self.host = number, ""
         self._end: socket.socket | None = None
+        self._killed = False
 
     def joined(self, end: socket.socket) -> None:
         """Keep its connection, which `kill` cuts."""
@@ -69,13 +72,24 @@ class RemoteProcess:
         return 0
 
     def poll(self) -> int | None:
-        """None while it runs, else 0: Ray does not tell an exit code."""
+        """None while it runs, else 0: Ray does not tell an exit code. Nobody waits for the host of one that was killed."""
+        if self._killed:
+            return 0
         try:
             done, _ = self._ray.wait([self._running], timeout=0)
         except Exception:
             # This process has left the cluster, which ended all of its processes.
             return 0
         return 0 if done else None
+
+    def ending(self) -> str:
+        """Why it has ended, in words."""
+        try:
+            self._ray.get(self._running, timeout=1)
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            return f"failed ({type(cause).__name__}: {first_line(cause)})"
+        return "has ended"
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until it has ended."""
@@ -88,6 +102,7 @@ class RemoteProcess:
 
     def kill(self) -> None:
         """End it; whoever waits for it fails at once, also if its host does not answer any more."""
+        self._killed = True
         if self._end is not None:
             try:
                 self._end.shutdown(socket.SHUT_RDWR)
@@ -109,6 +124,7 @@ class Worker:
         module, _, name = main.partition(":")
         end = connect(address, port, number, token)
         getattr(importlib.import_module(module), name)(end)
+        importlib.import_module("ray.actor").exit_actor()
 
 
 @dataclass
@@ -138,37 +154,47 @@ def start(wanted: Wanted) -> Group:
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     address = str(util.get_node_ip_address())
     first = 1 if wanted.beside else 0
-    bundles = bundles_of(wanted, address, inside=ray.get_runtime_context().get_actor_id() is not None)
-    held = util.placement_group(bundles, strategy="PACK" if wanted.beside else "SPREAD")
-    places = len(bundles) - wanted.count
     processes: list[RemoteProcess] = []
+    bundles: list[dict[str, float]] = []
+    held: Any = None
+    if wanted.count > 1 or wanted.beside:
+        # All or none: two groups that each hold a part of what they need would wait for each other.
+        bundles = bundles_of(wanted, address, inside=ray.get_runtime_context().get_actor_id() is not None)
+        held = util.placement_group(bundles, strategy="PACK")
+
+    def strategy(place: int) -> Any:
+        if held is None:
+            return "SPREAD"
+        index = len(bundles) - wanted.count + place
+        return strategies.PlacementGroupSchedulingStrategy(held, placement_group_bundle_index=index)
 
     def release() -> None:
         try:
-            util.remove_placement_group(held)
+            if held is not None:
+                util.remove_placement_group(held)
         except Exception:
             # This process has left the cluster, which frees everything.
             return
 
     door = Door(address, token := new_token())
     try:
-        try:
-            ray.get(held.ready(), timeout=_PLACE_S)
-        except ray.exceptions.GetTimeoutError as error:
-            raise _too_little(wanted, ray.cluster_resources()) from error
+        if held is not None and not ray.wait([held.ready()], timeout=_PLACE_S)[0]:
+            raise _too_little(wanted, ray.cluster_resources())
         actor = ray.remote(Worker)
         for place in range(wanted.count):
             made = actor.options(
                 num_cpus=0 if wanted.gpus_each else 1,
                 num_gpus=wanted.gpus_each,
-                scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
-                    held, placement_group_bundle_index=places + place
-                ),
+                scheduling_strategy=strategy(place),
                 runtime_env={"env_vars": environment(os.environ, sys.path)},
             ).remote()
+            # Asked before `run`, behind which it would wait.
+            ready = made.__ray_ready__.remote()
             number = first + place
             running = made.run.remote(wanted.main, address, door.port, number, token)
             processes.append(RemoteProcess(ray, made, running, number))
+            if held is None and not ray.wait([ready], timeout=_PLACE_S)[0]:
+                raise _too_little(wanted, ray.cluster_resources())
         ends = _connections(door, processes)
     except BaseException:
         for each in processes:
@@ -226,7 +252,7 @@ def _connections(door: Door, processes: Sequence[RemoteProcess]) -> list[socket.
         if ended or time.monotonic() > until:
             which = ended[0].number if ended else next(p.number for p in processes if p.number not in found)
             raise EngineDeadError(
-                f"Process {which} in the Ray cluster {'ended' if ended else 'did not connect'} before it was ready.",
+                f"Process {which} in the Ray cluster {ended[0].ending() if ended else 'did not connect in time'}.",
                 "Its log on that host says why (by default below /tmp/ray/session_latest/logs). Hosts need the same "
                 "versions of Python and beheld, and must reach this one.",
             )

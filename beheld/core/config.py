@@ -97,6 +97,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_backend: str = "mp"
     enable_expert_parallel: bool = False
     distributed_executor_backend: str | None = None
     mm_encoder_tp_mode: str = "weights"

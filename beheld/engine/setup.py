@@ -52,6 +52,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto",),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
     "load_format": ("auto", "safetensors", "dummy"),

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from beheld.cluster.remote import LEAVE_S
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
 from beheld.executor.wire import (
     CODEC,
@@ -171,7 +172,7 @@ def main_elsewhere(end: socket.socket) -> None:
     Args:
         end: the connection to the first rank.
     """
-    end_with(end)
+    end_with(end, LEAVE_S)
     _run(StreamLink(end, CODEC), str(end.getsockname()[0]))
 
 

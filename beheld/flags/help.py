@@ -72,6 +72,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "",
         "engines that share out the requests, each on its own GPUs: [several engines](../how-to/several-engines.md)",
     ),
+    "data_parallel_backend": ("", "`mp` starts these engines on this host, `ray` on those of a cluster"),
     "enable_expert_parallel": ("", "GPUs that share one model share experts out whole, not a part of each"),
     "distributed_executor_backend": (
         "none",
