@@ -77,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
     "cli": {
         "flags",
+        "cluster",
         "jobs",
         "server",
         "api",

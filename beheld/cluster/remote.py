@@ -72,7 +72,7 @@ class RemoteProcess:
         return 0
 
     def poll(self) -> int | None:
-        """None while it runs, else 0: Ray does not tell an exit code. Nobody waits for the host of one that was killed."""
+        """None while it runs, else 0, also for one that was killed; Ray does not tell an exit code."""
         if self._killed:
             return 0
         try:

@@ -73,7 +73,10 @@ class StreamLink:
             TimeoutError: nothing arrived for `timeout_s`.
             FrameError: the frame cannot be read; the next call reads the next frame.
         """
-        self._wait(select.POLLIN, None if timeout_s is None else time.monotonic() + timeout_s)
+        try:
+            self._wait(select.POLLIN, None if timeout_s is None else time.monotonic() + timeout_s)
+        except ConnectionError as error:
+            raise EOFError from error
         magic, num_label, size = _HEAD.unpack(self._taken(_HEAD.size))
         if magic != _MAGIC or num_label > MAX_LABEL_BYTES or size > MAX_FRAME_BYTES:
             self.cut()
@@ -104,13 +107,17 @@ class StreamLink:
         return found
 
     def _wait(self, event: int, until: float | None) -> None:
-        """Wait until the socket is ready or closed.
+        """Wait until the socket is ready or its other end closed.
 
         Raises:
+            ConnectionError: this end is closed.
             TimeoutError: the moment `until` (time.monotonic) has come before.
         """
+        file = self._end.fileno()
+        if file < 0:
+            raise ConnectionError("this end is closed")
         waiting = select.poll()
-        waiting.register(self._end, event)
+        waiting.register(file, event)
         if not waiting.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000):
             raise TimeoutError
 

@@ -159,6 +159,15 @@ def test_a_cut_wakes_who_waits() -> None:
     theirs.close()
 
 
+def test_an_end_that_was_closed_here_is_an_end() -> None:
+    """A front end closes the link of an engine while a thread reads it."""
+    ours, theirs = links()
+    ours.close()
+    with pytest.raises(EOFError):
+        ours.receive()
+    theirs.close()
+
+
 @pytest.mark.parametrize("head", [b"none", b"bhls" + b"\xff" * 12])
 def test_what_is_no_frame_ends_the_connection(head: bytes) -> None:
     ours, theirs = _connected()
