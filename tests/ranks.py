@@ -16,8 +16,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from beheld.cluster import remote
 from beheld.core.config import EngineConfig
-from beheld.executor import multi
+from beheld.executor import multi, ray
 from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
 from beheld.sandbox.link import Link, pair
@@ -55,9 +56,29 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
+class OneRay:
+    """The calls of Ray that RemoteProcess makes, over a Forked."""
+
+    def wait(self, running: list[Forked], timeout: float) -> tuple[list[Forked], list[Forked]]:
+        """Those that have ended, and those that have not."""
+        done = [each for each in running if each.poll() is not None]
+        return done, [each for each in running if each.poll() is None]
+
+    def kill(self, actor: Forked, *, no_restart: bool) -> None:
+        """End it."""
+        actor.kill()
+
+
+def _connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        ours, _ = listener.accept()
+    return ours, theirs
+
+
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Within the block, ranks are forked from one process."""
+    """Within the block, ranks are forked from one process; those that Ray would place, too, connected by TCP."""
     control, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "tests.ranks", str(theirs.fileno())]
@@ -72,8 +93,22 @@ def forked() -> Iterator[None]:
         process = Forked(int(answer))
         return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
 
+    def place(wanted: remote.Wanted) -> remote.Group:
+        processes, ends = [], []
+        for number in range(1, wanted.count + 1):
+            ours, theirs = _connected()
+            with theirs:
+                socket.send_fds(control, [b"t"], [theirs.fileno()])
+            child = Forked(int(control.recv(16)))
+            process = remote.RemoteProcess(OneRay(), child, child, number)
+            process.joined(ours)
+            processes.append(process)
+            ends.append(ours)
+        return remote.Group(processes, ends, "127.0.0.1", lambda: None)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi, "_spawn", spawn)
+        patch.setattr(ray, "start", place)
         try:
             yield
         finally:
@@ -105,7 +140,10 @@ def _serve(descriptor: int) -> None:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 control.close()
-                rank.main(files[0])
+                if command == b"t":
+                    rank.main_elsewhere(socket.socket(fileno=files[0]))
+                else:
+                    rank.main(files[0])
             finally:
                 os._exit(0)
         os.close(files[0])

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli import serve
 from beheld.cli.flags import add_server_flags, engine_options
 from beheld.cli.media import AUDIO, IMAGE, VIDEO, modality_of
+from beheld.cluster.session import need_ray
 from beheld.core.errors import ConfigError
 from beheld.flags.engine import add_engine_flags
+from beheld.platform.probe import has_accelerator
 from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:
     from beheld.jobs.items import BadLine, Item
     from beheld.jobs.job import Progress
+    from beheld.jobs.output import OutputFile
+    from beheld.server.options import ServerOptions
 
 # Server options that a job has: those of a model's answers, not those of sockets.
 _SERVER = frozenset({"loras", "tool_parser", "reasoning_parser", "trust_templates", "strict_fields", "max_body_bytes"})
@@ -59,6 +63,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--resume", action="store_true", help="go on with the output of a job that ended early")
     group.add_argument("--concurrency", type=int, help="most requests under way (default: twice --max-num-seqs)")
+    group.add_argument(
+        "--ray", action="store_true", help="share the job out in a Ray cluster, to --data-parallel-size engines"
+    )
     group.add_argument("--engine", choices=("process", "thread"), help="where the engine runs (as in serve)")
     add_server_flags(parser.add_argument_group("request options"), names=_SERVER)
     add_engine_flags(parser)
@@ -75,11 +82,22 @@ def run(arguments: argparse.Namespace) -> int:
     server = serve.server_options(arguments, arguments.model, options)
     from beheld.jobs.output import OutputFile
 
+    if arguments.ray:
+        need_ray("beheld batch --ray", "ray")
     output = OutputFile(Path(arguments.output), resume=arguments.resume)
     try:
+        from beheld.jobs.job import Progress, run_job
+
+        if arguments.ray:
+            progress, tell = Progress(), _ProgressLine(size)
+            try:
+                _run_in_cluster(arguments, options, server, make(), output, progress, tell)
+            finally:
+                tell.end()
+                print(summary(progress), file=sys.stderr)
+            return 0
         with paused_collector():
             from beheld.api.async_llm import AsyncLLM
-            from beheld.jobs.job import Progress, run_job
 
             llm = AsyncLLM(arguments.model, engine=serve.place_of(arguments, options), **options)
         progress, tell = Progress(), _ProgressLine(size)
@@ -93,6 +111,31 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         output.close()
     return 0
+
+
+def _run_in_cluster(
+    arguments: argparse.Namespace,
+    options: dict[str, Any],
+    server: ServerOptions,
+    items: Iterator[Item | BadLine],
+    output: OutputFile,
+    progress: Progress,
+    tell: Callable[[Progress], None],
+) -> None:
+    from beheld.jobs.ray_job import run_ray_job
+
+    gpus = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    run_ray_job(
+        arguments.model,
+        options,
+        server,
+        items,
+        output,
+        gpus_each=gpus if has_accelerator(arguments.device) else 0,
+        concurrency=arguments.concurrency,
+        progress=progress,
+        tell=tell,
+    )
 
 
 def _source(

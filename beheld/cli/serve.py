@@ -66,7 +66,7 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
 
     share_arenas()
     listener = listen(server)
-    place = _spawned(options) if where == "process" else "thread"
+    place = _spawned(options) if where == "process" and options.get("data_parallel_backend") != "ray" else where
     if where == "process":
         # Work in this process, such as processing an image, takes milliseconds; several threads would only wait for
         # the engine's cores. Set before torch loads and after the engine process has started.

@@ -98,6 +98,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    data_parallel_backend: str = "mp"
     enable_expert_parallel: bool = False
     distributed_executor_backend: str | None = None
     mm_encoder_tp_mode: str = "weights"
@@ -357,6 +358,7 @@ class EngineConfig:
         pipeline_parallel_size: the number of stages, each of which holds some of the layers.
         expert_parallel: whether ranks share experts out whole, not a part of each.
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
+        over_hosts: whether Ray places the ranks, on several hosts.
     """
 
     device: str
@@ -397,6 +399,7 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
+    over_hosts: bool = False
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

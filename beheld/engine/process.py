@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from beheld.cluster.remote import LEAVE_S, RemoteProcess, Wanted
+from beheld.cluster.remote import start as start_elsewhere
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
@@ -38,6 +40,7 @@ from beheld.engine.messages import (
     Unread,
 )
 from beheld.sandbox.link import FrameError, Link, end_with, pair
+from beheld.sandbox.stream_link import StreamLink
 from beheld.utils import working_directory
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
@@ -52,15 +55,21 @@ _MAX_KEPT = 4
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process that loads its libraries and waits for its options, and this side's end of the sockets.
+    """A process, of this host or another, that waits for its options, and this side's end of the sockets.
 
     Attributes:
         environment: the variables that it was started with; None for those of this process.
     """
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | RemoteProcess
     end: socket.socket
     environment: Mapping[str, str] | None = None
+
+    def link(self) -> Link | StreamLink:
+        """Return the connection over the sockets."""
+        if isinstance(self.process, RemoteProcess):
+            return StreamLink(self.end, CODEC)
+        return Link(self.end, CODEC, _MAX_KEPT)
 
 
 def spawn(environment: Mapping[str, str] | None = None) -> Spawned:
@@ -103,7 +112,7 @@ class EngineProcess:
     def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
         begun = spawned or spawn()
         self._process = begun.process
-        self._link = Link(begun.end, CODEC, _MAX_KEPT)
+        self._link = begun.link()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._receive: Callable[[Reply], None] | None = None
         self._threads: list[threading.Thread] = []
@@ -285,7 +294,7 @@ def _unread(error: FrameError) -> Unread | None:
     return concerned
 
 
-def _counted(pong: Pong, link: Link) -> Pong:
+def _counted(pong: Pong, link: Link | StreamLink) -> Pong:
     """The Pong with this side's unreadable frames added."""
     return replace(pong, stats=replace(pong.stats, num_unread=pong.stats.num_unread + link.num_unread))
 
@@ -296,7 +305,7 @@ class _LinkInbox:
     Passing the first message after a pause from one thread to another would delay it by a tenth of a millisecond.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link | StreamLink) -> None:
         self._link = link
         self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
         # The reading thread holds it from its look at the socket until the message is queued or returned.
@@ -359,7 +368,7 @@ class _LinkInbox:
         return message
 
 
-def _wait_for(link: Link, event: int) -> None:
+def _wait_for(link: Link | StreamLink, event: int) -> None:
     """Wait until the link has data or the event is set; resets the event."""
     if event in _readable([link.fileno(), event], timeout_ms=None):
         os.eventfd_read(event)
@@ -373,17 +382,48 @@ def _readable(files: list[int], timeout_ms: int | None) -> list[int]:
     return [file for file, _ in waiting.poll(timeout_ms)]
 
 
+def spawn_elsewhere(asking: str, gpus_each: int) -> Spawned:
+    """Start a process on a host of the Ray cluster that has room.
+
+    Args:
+        asking: the option that asks, for messages.
+        gpus_each: GPUs of the engine; 0 for a core of a CPU.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster has no room.
+        EngineDeadError: it ended before it was connected.
+    """
+    wanted = Wanted(
+        "beheld.engine.process:main_elsewhere", 1, gpus_each, beside=False, asking=asking, param="data_parallel_backend"
+    )
+    group = start_elsewhere(wanted)
+    return Spawned(group.processes[0], group.ends[0])
+
+
 def main(descriptor: int) -> None:
     """The engine's process: start the engine, serve it, end."""
     end = socket.socket(fileno=descriptor)
     end_with(end)
+    _run(Link(end, CODEC))
+
+
+def main_elsewhere(end: socket.socket) -> None:
+    """Be the engine's process on another host; see `main`.
+
+    Args:
+        end: the connection to the front end.
+    """
+    end_with(end, LEAVE_S)
+    _run(StreamLink(end, CODEC))
+
+
+def _run(link: Link | StreamLink) -> None:
     from beheld.engine.loop import serve
     from beheld.engine.setup import preload, start
 
     # The other side is still importing.
     with paused_collector():
         preload()
-    link = Link(end, CODEC)
     args = link.receive()
     try:
         setup = start(args)

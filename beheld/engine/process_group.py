@@ -1,4 +1,7 @@
-"""Engines of the same model in processes of their own, each on devices of its own, and how a dead one is replaced."""
+"""Engines of the same model in processes of their own, each on devices of its own, and how a dead one is replaced.
+
+With data_parallel_backend="ray" each is on some host of a Ray cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from beheld.cluster.session import connected
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.messages import Tokenizer
-from beheld.engine.process import EngineProcess, Spawned, spawn
+from beheld.engine.process import EngineProcess, Spawned, spawn, spawn_elsewhere
 from beheld.platform.probe import has_accelerator
 from beheld.utils.log import get_logger
 
@@ -67,6 +71,34 @@ def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spa
     return [spawn(each) for each in environments(num_engines, ranks_each, device, os.environ, found)]
 
 
+def spawn_all_elsewhere(args: EngineArgs) -> list[Spawned]:
+    """Start the processes on the hosts of a Ray cluster, at the same time.
+
+    Raises:
+        ConfigError: Ray is not installed, or the cluster has no room for all.
+        EngineDeadError: one ended before it was connected.
+    """
+    connected(_asking(args), "data_parallel_backend")
+    with ThreadPoolExecutor(args.data_parallel_size) as threads:
+        futures = [threads.submit(_spawn_elsewhere, args) for _ in range(args.data_parallel_size)]
+    errors = [error for each in futures if (error := each.exception()) is not None]
+    if not errors:
+        return [each.result() for each in futures]
+    for each in futures:
+        if each.exception() is None:
+            each.result().process.kill()
+    raise errors[0]
+
+
+def _asking(args: EngineArgs) -> str:
+    return f"data_parallel_backend='ray' with {args.data_parallel_size} engines"
+
+
+def _spawn_elsewhere(args: EngineArgs) -> Spawned:
+    gpus_each = args.tensor_parallel_size * args.pipeline_parallel_size if has_accelerator(args.device) else 0
+    return spawn_elsewhere(_asking(args), gpus_each)
+
+
 class ProcessGroup:
     """The engines of a group of processes; see data_parallel.Restarter for `restart` and `cancel`.
 
@@ -84,12 +116,17 @@ class ProcessGroup:
     """
 
     def __init__(self, args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> None:
-        begun = spawned or spawn_all(
-            args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size, args.device
+        self._asked = args
+        begun = spawned or (
+            spawn_all_elsewhere(args)
+            if args.data_parallel_backend == "ray"
+            else spawn_all(
+                args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size, args.device
+            )
         )
         # Engines whose seeds differ would still answer alike, because requests bring their own; their logs would not.
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little")
-        self._args = replace(args, data_parallel_size=1, seed=seed)
+        self._args = replace(args, data_parallel_size=1, data_parallel_backend="mp", seed=seed)
         self._environments = [each.environment for each in begun]
         self._tokenizer: Callable[[], Tokenizer] | None = None
         self._now = False
@@ -122,8 +159,9 @@ class ProcessGroup:
             engine.close()
 
     def restart(self, index: int) -> EngineProcess:
-        """A new engine with the devices of the one that had this number."""
-        begun = spawn(self._environments[index])
+        """A new engine with the devices of the one that had this number, or wherever a cluster has room."""
+        elsewhere = self._asked.data_parallel_backend == "ray"
+        begun = _spawn_elsewhere(self._asked) if elsewhere else spawn(self._environments[index])
         with self._lock:
             if self._cancelled:
                 begun.process.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from beheld.cluster.session import need_ray
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.executor.executor import Executor
@@ -17,15 +18,24 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
     """Return how many ranks share the model or each of its stages, and how many stages there are.
 
     The cores of a CPU share one memory, so ranks only make it slower there: they are started if
-    distributed_executor_backend="mp" asks for them, as one does to try what will run on GPUs.
+    distributed_executor_backend="mp" asks for them, as one does to try what will run on GPUs. With "ray", they are as
+    many as asked for, wherever the cluster has room.
+
+    Raises:
+        ConfigError: Ray is not installed, or stages cannot do what the model needs.
     """
     asked = args.tensor_parallel_size * args.pipeline_parallel_size
+    if asked == 1 and args.distributed_executor_backend == "ray":
+        logger.info("distributed_executor_backend='ray' has no effect with one rank, which runs on this host.")
     if asked == 1 or args.distributed_executor_backend == "uni":
         return 1, 1
     _check_stages(args, info)
     both = args.tensor_parallel_size, args.pipeline_parallel_size
     from beheld.platform.registry import platform_of
 
+    if args.distributed_executor_backend == "ray":
+        need_ray(f"distributed_executor_backend='ray' with {asked} ranks", "distributed_executor_backend")
+        return both
     platform = platform_of(device)
     if not platform.splits:
         return both if args.distributed_executor_backend == "mp" else (1, 1)

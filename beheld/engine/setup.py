@@ -52,6 +52,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "kv_cache_dtype": ("auto", "int8"),
     "config_format": ("auto", "hf"),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
     "load_format": ("auto", "safetensors", "dummy"),
@@ -134,6 +135,10 @@ def _start(args: EngineArgs, decided: Decided) -> Setup:
 def executor_of(config: EngineConfig) -> type[Executor]:
     """The executor class for this configuration: of this process alone, or of several ranks."""
     if config.num_ranks > 1:
+        if config.over_hosts:
+            from beheld.executor.ray import RayExecutor
+
+            return RayExecutor
         from beheld.executor.multi import MultiExecutor
 
         return MultiExecutor
@@ -302,6 +307,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
+        over_hosts=args.distributed_executor_backend == "ray",
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,

@@ -1,4 +1,4 @@
-"""The executor of several ranks on one machine: the first in the caller's process, each other in its own.
+"""The executor of several ranks: the first in the caller's process, each other in its own, on this machine.
 
 The first rank sends every plan to the others, in one message a step, and runs it itself. They meet in the collectives
 of the model; the first rank samples. A rank that fails alone, ends or hangs ends the engine (watchdog.py).
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,6 +45,7 @@ from beheld.executor.wire import (
     packed,
 )
 from beheld.parallel.group import RankGroups
+from beheld.parallel.meeting import Folder, Meeting
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
@@ -65,6 +66,22 @@ _START_S = 3600.0
 _MAX_KEPT = 2
 
 
+@dataclass(frozen=True)
+class Placed:
+    """The processes of all ranks but the first, which load their libraries, and where all ranks find each other.
+
+    Attributes:
+        meet: where; called once torch is loaded.
+        found: called when all have found each other, or never will.
+        ended: called when all have ended.
+    """
+
+    ranks: list[RankProcess]
+    meet: Callable[[], Meeting]
+    found: Callable[[], None]
+    ended: Callable[[], None]
+
+
 class MultiExecutor:
     """Runs plans on all ranks.
 
@@ -72,10 +89,9 @@ class MultiExecutor:
         local: the first rank's executor.
     """
 
-    def __init__(
-        self, local: LocalExecutor, group: RankGroups, ranks: Sequence[RankProcess], watchdog: Watchdog
-    ) -> None:
-        self._local, self._group, self._ranks, self._watchdog = local, group, ranks, watchdog
+    def __init__(self, local: LocalExecutor, group: RankGroups, placed: Placed, watchdog: Watchdog) -> None:
+        self._local, self._group, self._ranks, self._watchdog = local, group, placed.ranks, watchdog
+        self._ended = placed.ended
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
 
@@ -108,6 +124,22 @@ class MultiExecutor:
         return LocalExecutor.available_bytes(config)
 
     @classmethod
+    def place(cls, config: EngineConfig) -> Placed:
+        """Start the processes of the other ranks.
+
+        Raises:
+            ConfigError, EngineDeadError: they cannot be started.
+        """
+        # Readable by this user alone: ranks find each other in it.
+        folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
+        return Placed(
+            [_spawn(rank, config) for rank in range(1, config.num_ranks)],
+            lambda: Folder(folder),
+            lambda: shutil.rmtree(folder, ignore_errors=True),
+            lambda: None,
+        )
+
+    @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
         """See Executor.
 
@@ -116,16 +148,15 @@ class MultiExecutor:
         """
         hf_class, hf_text = config_text(hf_config)
         hf_config = config_of(hf_class, hf_text)
-        # Readable by this user alone: ranks find each other in it.
-        folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
-        ranks = [_spawn(rank, config) for rank in range(1, config.num_ranks)]
+        placed = cls.place(config)
+        ranks, meeting = placed.ranks, placed.meet()
         quiet = replace(config, show_progress=False, logits_processors=())
         platform = platform_of(config.device)
         group = RankGroups(
             0,
             config.tensor_parallel_size,
             config.pipeline_parallel_size,
-            folder,
+            meeting,
             platform.collectives,
             lambda: joined(watchdog, ranks),
         )
@@ -138,7 +169,7 @@ class MultiExecutor:
             from beheld.runner.build import build_runner
 
             for each in ranks:
-                _tell(each, StartRank(each.rank, str(folder), hf_class, hf_text, info, quiet, shrink), watchdog)
+                _tell(each, StartRank(each.rank, str(meeting), hf_class, hf_text, info, quiet, shrink), watchdog)
             local = LocalExecutor(build_runner(hf_config, info, config, shrink=shrink, groups=group))
             for each in ranks:
                 started = _answer(each, Started, watchdog, _START_S)
@@ -148,12 +179,13 @@ class MultiExecutor:
             cause = watchdog.cause
             _stop(watchdog, ranks)
             group.close()
+            placed.ended()
             if cause is not None and isinstance(error, Exception):
                 raise cause from error
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return cls(local, group, ranks, watchdog)
+            placed.found()
+        return cls(local, group, placed, watchdog)
 
     def try_items(self, items: Sequence[MediaItem]) -> None:
         """See Executor."""
@@ -259,6 +291,7 @@ class MultiExecutor:
         # The runner's graphs hold collectives; see RankGroup.close.
         gc.collect()
         self._group.close()
+        self._ended()
 
     def _tell_all(self, message: Any) -> None:
         for each in self._ranks:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from beheld.cluster.remote import LEAVE_S
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
 from beheld.executor.wire import (
     CODEC,
@@ -33,6 +34,7 @@ from beheld.executor.wire import (
     unpacked,
 )
 from beheld.sandbox.link import Link, end_with
+from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -44,7 +46,7 @@ _CONFIGS = ("transformers.", "beheld.")
 class Answers:
     """Sends messages to the first rank, from any thread."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link | StreamLink) -> None:
         self._link = link
         self._turn = threading.Lock()
 
@@ -161,11 +163,26 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = socket.socket(fileno=descriptor)
     end_with(end)
+    _run(Link(end, CODEC), None)
+
+
+def main_elsewhere(end: socket.socket) -> None:
+    """Be the rank of another host; see `main`.
+
+    Args:
+        end: the connection to the first rank.
+    """
+    end_with(end, LEAVE_S)
+    _run(StreamLink(end, CODEC), str(end.getsockname()[0]))
+
+
+def _run(link: Link | StreamLink, address: str | None) -> None:
+    """Run a rank; `address` is that of its host, if ranks are on several."""
     from beheld.parallel.group import RankGroups
+    from beheld.parallel.meeting import meeting_at
     from beheld.platform.registry import platform_of
     from beheld.runner.build import build_runner
 
-    link = Link(end, CODEC)
     answers = Answers(link)
     try:
         start: StartRank = link.receive()
@@ -173,13 +190,18 @@ def main(descriptor: int) -> None:
             start.rank,
             start.config.tensor_parallel_size,
             start.config.pipeline_parallel_size,
-            Path(start.folder),
+            meeting_at(start.meeting, address),
             platform_of(start.config.device).collectives,
             lambda: answers.send(Joining()),
         )
         ended = threading.Event()
         threading.Thread(target=_beat, args=(answers, group, ended), name="beheld-beat", daemon=True).start()
         try:
+            if not Path(start.info.path).exists():
+                raise ModelError(
+                    f"This host ({address}) has no {start.info.path}.",
+                    "The model's files must have the same path on every host.",
+                )
             hf_config = config_of(start.hf_class, start.hf_config)
             runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, groups=group)
             answers.send(Started(runner.config.max_model_len, runner.capacity))

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.executor.wire import Beat, RankFailed, StepFailed
 from beheld.parallel.group import RankGroups
 from beheld.sandbox.link import FrameError, Link
+from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -45,8 +47,8 @@ class RankProcess:
     """
 
     rank: int
-    process: subprocess.Popen[bytes]
-    link: Link
+    process: subprocess.Popen[bytes] | RemoteProcess
+    link: Link | StreamLink
     beat_at: float = field(default_factory=time.monotonic)
     entered: int = 0
     entered_at: float = field(default_factory=time.monotonic)
@@ -55,6 +57,8 @@ class RankProcess:
 
     def ending(self) -> str:
         """How the process has ended, in words."""
+        if isinstance(self.process, RemoteProcess):
+            return f"on {self.process.host} is gone"
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
 """The messages between the first rank and the others, and a step's plan in a form that is quickly sent.
 
-Every message is one frame of a pair of sockets that the other rank's process inherits: nothing listens, and no class
-but those named here is built from what arrives.
+Every message is one frame of a pair of sockets that the other rank's process inherits, or, between hosts, of a
+connection on which both sides have proved that they know a token. No class but those named here is built from what
+arrives.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class StartRank:
     """Load this rank's part of the model.
 
     Attributes:
-        folder: where the ranks find each other.
+        meeting: where the ranks find each other, see parallel/meeting.py.
         hf_class, hf_config: transformers' configuration: "module:name" of its class, and its JSON.
         shrink: see Executor.start.
     """
 
     rank: int
-    folder: str
+    meeting: str
     hf_class: str
     hf_config: str
     info: ModelInfo

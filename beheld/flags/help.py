@@ -72,8 +72,12 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "",
         "engines that share out the requests, each on its own GPUs: [several engines](../how-to/several-engines.md)",
     ),
+    "data_parallel_backend": ("", "`mp` starts these engines on this host, `ray` on those of a cluster"),
     "enable_expert_parallel": ("", "GPUs that share one model share experts out whole, not a part of each"),
-    "distributed_executor_backend": ("none", "`mp` splits a model on a CPU too, `uni` never; `ray` changes nothing"),
+    "distributed_executor_backend": (
+        "none",
+        "`mp` splits a model on a CPU too, `uni` never; `ray` on [several hosts](../how-to/several-hosts.md)",
+    ),
     "mm_encoder_tp_mode": ("", "of several GPUs: `weights`, each encodes all media; `data`, each its share"),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),

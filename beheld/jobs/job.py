@@ -22,7 +22,7 @@ from beheld.server.options import ServerOptions
 
 # Bytes of the bodies of all requests that are under way; one larger body runs alone.
 _MAX_BYTES = 256 << 20
-# No limit of the server's may refuse a job's own requests: the job bounds them itself.
+# No limit.
 _NONE = 1 << 60
 # Seconds between two tries of a request that the engine had no room for.
 _RETRY_S = 0.5
@@ -53,6 +53,73 @@ class Progress:
     begun: float = field(default_factory=time.monotonic)
 
 
+class Ledger:
+    """Tells which items of a job are still to do, and writes what became of each, once.
+
+    Args:
+        output: gets one line per item.
+        progress: is kept up to date.
+        tell: called after every line.
+    """
+
+    def __init__(self, output: OutputFile, progress: Progress, tell: Callable[[Progress], None]) -> None:
+        self._output, self._progress, self._tell = output, progress, tell
+        self._done, self._seen, self._open = output.done, set[bytes](), set[bytes]()
+
+    def take(self, item: Item | BadLine) -> Item | None:
+        """Return an item that is to be answered; None if it has its line, or gets one now because it is no request."""
+        self._progress.position = item.position
+        # Of lines with one custom_id the first has it; the others are known by their numbers.
+        custom_id = item.custom_id
+        if custom_id is not None and key_of(custom_id) in self._seen:
+            message = "An earlier line has this custom_id. Give each line its own."
+            item = BadLine(item.line, "duplicate_custom_id", message, item.position, custom_id)
+            custom_id = None
+        key = key_of(custom_id, item.line)
+        self._seen.add(key)
+        if key in self._done:
+            self._done.discard(key)
+            self._progress.skipped += 1
+            return None
+        if isinstance(item, Item):
+            self._open.add(key)
+            return item
+        error = {"code": item.code, "message": item.message, "line": item.line, "custom_id": item.custom_id}
+        self._write({"custom_id": custom_id, "response": None, "error": error}, failed=True)
+        return None
+
+    def answer(self, custom_id: str, status: int, number: str, body: dict[str, Any]) -> None:
+        """Write the answer to an item that `take` returned; a second one is dropped."""
+        key = key_of(custom_id)
+        if key not in self._open:
+            return
+        self._open.discard(key)
+        failure = None if status == 200 else _failure(body)
+        usage = body.get("usage") or {} if failure is None else {}
+        self._progress.prompt_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+        self._progress.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
+        response = {"status_code": status, "request_id": number, "body": body}
+        self._write({"custom_id": custom_id, "response": response, "error": failure}, failed=failure is not None)
+
+    def end(self) -> None:
+        """All items were read."""
+        self._progress.unknown = len(self._done)
+
+    def _write(self, line: dict[str, Any], *, failed: bool) -> None:
+        self._output.append({"id": f"batch_req_{uuid.uuid4().hex}", **line})
+        self._progress.failed += failed
+        self._progress.answered += not failed
+        self._tell(self._progress)
+
+
+def server_of_job(options: ServerOptions) -> ServerOptions:
+    """Return the options of a server that refuses none of a job's own requests: the job bounds them itself."""
+    return replace(
+        options, api_keys=(), host="127.0.0.1", fair_shares=False, max_requests=_NONE, max_reading_bytes=_NONE,
+        max_stored_bytes=0,
+    )  # fmt: skip
+
+
 async def run_job(
     llm: AsyncLLM,
     options: ServerOptions,
@@ -69,80 +136,39 @@ async def run_job(
         llm: the engine.
         options: the server's options: the model's names, its parsers and what requests may do.
         items: read only as fast as they are answered.
-        output: gets one line per item.
+        output, progress, tell: see Ledger.
         concurrency: the most requests under way.
-        progress: is kept up to date.
-        tell: called after every line.
 
     Raises:
         EngineDeadError: the engine died; the items that it did not answer are not in the output.
         ConfigError: the input cannot be read or the output cannot be written.
     """
-    options = replace(
-        options, api_keys=(), host="127.0.0.1", fair_shares=False, max_requests=_NONE, max_reading_bytes=_NONE,
-        max_stored_bytes=0,
-    )  # fmt: skip
+    options = server_of_job(options)
     app = Service(llm, options).app()
     for lora in options.loras:
         await llm.add_lora(lora)
-    room = _Room(concurrency, _MAX_BYTES)
-    done, seen = output.done, set[bytes]()
-
-    def write(line: dict[str, Any], *, failed: bool) -> None:
-        output.append({"id": f"batch_req_{uuid.uuid4().hex}", **line})
-        progress.failed += failed
-        progress.answered += not failed
-        tell(progress)
-
-    def reject(bad: BadLine, custom_id: str | None) -> None:
-        error = {"code": bad.code, "message": bad.message, "line": bad.line, "custom_id": bad.custom_id}
-        write({"custom_id": custom_id, "response": None, "error": error}, failed=True)
-
-    def is_done(key: bytes) -> bool:
-        if key not in done:
-            return False
-        done.discard(key)
-        progress.skipped += 1
-        return True
+    room, ledger = _Room(concurrency, _MAX_BYTES), Ledger(output, progress, tell)
 
     async def answer(item: Item) -> None:
         try:
-            status, number, body = await _post_until_taken(app, llm, item)
-            failure = None if status == 200 else _failure(body)
-            usage = body.get("usage") or {} if failure is None else {}
-            progress.prompt_tokens += usage.get("prompt_tokens") or usage.get("input_tokens") or 0
-            progress.output_tokens += usage.get("completion_tokens") or usage.get("output_tokens") or 0
-            response = {"status_code": status, "request_id": number, "body": body}
-            write({"custom_id": item.custom_id, "response": response, "error": failure}, failed=failure is not None)
+            ledger.answer(item.custom_id, *await post_until_taken(app, llm, item.url, item.body))
         finally:
             room.leave(len(item.body))
 
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
-            for number, item in enumerate(items):
-                progress.position = item.position
+            for number, given in enumerate(items):
                 if number % 256 == 0:
                     # Skipping many items leaves the loop no other moment.
                     await asyncio.sleep(0)
-                # Of lines with one custom_id the first has it; the others are known by their numbers.
-                custom_id = item.custom_id
-                if custom_id is not None and key_of(custom_id) in seen:
-                    message = "An earlier line has this custom_id. Give each line its own."
-                    item = BadLine(item.line, "duplicate_custom_id", message, item.position, custom_id)
-                    custom_id = None
-                key = key_of(custom_id, item.line)
-                seen.add(key)
-                if is_done(key):
-                    continue
-                if isinstance(item, BadLine):
-                    reject(item, custom_id)
-                    continue
-                await room.enter(len(item.body))
-                group.create_task(answer(item))
+                item = ledger.take(given)
+                if item is not None:
+                    await room.enter(len(item.body))
+                    group.create_task(answer(item))
 
     with _first_error():
         await work()
-    progress.unknown = len(done)
+    ledger.end()
 
 
 @contextlib.contextmanager
@@ -180,18 +206,18 @@ class _Room:
         self._left.set()
 
 
-async def _post_until_taken(app: ASGIApp, llm: AsyncLLM, item: Item) -> tuple[int, str, dict[str, Any]]:
+async def post_until_taken(app: ASGIApp, llm: AsyncLLM, url: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
     """The answer to an item, asked again while the engine has no room for it.
 
     Raises:
         EngineDeadError: the engine died.
     """
     while True:
-        status, number, body = await post(app, item.url, item.body)
+        status, number, found = await post(app, url, body)
         if status >= 500 and not llm.alive:
             raise EngineDeadError(llm.reason, "Run the same command with --resume.")
         if status not in _BUSY:
-            return status, number, body
+            return status, number, found
         await asyncio.sleep(_RETRY_S)
 
 

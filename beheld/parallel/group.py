@@ -2,8 +2,8 @@
 
 Small sums between GPUs that reach one another's memory are a kernel of our own (peers.py).
 
-The groups are made without torch.distributed's default group, so a caller's own use of that is not disturbed. Ranks
-find each other through a file in a folder that only this user can read, and connect on the loopback interface alone.
+The groups are made without torch.distributed's default group, so a caller's own use of that is not disturbed. How ranks
+find each other and at which address they connect is said in meeting.py.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.parallel.meeting import Folder, Meeting, interface_of
 from beheld.parallel.peers import PeerSums
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_LOOPBACK = "127.0.0.1"
 # The watchdog of the executor notices ranks that are gone or stuck; this limit is only the last resort, because loading
 # weights may take one rank minutes longer than another.
 _LIMIT = datetime.timedelta(minutes=60)
-_CONNECT = datetime.timedelta(seconds=60)
 _LEAVE_S = 5.0
 # Sends that are under way at once.
 _SENT = 32
 
-# What NCCL reads when a group is made, unless the user has set it: it connects on the loopback interface, leaves NVLink
-# multicast off, and does not end this process when another rank is gone, which the watchdog of the executor notices.
+# What NCCL reads when a group is made, unless the user has set it: it leaves NVLink multicast off, and does not end
+# this process when another rank is gone, which the watchdog of the executor notices.
 _NCCL = {
-    "NCCL_SOCKET_IFNAME": "lo",
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -54,7 +52,7 @@ class RankGroup:
 
     Args:
         rank, size: which rank this process is, and how many there are.
-        folder: a folder for this group alone, readable by this user only.
+        folder: a folder for this group alone, readable by this user only; or another place where ranks meet.
         backend: what sums and gathers tensors of the model's device, "gloo" or "nccl".
         ready: called before this rank connects to the others, at its first collective. Connecting cannot be
             interrupted, so it returns when all ranks are about to connect, or raises.
@@ -65,15 +63,16 @@ class RankGroup:
         waits_since: when it began the one that it waits in, by time.monotonic; None if it waits in none.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path, backend: str, ready: Callable[[], None]) -> None:
+    def __init__(self, rank: int, size: int, folder: Path | Meeting, backend: str, ready: Callable[[], None]) -> None:
         self.rank, self.size = rank, size
         self.entered = 0
         self.waits_since: float | None = None
-        self._folder, self._backend, self._ready = folder, backend, ready
+        self._meeting = Folder(folder) if isinstance(folder, Path) else folder
+        self._backend, self._ready = backend, ready
         self._host: Any = None
         self._device: Any = None
         self._peers: PeerSums | None = None
-        self._peers_known = backend != "nccl" or not env.PEER_SUMS()
+        self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self.number = max(_groups, default=0) + 1
@@ -87,15 +86,15 @@ class RankGroup:
         dist: Any = distributed
 
         self._ready()
-        store = dist.FileStore(str(self._folder / "ranks"), self.size)
-        store.set_timeout(_CONNECT)
+        store, address = self._meeting.store(self.size), self._meeting.address
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = _LIMIT
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
         self._device = self._host
         if self._backend == "nccl":
-            for name, value in _NCCL.items():
+            interface = interface_of(address)
+            for name, value in (_NCCL | ({"NCCL_SOCKET_IFNAME": interface} if interface else {})).items():
                 os.environ.setdefault(name, value)
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _LIMIT
@@ -261,7 +260,8 @@ class RankGroups:
     Args:
         number: the rank, of all; rank 0 is of the last stage.
         ranks, stages: how many share a stage, and how many stages there are.
-        folder, backend, ready: see RankGroup.
+        meeting: where all ranks find each other.
+        backend, ready: see RankGroup.
 
     Attributes:
         shared: None if a rank holds a stage alone.
@@ -269,20 +269,18 @@ class RankGroups:
     """
 
     def __init__(
-        self, number: int, ranks: int, stages: int, folder: Path, backend: str, ready: Callable[[], None]
+        self, number: int, ranks: int, stages: int, meeting: Meeting, backend: str, ready: Callable[[], None]
     ) -> None:
         self._told = False
         self._ready = ready
         stage, part = stages - 1 - number // ranks, number % ranks
-        self.shared = self._made("stage", stage, part, ranks, folder, backend)
-        self.piped = self._made("part", part, stage, stages, folder, backend)
+        self.shared = self._made("stage", stage, part, ranks, meeting, backend)
+        self.piped = self._made("part", part, stage, stages, meeting, backend)
 
-    def _made(self, kind: str, which: int, rank: int, size: int, folder: Path, backend: str) -> RankGroup | None:
+    def _made(self, kind: str, which: int, rank: int, size: int, meeting: Meeting, backend: str) -> RankGroup | None:
         if size == 1:
             return None
-        own = folder / f"{kind}-{which}"
-        own.mkdir(mode=0o700, exist_ok=True)
-        return RankGroup(rank, size, own, backend, self._once)
+        return RankGroup(rank, size, meeting.part(f"{kind}-{which}"), backend, self._once)
 
     def _once(self) -> None:
         if not self._told:

@@ -18,6 +18,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from array import array
 from dataclasses import dataclass
 from typing import Any
@@ -266,13 +267,15 @@ def _content(file: int, size: int, start: int) -> memoryview:
     return body
 
 
-def end_with(end: socket.socket) -> None:
-    """End this process as soon as the other side ends, whatever this process is doing."""
+def end_with(end: socket.socket, after_s: float = 0.0) -> None:
+    """End this process as soon as the other side ends, or so much later, whatever this process is doing."""
 
     def watch() -> None:
         gone = select.poll()
-        gone.register(end, 0)
+        # Between hosts, the end of one side only shows as this event.
+        gone.register(end, select.POLLRDHUP)
         gone.poll()
+        time.sleep(after_s)
         # There is nothing to save and no one to answer to.
         os._exit(0)
 

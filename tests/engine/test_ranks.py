@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
 from beheld.core.pooling import PoolerInfo
+from beheld.engine import ranks as engine_ranks
 from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.local import LocalExecutor
 from tests import tiny
@@ -76,7 +78,8 @@ def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
         ("cpu", None, 1, 1),
         ("cpu", "mp", 1, 2),
         ("cuda", None, 2, 2),
-        ("cuda", "ray", 8, 2),
+        ("cuda", "ray", 1, 2),
+        ("cpu", "ray", 1, 2),
         ("cuda", None, 1, 1),
         ("cuda", "uni", 2, 1),
     ],
@@ -85,8 +88,25 @@ def test_ranks_are_as_many_as_gpus_or_asked_for(
     device: str, backend: str | None, num_devices: int, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: num_devices)
+    monkeypatch.setattr(engine_ranks, "need_ray", lambda asking, param: None)
     args = EngineArgs(tensor_parallel_size=2, distributed_executor_backend=backend)
     assert ranks_of(args, pipes.info("llama"), device) == (wanted, 1)
+
+
+def test_without_ray_one_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    args = EngineArgs(tensor_parallel_size=2, distributed_executor_backend="ray")
+    with pytest.raises(ConfigError, match="with 2 ranks needs Ray") as caught:
+        ranks_of(args, pipes.info("llama"), "cpu")
+    assert "pip install 'beheld[ray]'" in str(caught.value)
+    assert caught.value.param == "distributed_executor_backend"
+
+
+def test_one_rank_needs_no_ray(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with caplog.at_level(logging.INFO):
+        assert ranks_of(EngineArgs(distributed_executor_backend="ray"), pipes.info("llama"), "cpu") == (1, 1)
+    assert ["no effect with one rank" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(("encodes", "wanted"), [(False, 2), (True, 1)])

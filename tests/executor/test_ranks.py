@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
+from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import EngineDeadError, ModelError, StepError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, SeqSlice, StepPlan
+from beheld.engine import ranks as engine_ranks
 from beheld.executor import multi, watchdog
 from beheld.executor.multi import MultiExecutor
 from beheld.executor.rank import config_text
+from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, RankFailed, StepFailed, packed, unpacked
 from beheld.sandbox.link import Link, pair
@@ -104,6 +107,33 @@ def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: 
         with pytest.raises(EngineDeadError, match=r"on one rank alone \(no memory here\)"):
             llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
         assert gone(pid)
+
+
+HOSTS: dict[str, Any] = {"distributed_executor_backend": "ray"}
+
+
+@pytest.mark.parametrize("more", [{}, STAGES], ids=["part", "stage"])
+def test_ranks_of_other_hosts_give_the_same_tokens(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_ranks, "need_ray", lambda asking, param: None)
+    prompts = [tiny.wrap("llama", "one"), tiny.wrap("llama", "two")]
+    with make("llama", cases.ROOMY) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    with start(more=HOSTS | more) as llm:
+        assert isinstance(executor_of(llm), RayExecutor)
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    assert found == wanted
+
+
+def test_a_rank_of_another_host_that_ends_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_ranks, "need_ray", lambda asking, param: None)
+    with start(more=HOSTS) as llm:
+        process = executor_of(llm)._ranks[0].process
+        assert isinstance(process, RemoteProcess)
+        process._actor.kill()
+        began = time.monotonic()
+        with pytest.raises(EngineDeadError, match=r"rank 1 on 127\.0\.0\.1 is gone"):
+            llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
+        assert time.monotonic() - began < 10.0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)

@@ -1,0 +1,1 @@
+"""Processes on other hosts: Ray starts them, and each connects back with a token."""

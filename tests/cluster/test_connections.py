@@ -1,0 +1,193 @@
+"""Connections between hosts: only with the token, frames whole or not at all, and an end that both sides notice."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beheld.cluster.handshake import Door, connect, new_token
+from beheld.executor.wire import CODEC, Beat, Sync
+from beheld.sandbox import stream_link
+from beheld.sandbox.link import FrameError
+from beheld.sandbox.stream_link import StreamLink
+from tests.ranks import _connected
+
+
+def meet(token: bytes, others: bytes) -> tuple[Any, list[Any]]:
+    """What the door gives, and the other side's connection or error."""
+    door, made = Door("127.0.0.1", token), list[Any]()
+
+    def come() -> None:
+        try:
+            made.append(connect("127.0.0.1", door.port, 7, others, 5.0))
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    found = door.accept(5.0)
+    thread.join()
+    door.close()
+    return found, made
+
+
+def test_both_sides_know_the_token() -> None:
+    token = new_token()
+    (number, ours), (theirs,) = meet(token, token)
+    assert number == 7
+    ours.sendall(b"x")
+    assert theirs.recv(1) == b"x"
+    ours.close()
+    theirs.close()
+
+
+def test_a_wrong_token_is_refused_on_both_sides() -> None:
+    found, (error,) = meet(new_token(), new_token())
+    assert found is None
+    assert isinstance(error, ConnectionError)
+
+
+def test_the_token_itself_is_never_sent() -> None:
+    token, seen = new_token(), bytearray()
+    door = Door("127.0.0.1", token)
+    with socket.create_server(("127.0.0.1", 0)) as between:
+
+        def carry(source: socket.socket, to: socket.socket) -> None:
+            while data := source.recv(4096):
+                seen.extend(data)
+                to.sendall(data)
+
+        def relay() -> None:
+            left, _ = between.accept()
+            right = socket.create_connection(("127.0.0.1", door.port))
+            threading.Thread(target=carry, args=(right, left), daemon=True).start()
+            carry(left, right)
+
+        threading.Thread(target=relay, daemon=True).start()
+        ends = list[socket.socket]()
+        port = between.getsockname()[1]
+        thread = threading.Thread(target=lambda: ends.append(connect("127.0.0.1", port, 1, token)))
+        thread.start()
+        found = door.accept(5.0)
+        thread.join()
+    assert found is not None
+    assert len(seen) > 64
+    assert token not in seen
+    door.close()
+    ends[0].close()
+    found[1].close()
+
+
+def test_whoever_only_connects_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.cluster import handshake
+
+    monkeypatch.setattr(handshake, "_STEP_S", 0.05)
+    door = Door("127.0.0.1", new_token())
+    with socket.create_connection(("127.0.0.1", door.port)):
+        assert door.accept(5.0) is None
+    door.close()
+
+
+def links() -> tuple[StreamLink, StreamLink]:
+    ours, theirs = _connected()
+    return StreamLink(ours, CODEC), StreamLink(theirs, CODEC)
+
+
+def test_values_of_all_sizes_arrive_in_order() -> None:
+    ours, theirs = links()
+    large = np.arange(1 << 20, dtype=np.int32)
+    thread = threading.Thread(target=lambda: [ours.send(each) for each in (Beat(1), (large, large), Sync(2))])
+    thread.start()
+    assert theirs.receive() == Beat(1)
+    first, second = theirs.receive()
+    assert (first == large).all()
+    assert (second == large).all()
+    assert theirs.receive(1.0) == Sync(2)
+    thread.join()
+    ours.close()
+    with pytest.raises(EOFError):
+        theirs.receive()
+    theirs.close()
+
+
+def test_silence_is_told_from_an_end() -> None:
+    ours, theirs = links()
+    with pytest.raises(TimeoutError):
+        theirs.receive(0.01)
+    ours.send(Beat(3))
+    assert theirs.receive(1.0) == Beat(3)
+    ours.close()
+    theirs.close()
+
+
+def test_a_frame_that_stops_in_the_middle_is_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that loses its power says nothing more; nobody may wait for it without end."""
+    monkeypatch.setattr(stream_link, "_STALL_S", 0.05)
+    ours, theirs = _connected()
+    link = StreamLink(theirs, CODEC)
+    ours.sendall(b"bhls\0\0")
+    with pytest.raises(EOFError):
+        link.receive()
+    ours.close()
+    link.close()
+
+
+def test_a_reader_that_is_stuck_stops_the_sender() -> None:
+    ours, theirs = links()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        ours.send(np.zeros(1 << 24, dtype=np.uint8), 0.1)
+    assert time.monotonic() - began < 5.0
+    # A part of the frame has left, so nothing may follow it.
+    with pytest.raises(OSError):
+        ours.send(Beat(1))
+    ours.close()
+    theirs.close()
+
+
+def test_a_cut_wakes_who_waits() -> None:
+    ours, theirs = links()
+    threading.Timer(0.05, ours.cut).start()
+    with pytest.raises(EOFError):
+        ours.receive()
+    ours.close()
+    theirs.close()
+
+
+def test_an_end_that_was_closed_here_is_an_end() -> None:
+    """A front end closes the link of an engine while a thread reads it."""
+    ours, theirs = links()
+    ours.close()
+    with pytest.raises(EOFError):
+        ours.receive()
+    theirs.close()
+
+
+@pytest.mark.parametrize("head", [b"none", b"bhls" + b"\xff" * 12])
+def test_what_is_no_frame_ends_the_connection(head: bytes) -> None:
+    ours, theirs = _connected()
+    link = StreamLink(theirs, CODEC)
+    ours.sendall(head.ljust(16, b"\0"))
+    with pytest.raises(EOFError):
+        link.receive()
+    ours.close()
+    link.close()
+
+
+def test_a_body_that_cannot_be_read_harms_no_other_frame() -> None:
+    ours, theirs = _connected()
+    link = StreamLink(theirs, CODEC)
+    ours.sendall(stream_link._HEAD.pack(b"bhls", 2, 3) + b"ab" + b"???")
+    with pytest.raises(FrameError) as caught:
+        link.receive()
+    assert caught.value.label == b"ab"
+    assert link.num_unread == 1
+    StreamLink(ours, CODEC).send(Beat(5))
+    assert link.receive() == Beat(5)
+    ours.close()
+    link.close()
