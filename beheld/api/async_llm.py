@@ -9,16 +9,18 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api import transcribe
+from beheld.api.beam import answer_of, step_of
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
+from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
@@ -237,6 +239,64 @@ class AsyncLLM:
             client,
             grounding,
         )
+
+    async def beam_search(
+        self,
+        prompt: PromptType | Chat,
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        *,
+        logprobs: int | None = None,
+        skip_special_tokens: bool = True,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        client: str = "",
+        prepared: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The likeliest answers to a prompt or a conversation; see core/beams.py for what the scores are.
+
+        Args:
+            logprobs: how many candidates are given for each token besides itself; None for no log-probabilities.
+            prepared: as for `chat`.
+
+        Yields:
+            One output, with `beam_width` answers, the best first.
+
+        Raises:
+            UserError, EngineError: a request failed.
+        """
+        self._check_alive()
+        self._attach()
+        started, number = time.monotonic(), next(self._numbers)
+        step = step_of(checked(params), detokenize=logprobs is not None)
+        name = str(number) if request_id is None else request_id
+        first = await self._prepared(
+            RequestOrder(prompt, step, name, lora=lora_request, priority=priority, arrival=started, client=client)
+        )
+        # The input may be large, and the search may take long.
+        del prompt
+        prepared()
+        search = BeamSearch(first.token_ids, params, sorted(self.info.eos_ids), self.config.max_model_len)
+        output: RequestOutput | None = None
+        while search.beams:
+            asked = [
+                self._begin(replace(first, id=f"{name}/{place}", token_ids=tuple(beam.tokens)), step, started)
+                for place, beam in enumerate(search.beams)
+            ]
+            try:
+                answered = [await self._ended(live) for live in asked]
+            finally:
+                for live in asked:
+                    self._forget(live)
+            output = answered[0] if output is None else replace(output, milliseconds=answered[-1].milliseconds)
+            search.take([one.outputs[0].logprobs[0] for one in answered])
+        assert output is not None, "a search without a step"
+        tokenizer = self._inputs.tokenizer
+        output.outputs = [
+            answer_of(sequence, len(first.token_ids), index, logprobs, tokenizer, skip_special_tokens)
+            for index, sequence in enumerate(search.best())
+        ]
+        yield replace(output, request_id=name, prompt_token_ids=list(first.token_ids))
 
     def encode(
         self,
@@ -522,6 +582,24 @@ class AsyncLLM:
         self._live.update(dict.fromkeys(ids, live))
         self._engine.send(Submit(tuple(requests)))
         return live
+
+    def _begin(self, request: Request, params: SamplingParams, started: float) -> _LiveRequest:
+        """Submit a prepared request, of which only the end is wanted."""
+        self._check_alive()
+        collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
+        live = _LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
+        self._live[request.id] = live
+        self._engine.send(Submit((request,)))
+        return live
+
+    async def _ended(self, live: _LiveRequest) -> Any:
+        """The whole output of a request."""
+        await live.changed.wait()
+        output = live.collector.output()
+        if output.error is not None:
+            raise output.error
+        output.milliseconds = live.milliseconds()
+        return output
 
     async def _prepared(self, order: RequestOrder) -> Request:
         """A prepared request. Fetching waits in the event loop; all other work runs in the pools' threads.

@@ -1,13 +1,13 @@
-"""Beam search over LLM: one request of one token for each kept sequence and position."""
+"""Beam search over LLM: one request of one token for each kept sequence and position. AsyncLLM shares its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams
+from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from beheld.core.config import EngineConfig
-from beheld.core.outputs import Logprob
+from beheld.core.outputs import CompletionOutput, Logprob
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest
 
@@ -27,6 +27,46 @@ class Generates(Protocol):
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer."""
+
+
+def step_of(params: BeamSearchParams, *, detokenize: bool = False) -> SamplingParams:
+    """The parameters of the requests of a search: the likeliest next tokens of a sequence.
+
+    Args:
+        detokenize: whether candidates have texts.
+    """
+    return SamplingParams(temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=detokenize)
+
+
+def answer_of(
+    sequence: BeamSearchSequence, start: int, index: int, logprobs: int | None, tokenizer: Any, skip_special: bool
+) -> CompletionOutput:
+    """A sequence of a search as an answer.
+
+    Args:
+        start: the length of the prompt.
+        index: the answer's number.
+        logprobs: how many candidates are given for each token besides itself; None for no log-probabilities.
+        tokenizer: None leaves the text empty.
+        skip_special: whether the text leaves out special tokens.
+    """
+    tokens = sequence.tokens[start:]
+    # The token that ends an answer is not part of its text.
+    shown = tokens[:-1] if sequence.finish_reason == "stop" else tokens
+    kept: list[dict[int, Logprob]] | None = None
+    if logprobs is not None:
+        kept = []
+        for token, likely in zip(tokens, sequence.logprobs, strict=True):
+            best = sorted(likely, key=lambda one: -likely[one].logprob)[:logprobs]
+            kept.append({one: likely[one] for one in dict.fromkeys((token, *best))})
+    return CompletionOutput(
+        index,
+        "" if tokenizer is None else tokenizer.decode(shown, skip_special_tokens=skip_special),
+        tokens,
+        sequence.cum_logprob,
+        kept,
+        sequence.finish_reason,
+    )
 
 
 def beam_search(
@@ -60,7 +100,7 @@ def _searched(
     config: EngineConfig,
 ) -> list[BeamSearchOutput]:
     """Search some prompts in common steps."""
-    step = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False)
+    step = step_of(params)
     searches = [BeamSearch(_ids(llm, prompt), params, eos_ids, config.max_model_len) for prompt, _ in prompts]
     while any(search.beams for search in searches):
         asked = [

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from beheld.api.async_llm import AsyncLLM, Pieces
+from beheld.api.async_llm import AsyncLLM, Chat, Pieces
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
 from beheld.core.request import ForeignTemplate, LoRARequest
@@ -14,7 +14,7 @@ from beheld.server import limits
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import NONE, ServerOptions
-from beheld.server.sampling import sampling
+from beheld.server.sampling import beams_of, sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
@@ -92,6 +92,8 @@ def chunks(
     if defaults.max_tokens == SamplingParams().max_tokens:
         # The checkpoint recommends no length: an answer goes on until the model ends it.
         defaults.max_tokens = None
+    grammar = tools.grammar is not None
+    beams = beams_of(body, options, llm.config.max_model_len if longest is None else longest, formed=grammar)
     params = sampling(
         body,
         defaults,
@@ -109,22 +111,35 @@ def chunks(
         body.messages.clear()
         head.used()
 
+    messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+    asked: dict[str, Any] = {
+        "lora_request": head.lora,
+        "priority": body.priority or 0,
+        "client": head.client,
+        "prepared": prepared,
+    }
+    shown: dict[str, Any] = template_of(body, options) | {
+        "template_kwargs": _variables(body, llm.chat_template),
+        "cache_salt": salt,
+        "tools": tools.shown,
+    }
+    if beams is not None:
+        # The end of the reasoning must be in the text, also where it is a special token.
+        skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
+        asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
+        outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
+        return _chunks(outputs, body, head, tools, marks)
     outputs = llm.chat(
-        [message_of(message, number, options) for number, message in enumerate(body.messages)],
+        messages,
         params,
         head.id,
-        lora_request=head.lora,
-        priority=body.priority or 0,
-        client=head.client,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
-        prepared=prepared,
-        cache_salt=salt,
         grounding=body.grounding is True,
-        tools=tools.shown,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
         reasoning=None if marks is None else _reasoning_before(params.structured_outputs, marks),
-        **(template_of(body, options) | {"template_kwargs": _variables(body, llm.chat_template)}),
+        **asked,
+        **shown,
     )
     return _chunks(outputs, body, head, tools, marks)
 

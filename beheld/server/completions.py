@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
-from beheld.core.outputs import CompletionOutput, RequestOutput
+from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import check_answers, sampling
+from beheld.server.sampling import beams_of, check_answers, sampling
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk, grounding_of, usage_of
 
 Prompt = str | list[int]
+# OpenAI's four lists of a choice's tokens, by name.
+Lists = dict[str, list[Any]]
+_LEAST = -9999.0
 
 
 def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
@@ -50,37 +54,88 @@ def chunks(
     Raises:
         HttpError, ParamsError: fields contradict each other, or one is out of range.
     """
-    if body.echo and body.logprobs is not None:
-        raise HttpError(400, "echo with logprobs is not supported.", "Use prompt_logprobs.", param="echo")
     prompts = prompts_of(body, options)
-    params = sampling(
-        body,
-        llm.get_default_sampling_params(),
-        options,
-        max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-    )
-    pieces = Pieces.DELTA if body.stream else Pieces.FINAL
-    streams = [
-        llm.generate(
-            _prompt(prompt, salt),
-            params,
-            f"{head.id}-{k}",
-            lora_request=head.lora,
-            priority=body.priority or 0,
-            client=head.client,
-            pieces=pieces,
-            grounding=body.grounding is True,
-        )
-        for k, prompt in enumerate(prompts)
-    ]
+    beams = beams_of(body, options, body.max_tokens)
+    many = 1 if beams is None else beams.beam_width
+    asked: dict[str, Any] = {"lora_request": head.lora, "priority": body.priority or 0, "client": head.client}
+    if beams is not None:
+        if body.echo and body.logprobs is not None:
+            raise HttpError(
+                400, "A search has no log-probabilities of the prompt.", "Leave echo or logprobs out.", param="echo"
+            )
+        asked |= {"logprobs": body.logprobs, "skip_special_tokens": body.skip_special_tokens is not False}
+        streams = [
+            llm.beam_search(_prompt(prompt, salt), beams, f"{head.id}-{k}", **asked) for k, prompt in enumerate(prompts)
+        ]
+    else:
+        own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
+        if body.echo and body.logprobs is not None:
+            own["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        if _only_echo(body):
+            # The engine answers with a token at least, which is not shown.
+            own["max_tokens"] = 1
+        params = sampling(body, llm.get_default_sampling_params(), options, **own)
+        many = params.n
+        pieces = Pieces.DELTA if body.stream else Pieces.FINAL
+        streams = [
+            llm.generate(
+                _prompt(prompt, salt),
+                params,
+                f"{head.id}-{k}",
+                pieces=pieces,
+                grounding=body.grounding is True,
+                **asked,
+            )
+            for k, prompt in enumerate(prompts)
+        ]
 
     async def shown(output: RequestOutput) -> str:
         """The prompt as the model saw it."""
         given_as_text = isinstance(prompts[0], str) and body.truncate_prompt_tokens is None
         return (output.prompt or "") if given_as_text else await llm.text_of(output.prompt_token_ids or ())
 
-    return _chunks(streams, body, head, params.n, shown if body.echo else None)
+    echo: Echo | None = None
+    if body.echo:
+        echo = Echo(shown, llm.text_of, body.logprobs)
+    return _chunks(streams, body, head, many, echo)
+
+
+def _only_echo(body: CompletionRequest) -> bool:
+    """Whether the request asks for its prompt alone, as evaluations do for its log-probabilities."""
+    return bool(body.echo) and body.max_tokens == 0
+
+
+@dataclass(frozen=True)
+class Echo:
+    """How the prompt is shown before the answer.
+
+    Attributes:
+        text: the prompt as the model saw it.
+        text_of: the text of token ids.
+        logprobs: how many candidates are given for each of its tokens; None for no log-probabilities.
+    """
+
+    text: Callable[[RequestOutput], Awaitable[str]]
+    text_of: Callable[[Sequence[int]], Awaitable[str]]
+    logprobs: int | None
+
+    async def tokens(self, output: RequestOutput) -> Lists | None:
+        """The prompt's tokens with their log-probabilities; the first has none, as nothing precedes it."""
+        if self.logprobs is None:
+            return None
+        made, offset = _no_lists(), 0
+        given = output.prompt_logprobs or ()
+        for token, candidates in zip(output.prompt_token_ids or (), given, strict=True):
+            if candidates is None:
+                text = await self.text_of((token,))
+                _add(made, text, None, None, offset)
+            else:
+                text = candidates[token].decoded_token or ""
+                best = sorted(candidates, key=lambda one: -candidates[one].logprob)[: self.logprobs]
+                kept = {one: candidates[one] for one in dict.fromkeys((*best, token))}
+                _add(made, text, candidates[token].logprob, kept, offset)
+            offset += len(text)
+        return made
 
 
 def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
@@ -93,28 +148,36 @@ async def _chunks(
     body: CompletionRequest,
     head: ChunkHead,
     n: int,
-    echoed: Callable[[RequestOutput], Awaitable[str]] | None,
+    echo: Echo | None,
 ) -> AsyncGenerator[Chunk, None]:
     base = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
     totals = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     cached = 0
     counts: dict[int, int] = {}
     offsets: dict[int, int] = {}
+    prompts: dict[int, tuple[str, Lists | None]] = {}
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
             if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
                 entries = [
-                    None if e is None else {str(k): max(v.logprob, -9999.0) for k, v in e.items()}
+                    None if e is None else {str(k): max(v.logprob, _LEAST) for k, v in e.items()}
                     for e in output.prompt_logprobs
                 ]
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_logprobs": entries}]}
             for answer in output.outputs:
                 index = number * n + answer.index
                 begun = index in offsets
-                before = "" if echoed is None or begun else await echoed(output)
+                before, shown = "", None
+                if echo is not None and not begun:
+                    if number not in prompts:
+                        # The prompt's log-probabilities come once, also for several answers.
+                        prompts[number] = await echo.text(output), await echo.tokens(output)
+                    before, shown = prompts[number]
                 offsets.setdefault(index, len(before))
+                if _only_echo(body):
+                    answer = replace(answer, text="", token_ids=[], logprobs=[], finish_reason="length")
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
-                choice = _choice(answer, index, before, offsets, wanted=body.logprobs is not None)
+                choice = _choice(answer, index, before, shown, offsets, wanted=body.logprobs is not None)
                 yield {**base, "choices": [choice]}
             if output.finished:
                 head.ended(output, counts[number])
@@ -126,18 +189,23 @@ async def _chunks(
 
 
 def _choice(
-    answer: CompletionOutput, index: int, before: str, offsets: dict[int, int], *, wanted: bool
+    answer: CompletionOutput, index: int, before: str, echoed: Lists | None, offsets: dict[int, int], *, wanted: bool
 ) -> dict[str, Any]:
-    logprobs: dict[str, list[Any]] | None = None
-    if wanted and answer.logprobs:
-        logprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, candidates in zip(answer.token_ids, answer.logprobs, strict=True):
+    """One choice of a chunk.
+
+    Args:
+        before: the prompt's text, if it is shown here.
+        echoed: its tokens.
+        offsets: for each choice, the length of the text so far.
+        wanted: whether there are log-probabilities.
+    """
+    logprobs: Lists | None = None
+    if wanted and (answer.logprobs or echoed is not None):
+        logprobs = _no_lists() if echoed is None else {name: list(values) for name, values in echoed.items()}
+        for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             own = candidates[token]
             text = own.decoded_token or ""
-            logprobs["tokens"].append(text)
-            logprobs["token_logprobs"].append(own.logprob)
-            logprobs["top_logprobs"].append({c.decoded_token or str(k): c.logprob for k, c in candidates.items()})
-            logprobs["text_offset"].append(offsets[index])
+            _add(logprobs, text, own.logprob, candidates, offsets[index])
             offsets[index] += len(text)
     return {
         "index": index,
@@ -147,6 +215,19 @@ def _choice(
         "stop_reason": answer.stop_reason,
         **grounding_of(answer),
     }
+
+
+def _no_lists() -> Lists:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> None:
+    """Append a token; what has no probability has the least number that JSON clients expect."""
+    lists["tokens"].append(text)
+    lists["token_logprobs"].append(None if logprob is None else max(logprob, _LEAST))
+    likely = candidates and {c.decoded_token or str(k): max(c.logprob, _LEAST) for k, c in candidates.items()}
+    lists["top_logprobs"].append(likely)
+    lists["text_offset"].append(offset)
 
 
 async def merged(

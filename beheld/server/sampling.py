@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams, StructuredOutputs
 from beheld.core.repetition import RepetitionDetectionParams
@@ -54,14 +55,80 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
         raise HttpError(
             400, "prompt_logprobs are not sent in a stream.", "Set stream to false.", param="prompt_logprobs"
         )
-    if body.stream_options is not None and not body.stream:
-        raise HttpError(400, "stream_options needs stream.", "Set stream to true.", param="stream_options")
+    check_stream_options(body)
     made = {**vars(defaults), **{name: value for name, value in given.items() if value is not None}}
     if body.repetition_detection is not None:
         made["repetition_detection"] = RepetitionDetectionParams(**body.repetition_detection.model_dump())
     if given.get("structured_outputs") is None:
         made["structured_outputs"] = structured(body.response_format, body.structured_outputs)
     return SamplingParams(**made)
+
+
+# What a search cannot do: each shapes one answer token by token. Fields of sampling alone have no effect on it.
+_NOT_IN_BEAMS = (
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "repetition_detection",
+    "structured_outputs",
+)
+
+
+def beams_of(
+    body: Sampled, options: ServerOptions, max_tokens: int | None, *, formed: bool = False
+) -> BeamSearchParams | None:
+    """The beam search that a request asks for, with `n` beams; None if it asks for none.
+
+    Args:
+        max_tokens: the most tokens of an answer.
+        formed: whether another field shapes the answer's form.
+
+    Raises:
+        HttpError, ParamsError: a field is out of range, or does not go with a search.
+    """
+    if not body.use_beam_search:
+        if body.length_penalty is not None:
+            raise HttpError(
+                400,
+                "length_penalty belongs to beam search.",
+                "Set use_beam_search to true, or leave it out.",
+                param="length_penalty",
+            )
+        return None
+    check_answers(body.n, options)
+    names = [name for name in _NOT_IN_BEAMS if getattr(body, name) not in (None, [], {})]
+    if getattr(body, "grounding", None) is True:
+        names.append("grounding")
+    if formed or (body.response_format is not None and body.response_format.type != "text"):
+        names.append("response_format" if body.response_format is not None else "tool_choice")
+    if names:
+        raise HttpError(
+            400,
+            f"{names[0]} and use_beam_search cannot be combined.",
+            "Leave one of them out.",
+            param="use_beam_search",
+        )
+    check_stream_options(body)
+    return BeamSearchParams(
+        beam_width=body.n or 1,
+        max_tokens=SamplingParams().max_tokens if max_tokens is None else max_tokens,
+        ignore_eos=body.ignore_eos or False,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+    )
+
+
+def check_stream_options(body: Sampled) -> None:
+    """Raise HttpError if the request says something of a stream that it does not ask for."""
+    if body.stream_options is not None and not body.stream:
+        raise HttpError(400, "stream_options needs stream.", "Set stream to true.", param="stream_options")
 
 
 def check_answers(n: int | None, options: ServerOptions) -> None:

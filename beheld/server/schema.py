@@ -378,7 +378,6 @@ _REMEDIES = {
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
-    "use_beam_search": "Beam search is not supported; leave it out.",
     "verbosity": "Write it in the messages.",
 }
 
@@ -433,6 +432,8 @@ class Sampled(Body):
     structured_outputs: Structured | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Number | None = None
     user: Name | None = None
     grounding: bool | None = None
 

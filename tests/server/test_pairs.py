@@ -104,7 +104,7 @@ CLASHES: list[tuple[list[Value], list[Value]]] = [
         values("allowed_token_ids") + values("bad_words") + values("min_tokens"),
     ),
     (OF_CHAT, PROMPTS[:3] + values("echo")),
-    (values("echo"), PROMPTS[3:] + values("logprobs")),
+    (values("echo"), PROMPTS[3:]),
     (values("stream"), values("prompt_logprobs")),
     (values("stream", 0)[:1] + values("prompt_logprobs"), values("stream_options")),
     (values("truncate_prompt_tokens"), PROMPTS[4:]),
@@ -113,7 +113,7 @@ CLASHING = {frozenset((one, other)) for left, right in CLASHES for one in left f
 # Fields without a column: what a column says by another field, and what needs a trusting server or a talk of its own.
 NO_COLUMN = {
     *("max_completion_tokens", "top_logprobs", "tool_choice", "messages"),
-    *("chat_template", "mm_processor_kwargs", "continue_final_message"),
+    *("chat_template", "mm_processor_kwargs", "continue_final_message", "use_beam_search", "length_penalty"),
 }
 
 

@@ -127,7 +127,7 @@ def test_an_answer_as_a_client_kept_it_is_taken_back(running: Running) -> None:
     assert refused.status_code == 400
 
 
-@pytest.mark.parametrize("name", ["best_of", "functions", "web_search_options", "use_beam_search", "surprise"])
+@pytest.mark.parametrize("name", ["best_of", "functions", "web_search_options", "surprise"])
 def test_what_would_change_an_answer_is_refused(running: Running, name: str) -> None:
     error = running.post(CHAT, HI | {name: 5}).json()["error"]
     assert (error["param"], error["code"]) == (name, "unknown_field")

@@ -1,0 +1,132 @@
+"""What evaluations ask for: the prompt's log-probabilities before the answer, and beam search."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from beheld import LLM, SamplingParams
+from beheld.core.beams import BeamSearchParams
+from tests.server.running import ENGINE, Running, data_url
+from tests.server.test_refusals import refused
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def offline(running: Running) -> LLM:
+    """The same model without a server."""
+    return LLM(running.llm.info.path, **ENGINE)
+
+
+def complete(running: Running, **body: Any) -> list[dict[str, Any]]:
+    answer = running.post(COMPLETE, GREEDY | body)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["choices"]
+    return found
+
+
+def test_an_echo_has_the_log_probabilities_of_the_prompt(running: Running, offline: LLM) -> None:
+    ids = running.post("/tokenize", {"prompt": "a small cat sat"}).json()["tokens"]
+    wanted = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, logprobs=2, prompt_logprobs=2)
+    (expected,) = offline.generate({"prompt_token_ids": ids}, wanted, use_tqdm=False)
+    (choice,) = complete(running, prompt=ids, echo=True, logprobs=2, max_tokens=2)
+    lists = choice["logprobs"]
+    assert {len(values) for values in lists.values()} == {len(ids) + 2}
+    assert (lists["token_logprobs"][0], lists["top_logprobs"][0]) == (None, None)
+    rows = [*(expected.prompt_logprobs or ())[1:], *(expected.outputs[0].logprobs or ())]
+    for token, row, value in zip(
+        [*ids[1:], *expected.outputs[0].token_ids], rows, lists["token_logprobs"][1:], strict=True
+    ):
+        assert row is not None
+        np.testing.assert_allclose(value, row[token].logprob, atol=1e-4)
+    assert "".join(lists["tokens"]) == choice["text"]
+    assert lists["text_offset"] == [len("".join(lists["tokens"][:end])) for end in range(len(ids) + 2)]
+    assert all(len(candidates) in (2, 3) for candidates in lists["top_logprobs"][1:])
+
+
+def test_without_an_answer_the_prompt_comes_alone(running: Running) -> None:
+    long = complete(running, prompt=["a small cat", "two dogs"], echo=True, logprobs=0, max_tokens=1)
+    answer = running.post(COMPLETE, {"prompt": ["a small cat", "two dogs"], "echo": True, "logprobs": 0, "max_tokens": 0})
+    assert answer.json()["usage"]["completion_tokens"] == 0
+    for choice, longer, text in zip(answer.json()["choices"], long, ("a small cat", "two dogs"), strict=True):
+        assert (choice["text"], choice["finish_reason"]) == (text, "length")
+        for name, values in choice["logprobs"].items():
+            assert values == longer["logprobs"][name][:-1]
+    refused(running.post(COMPLETE, {"prompt": "x", "max_tokens": 0}), 400, "max_tokens")
+
+
+def test_a_streamed_echo_is_the_same(running: Running) -> None:
+    body = GREEDY | {"prompt": "a small cat", "echo": True, "logprobs": 1, "max_tokens": 3, "n": 2}
+    whole = complete(running, **body)
+    events = running.post(COMPLETE, body | {"stream": True}).text.split("\n\n")
+    found: dict[int, dict[str, list[Any]]] = {0: {}, 1: {}}
+    for event in events[:-2]:
+        for choice in json.loads(event.removeprefix("data: "))["choices"]:
+            for name, values in (choice["logprobs"] or {}).items():
+                found[choice["index"]].setdefault(name, []).extend(values)
+    for choice in whole:
+        assert found[choice["index"]] == choice["logprobs"]
+
+
+def test_beams_are_those_of_a_script(running: Running, offline: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.5)
+    texts = ["a small cat sat", "two dogs"]
+    expected = offline.beam_search([{"prompt": text} for text in texts], params)
+    ids = [offline.get_tokenizer().encode(text) for text in texts]
+    body = {"prompt": texts, "n": 3, "max_tokens": 5, "use_beam_search": True, "length_penalty": 0.5}
+    answer = running.post(COMPLETE, body).json()
+    tokenizer = offline.get_tokenizer()
+    wanted = [
+        tokenizer.decode(beam.tokens[len(prompt) :], skip_special_tokens=True)
+        for prompt, output in zip(ids, expected, strict=True)
+        for beam in output.sequences
+    ]
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    assert len(set(wanted[:3])) == 3
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    with_logprobs = running.post(COMPLETE, body | {"logprobs": 1, "prompt": texts[0]}).json()["choices"]
+    np.testing.assert_allclose(
+        [sum(choice["logprobs"]["token_logprobs"]) for choice in with_logprobs],
+        [beam.cum_logprob for beam in expected[0].sequences],
+        atol=1e-3,
+    )
+    streamed = running.post(COMPLETE, body | {"stream": True}).text
+    chunks = [json.loads(event[6:]) for event in streamed.split("\n\n")[:-2]]
+    assert [choice["text"] for chunk in chunks for choice in chunk["choices"]] == wanted
+    running.idle()
+
+
+def test_beams_over_a_picture(running: Running, offline: LLM) -> None:
+    picture = {"type": "image_url", "image_url": {"url": data_url()}}
+    messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}]
+    body = {"messages": messages, "n": 2, "max_tokens": 4, "use_beam_search": True, "ignore_eos": True}
+    answer = running.post(CHAT, body).json()
+    found = [choice["message"]["content"] for choice in answer["choices"]]
+    assert answer["media"][0]["tokens"] > 0
+    # The best of one beam is the greedy answer.
+    greedy = running.post(CHAT, GREEDY | {"messages": messages, "max_tokens": 4}).json()["choices"][0]["message"]
+    one = running.post(CHAT, body | {"n": 1}).json()["choices"][0]["message"]
+    assert one["content"] == greedy["content"]
+    assert len(found) == len(set(found)) == 2
+    running.idle()
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"stop": ["x"]}, "use_beam_search"),
+        ({"response_format": {"type": "json_object"}}, "use_beam_search"),
+        ({"n": 99}, "n"),
+        ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_what_does_not_go_with_beams(running: Running, more: dict[str, Any], param: str) -> None:
+    refused(running.post(COMPLETE, {"prompt": "x", "max_tokens": 2, "use_beam_search": True, **more}), 400, param)
