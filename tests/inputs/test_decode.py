@@ -55,7 +55,8 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     picture = decode.open_bytes(data, LIMITS)
     with Image.open(io.BytesIO(data)) as image:
         assert same(picture.image, ImageOps.exif_transpose(image).convert("RGB"))
-    assert picture.treated == ({"exif_rotated": True} if orientation != 1 else {})
+    turned = {"exif_rotated": True, "exif_orientation": orientation}
+    assert picture.treated == (turned if orientation != 1 else {})
     assert picture.lost == ()
 
 
