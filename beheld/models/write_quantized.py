@@ -35,7 +35,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundingPlan:
     """What becomes of a checkpoint's entries.
 
     Attributes:
@@ -49,7 +49,7 @@ class Plan:
     ignored: tuple[str, ...]
 
 
-def plan(info: ModelInfo, hf_config: Any, method: str) -> Plan:
+def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
     """Choose what is rounded.
 
     Raises:
@@ -93,10 +93,10 @@ def plan(info: ModelInfo, hf_config: Any, method: str) -> Plan:
         kept |= {name.removesuffix(".weight"), linears[name] or name.removesuffix(".weight")}
     if not rounded:
         raise ModelError(f"None of the linear layers of {info.name!r} can be rounded by {method}.")
-    return Plan(form, rounded, tuple(sorted(kept)))
+    return RoundingPlan(form, rounded, tuple(sorted(kept)))
 
 
-def write(info: ModelInfo, chosen: Plan, out: Path, moments: Callable[[str], Tensor | None]) -> tuple[int, int]:
+def write(info: ModelInfo, chosen: RoundingPlan, out: Path, moments: Callable[[str], Tensor | None]) -> tuple[int, int]:
     """Write the checkpoint to a new folder; returns the bytes of the weights before and after.
 
     Args:
