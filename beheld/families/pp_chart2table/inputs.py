@@ -27,6 +27,4 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
     return re.sub(f"(?:{_TOKEN})+", _TOKEN, text)
 
 
-INPUTS = FamilyInputs(
-    placeholders={"image": f"<img>{_TOKEN}</img>"}, call=call, rewrite=rewrite, rewrite_chat=rewrite
-)
+INPUTS = FamilyInputs(placeholders={"image": f"<img>{_TOKEN}</img>"}, call=call, rewrite=rewrite, rewrite_chat=rewrite)
