@@ -146,8 +146,11 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
     reads = processor if recipe.reader is None else recipe.reader(processor)
-    inputs = dict((reads if media or recipe.alone else processor.tokenizer)(text=[words], return_tensors="pt", **media,
-        **(recipe.options | recipe.sizes if media else {})))
+    inputs = dict(
+        (reads if media or recipe.alone else processor.tokenizer)(
+            text=[words], return_tensors="pt", **media, **(recipe.options | recipe.sizes if media else {})
+        )
+    )
     inputs.pop("video_metadata", None)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
@@ -174,8 +177,8 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
         requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
     with LLM(
-        model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512, disable_log_stats=True,
-        max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
+        model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512,
+        disable_log_stats=True, max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
         mm_processor_kwargs=dict(recipe.sizes) or None,
         limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
     ) as llm:  # fmt: skip
@@ -705,7 +708,12 @@ RECIPES: dict[str, Recipe] = {
                 "ssm_state_size": 16,
             },
             "video_token_id": ids["<video>"],
-            "vision_config": {"model_type": "radio", "image_size": 64, "patch_size": 16, "video_temporal_patch_size": 2},
+            "vision_config": {
+                "model_type": "radio",
+                "image_size": 64,
+                "patch_size": 16,
+                "video_temporal_patch_size": 2,
+            },
             "vision_hidden_size": 32,
         },
         lambda tokenizer: transformers.NemotronH_Omni_Reasoning_V3Processor(
