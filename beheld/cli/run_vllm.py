@@ -12,9 +12,10 @@ from pathlib import Path
 from beheld.core.errors import ConfigError
 
 # What is not the user's code: beheld, Python's library and installed packages.
-_NOT_THEIRS = tuple(
-    Path(folder).resolve() for folder in (Path(__file__).parents[1], *map(sysconfig.get_path, ("stdlib", "purelib")))
-)
+_NOT_THEIRS = [
+    Path(folder).resolve()
+    for folder in (Path(__file__).parents[1], sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
