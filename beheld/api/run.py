@@ -17,6 +17,7 @@ from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
+from beheld.utils.log import at_terminal
 
 # How long the first step waits for one more job. Several steps of few rows take longer than one of many, and launching
 # them takes the interpreter from the preparing threads. On an H200, 256 known images, 7B: 180 requests/s against 172,
@@ -49,11 +50,14 @@ class Bars:
             from tqdm import tqdm
 
             make = tqdm if progress is True else progress
-            self._adding = make(total=total, desc="Adding requests", dynamic_ncols=True)
+            # The second bar stands below the first by codes that move a terminal's cursor; a file has none.
+            place = {"position": 0} if progress is True and not at_terminal() else {}
+            self._adding = make(total=total, desc="Adding requests", dynamic_ncols=True, **place)
             self._answering = make(
                 total=total,
                 desc="Processed prompts",
                 dynamic_ncols=True,
+                **place,
                 postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
             )
 

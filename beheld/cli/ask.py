@@ -37,9 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, and print the answer."""
-    import os
-
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     with paused_collector():
         from beheld.api.llm import LLM
         from beheld.core.params import SamplingParams

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import glob
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -74,7 +73,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the job."""
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     if arguments.concurrency is not None and arguments.concurrency < 1:
         raise ConfigError("--concurrency must be at least 1.", "Choose another value.", param="concurrency")
     options = engine_options(arguments)

@@ -64,9 +64,6 @@ def _backend(arguments: argparse.Namespace) -> ChatBackend:
         return RemoteBackend(arguments.url, arguments.api_key, arguments.model, options)
     if arguments.api_key is not None:
         raise ConfigError("An API key is for a server.", "Name it with --url.", param="api_key")
-    import os
-
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     from beheld.api.llm import LLM
 
     return LocalBackend(LLM(arguments.model, **{"max_num_seqs": 1, "use_tqdm_on_load": False, **engine}), options)

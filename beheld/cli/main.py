@@ -15,6 +15,7 @@ from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env, working_directory
+from beheld.utils.log import at_terminal
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -33,6 +34,9 @@ _COMMANDS = {
     "run-vllm": "run a script that imports vllm, unmodified",
 }
 
+# Commands whose log lines are for those who ask for them (-v), and commands whose readers expect them.
+_QUIET = frozenset({"ask", "chat", "batch", "run-batch", "plan", "verify"})
+_LOGGING = frozenset({"serve", "encode-serve", "run-vllm"})
 # Commands that close everything they open and run no user code.
 _CLOSED = frozenset({"ask", "serve", "encode-serve", "batch", "run-batch"})
 # Commands whose file names may come before, between and after their flags.
@@ -60,8 +64,8 @@ def build_parser() -> Parser:
     """The parser of all commands: what a command line means, and what the reference of the documentation says."""
     parser = Parser(
         prog="beheld",
-        description="An engine for vision- and video-language models. A model is a folder, the name of a repository of "
-        "the Hugging Face hub, or a GGUF file.",
+        description="An engine for vision-, video- and audio-language models. A model is a folder, the name of a "
+        "repository of the Hugging Face hub, or a GGUF file.",
     )
     parser.add_argument("--version", action="version", version=f"beheld {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
@@ -69,6 +73,8 @@ def build_parser() -> Parser:
         command = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
+        if name in _QUIET:
+            command.add_argument("-v", "--verbose", action="store_true", help="print the log on standard error")
         if name == "serve":
             command.vllm_flags = vllm_flags.answer
     return parser
@@ -79,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         _check_environment()
+        _set_log_level(arguments)
         elsewhere = working_directory.existing()
         if elsewhere is not None:
             os.chdir(elsewhere)
@@ -94,6 +101,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return status
+
+
+def _set_log_level(arguments: argparse.Namespace) -> None:
+    """Choose the level before the first logger is made, for this process and those that it starts."""
+    if arguments.command in _QUIET and arguments.verbose:
+        env.set_log_level("DEBUG" if env.LOG_LEVEL() == "DEBUG" else "INFO")
+    elif env.LOG_LEVEL():
+        return
+    elif arguments.command in _QUIET:
+        env.set_log_level("WARNING")
+    elif arguments.command in _LOGGING and at_terminal():
+        env.set_log_level("INFO")
 
 
 def _check_environment() -> None:

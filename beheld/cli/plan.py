@@ -26,9 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
-    import os
-
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     from beheld.tools.plan import plan
 
     args = EngineArgs(model=arguments.model, trust_remote_code=arguments.trust_remote_code)

@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 import runpy
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
-from types import TracebackType
 
-from beheld.core.errors import BeheldError, ConfigError
+from beheld.core.errors import ConfigError
+
+# What is not the user's code: beheld, Python's library and installed packages.
+_NOT_THEIRS = [
+    Path(folder).resolve()
+    for folder in (Path(__file__).parents[1], sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: the file does not exist.
-        BeheldError: an error of beheld in the script; standard error names the script's line.
+        BeheldError: an error of beheld in the script.
+        Exception: any other error of the script. Of each, standard error names the lines of the user's code.
     """
     from beheld.compat.finder import install
 
@@ -36,15 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     sys.path[:1] = [str(script.resolve().parent)]
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except BeheldError as error:
-        line = _line_of(error.__traceback__, str(script))
-        if line is not None:
-            print(f"{arguments.script}:{line}:", file=sys.stderr)
-        raise
     except ModuleNotFoundError as error:
-        if line := _line_of(error.__traceback__, str(script)):
-            print(f"{arguments.script}:{line}:", file=sys.stderr)
+        _show_places(error)
         raise _absent(error) from error
+    except Exception as error:
+        _show_places(error)
+        raise
     finally:
         sys.argv, sys.path[:1] = words, folder
     return 0
@@ -62,11 +67,9 @@ def _absent(error: ModuleNotFoundError) -> ConfigError:
     )
 
 
-def _line_of(trace: TracebackType | None, script: str) -> int | None:
-    """Return the innermost line of the script in a traceback."""
-    found = None
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == script:
-            found = trace.tb_lineno
-        trace = trace.tb_next
-    return found
+def _show_places(error: Exception) -> None:
+    """Print one line for each place of the user's code that led to an error, the outermost first."""
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename).resolve()
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in _NOT_THEIRS):
+            print(f"{frame.filename}:{frame.lineno}: {frame.line}", file=sys.stderr)

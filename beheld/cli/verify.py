@@ -43,9 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compare and print; the status is 1 if a stage differs. With weights quantized at load, print what that loses."""
-    import os
-
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     if arguments.max_tokens < 1:
         raise UserError(f"--max-tokens must be at least 1, got {arguments.max_tokens}.")
     refs = references(arguments.media)

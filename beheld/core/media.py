@@ -129,7 +129,8 @@ class MediaReceipt:
         used: what the model saw, for example {"width": 896, "height": 672, "tiles": 5, "exif_rotated": True,
             "exif_orientation": 6} or
             {"frames": 16, "width": 448, "height": 336, "timestamps_s": (0.0, 0.5, ...)}. A size is the whole image's
-            largest size, without padding. `tiles` counts the pieces that go to the tower, including an overview.
+            largest size, without padding. `crop` is the part that is left, (x1, y1, x2, y2) in pixels of the
+            upright image, if edges were cut off. `tiles` counts the pieces that go to the tower, including an overview.
             Unknown facts are left out.
         lost: one sentence for every loss ("transparency was flattened onto white", "284 of 300 frames were not used").
         tokens: number of placeholder tokens in the prompt.

@@ -22,6 +22,11 @@ def check() -> None:
         value()
 
 
+def set_log_level(level: str) -> None:
+    """Set BEHELD_LOG_LEVEL for this process and those that it starts."""
+    os.environ["BEHELD_LOG_LEVEL"] = level
+
+
 def _variable(names: tuple[str, ...], read: Callable[[str], T], default: T, doc: str) -> Callable[[], T]:
     def value() -> T:
         for name in names:
@@ -82,7 +87,7 @@ def _level(text: str) -> str:
     return upper
 
 
-LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "INFO", "one of DEBUG, INFO, WARNING, ERROR")
+LOG_LEVEL = _variable(("BEHELD_LOG_LEVEL", "VLLM_LOGGING_LEVEL"), _level, "", "one of DEBUG, INFO, WARNING, ERROR")
 IMAGE_FETCH_TIMEOUT = _variable(
     ("BEHELD_IMAGE_FETCH_TIMEOUT", "VLLM_IMAGE_FETCH_TIMEOUT"), _seconds, 5.0, "seconds for fetching an image"
 )

@@ -1,4 +1,4 @@
-"""The loggers of beheld, and a way to log a message only once."""
+"""The loggers of beheld, what is shown without them, and a way to log a message only once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,33 @@ import sys
 from beheld.utils import env
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+_NAME = "beheld"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger below "beheld". The first call sets the handler (standard error) and the level (BEHELD_LOG_LEVEL)."""
-    root = logging.getLogger("beheld")
+    """A logger below "beheld". The first call sets the handler (standard error) and the level.
+
+    Without BEHELD_LOG_LEVEL the level is INFO, or WARNING where standard error is a terminal, which people read.
+    """
+    root = logging.getLogger(_NAME)
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%m-%d %H:%M:%S"))
         root.addHandler(handler)
-        root.setLevel(env.LOG_LEVEL())
+        root.setLevel(env.LOG_LEVEL() or ("WARNING" if at_terminal() else "INFO"))
         root.propagate = False
-    return logging.getLogger(name if name.startswith("beheld") else f"beheld.{name}")
+    return logging.getLogger(name if name.startswith(_NAME) else f"{_NAME}.{name}")
+
+
+def at_terminal() -> bool:
+    """Return whether standard error is a terminal."""
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+
+def headline(text: str) -> None:
+    """Show one line at a terminal where the log is quiet."""
+    if at_terminal() and not get_logger(_NAME).isEnabledFor(logging.INFO):
+        print(text, file=sys.stderr, flush=True)
 
 
 _said: set[str] = set()

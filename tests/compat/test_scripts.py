@@ -216,7 +216,9 @@ def test_an_error_names_the_line_that_asked(stage: Stage, capsys: pytest.Capture
     assert stage.run("from vllm import LLM\nLLM(max_modellen=5)") == 1
     assert "Did you mean 'max_model_len'?" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
-        stage.run("1 / 0")
+        stage.run("def half(x):\n    return x / 0\n\n\nhalf(1)")
+    file = stage.folder / "script.py"
+    assert capsys.readouterr().err == f"{file}:5: half(1)\n{file}:2: return x / 0\n"
     with pytest.raises(SystemExit) as caught:
         stage.run("raise SystemExit(7)")
     assert caught.value.code == 7

@@ -278,6 +278,23 @@ def test_a_family_that_is_told_to_use_one_tile_squashes(family: str, options: di
     assert is_lost == bool(options)
 
 
+@pytest.mark.parametrize(
+    ("given", "seen", "crop"),
+    [
+        ((200, 100), (56, 56), (50, 0, 150, 100)),
+        ((101, 300), (50, 50), (0, 99, 101, 200)),
+        ((300, 200), (84, 56), None),
+        ((64, 64), (336, 336), None),
+    ],
+)
+def test_the_part_that_is_left_of_a_cropped_picture_is_told(given: Any, seen: Any, crop: Any) -> None:
+    item = ProcessedItem(given, {}, {"do_center_crop": True}, object())
+    used, lost = used_image(item, EffectiveSize(*seen))
+    assert used.get("crop") == crop
+    assert any("cut off" in loss for loss in lost) == (crop is not None)
+    assert "crop" not in used_image(ProcessedItem(given, {}, {}, object()), EffectiveSize(*seen))[0]
+
+
 # ---------------------------------------------------------------------- videos
 
 TIMED = {"fps": 2.0, "total_num_frames": 6, "frames_indices": [0, 1, 2, 3, 4, 5]}

@@ -29,6 +29,8 @@ def used_image(item: ProcessedItem, seen: EffectiveSize | None) -> _Described:
     used: dict[str, Any] = {"width": seen.width, "height": seen.height}
     if seen.tiles > 1:
         used["tiles"] = seen.tiles
+    if _is_cropped(item, seen) and (crop := _kept(item.size, (seen.width, seen.height))) is not None:
+        used["crop"] = crop
     return used, _lost(item, seen)
 
 
@@ -60,7 +62,7 @@ def used_video(given: int, shown: Shown, item: ProcessedItem, seen: EffectiveSiz
 
 def _lost(item: ProcessedItem, seen: EffectiveSize) -> tuple[str, ...]:
     whole = (seen.width, seen.height)
-    if seen.tiles == 1 and item.setting("do_center_crop"):
+    if _is_cropped(item, seen):
         return _cropped(item.size, whole)
     return _shrunk(item.size, whole) + _stretched(item.size, whole, seen.step)
 
@@ -106,6 +108,21 @@ def _is_rounded(given: Size, seen: Size, step: int) -> bool:
     ends = ((apart - step) / own, (apart + step) / own)
     ranges.append((min(ends), max(ends)))
     return step > 0 and max(start for start, _ in ranges) < min(stop for _, stop in ranges)
+
+
+def _is_cropped(item: ProcessedItem, seen: EffectiveSize) -> bool:
+    return seen.tiles == 1 and bool(item.setting("do_center_crop"))
+
+
+def _kept(given: Size, seen: Size) -> tuple[int, int, int, int] | None:
+    """Return the part of an image that is left, (x1, y1, x2, y2) in its own pixels; None if that is all of it.
+
+    The shorter side is fitted to the model's, and of the longer the middle is kept.
+    """
+    scale = max(seen[0] / given[0], seen[1] / given[1])
+    width, height = (min(own, round(side / scale)) for own, side in zip(given, seen, strict=True))
+    left, top = (given[0] - width) // 2, (given[1] - height) // 2
+    return None if (width, height) == tuple(given) else (left, top, left + width, top + height)
 
 
 def _cropped(given: Size, seen: Size) -> tuple[str, ...]:

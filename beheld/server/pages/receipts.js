@@ -25,12 +25,10 @@ function view(item, receipt) {
   const picture = shown(item, true), layer = make("div", { class: "view" }, picture);
   if (item.kind !== "image") return { layer: item.kind === "audio" ? picture : layer, tools: [] };
   const { given, used } = receipt, tools = [];
-  if (Array.isArray(used.crop) && given.width && given.height) {
-    const [x1, y1, x2, y2] = used.crop.map(Number);
-    layer.append(make("div", { class: "crop", title: "The model sees what is inside.", place: {
-      left: percent(x1, given.width), top: percent(y1, given.height),
-      width: percent(x2 - x1, given.width), height: percent(y2 - y1, given.height),
-    } }));
+  if (Array.isArray(used.crop)) {
+    const frame = make("div", { class: "crop", title: "The model sees what is inside." });
+    layer.append(frame);
+    whenLoaded(picture, () => Object.assign(frame.style, placed(used.crop.map(Number), picture)));
   }
   if (used.width && used.height && (used.crop || used.width < given.width || used.height < given.height)) tools.push(asSeen(picture, layer, used));
   return { layer, tools };
@@ -47,7 +45,7 @@ function asSeen(picture, layer, used) {
       const pen = sheet.getContext("2d");
       pen.imageSmoothingQuality = "high";
       if (crop) {
-        Object.assign(sheet.style, { inset: "auto", ...layerPlace(crop, picture) });
+        Object.assign(sheet.style, { inset: "auto", ...placed(crop, picture) });
         pen.drawImage(picture, crop[0], crop[1], crop[2] - crop[0], crop[3] - crop[1], 0, 0, sheet.width, sheet.height);
       } else pen.drawImage(picture, 0, 0, sheet.width, sheet.height);
       picture.after(sheet);
@@ -57,7 +55,12 @@ function asSeen(picture, layer, used) {
   return button;
 }
 
-function layerPlace([x1, y1, x2, y2], picture) {
+function whenLoaded(picture, draw) {
+  if (picture.complete) draw(); else picture.addEventListener("load", draw);
+}
+
+// Where a box in the pixels of a picture, as it stands upright, lies on it.
+function placed([x1, y1, x2, y2], picture) {
   const { naturalWidth: width, naturalHeight: height } = picture;
   return { left: percent(x1, width), top: percent(y1, height), width: percent(x2 - x1, width), height: percent(y2 - y1, height) };
 }
@@ -103,9 +106,9 @@ function point(layer, picture, entries) {
       const inside = box && y < 0.08 * height ? " inside" : "";
       const name = label ? [make("span", { class: `label${aside}${inside}`, text: label })] : [];
       layer.append(box
-        ? make("div", { class: `box ${tint}`, place: { left: percent(x, width), top: percent(y, height), width: percent(right - x, width), height: percent(bottom - y, height) } }, ...name)
+        ? make("div", { class: `box ${tint}`, place: placed([x, y, right, bottom], picture) }, ...name)
         : make("div", { class: `point ${tint}`, place: { left: percent(x, width), top: percent(y, height) } }, ...name));
     }
   };
-  if (picture.complete) draw(); else picture.addEventListener("load", draw);
+  whenLoaded(picture, draw);
 }
