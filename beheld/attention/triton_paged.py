@@ -17,7 +17,14 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Layer
 from beheld.attention.latent import absorbed, expanded, raised
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
-from beheld.attention.triton_prefill import PrefillPlan, make_sees, make_tiles, make_tiles_on_device, prefill, shape_of
+from beheld.attention.triton_prefill import (
+    PrefillPlan,
+    make_ranges,
+    make_tiles,
+    make_tiles_on_device,
+    prefill,
+    shape_of,
+)
 from beheld.attention.triton_shared import SHARING
 from beheld.platform.platform import KernelFacts
 from beheld.platform.registry import platform_of
@@ -161,7 +168,7 @@ class TritonBackend:
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             make = make_tiles_on_device if captured else make_tiles
             tiles_L8 = make(metadata, q_THC.shape[1] // kv_heads, shape.rows, q_THC.shape[0])
-            plan = PrefillPlan(tiles_L8, shape, make_sees(metadata) if group.ahead == "ranges" else None)
+            plan = PrefillPlan(tiles_L8, shape, make_ranges(metadata) if group.ahead == "ranges" else None)
             group.extra["prefill"] = plan
         assert isinstance(plan, PrefillPlan)
         return plan

@@ -54,13 +54,14 @@ class PrefillPlan:
 
     Attributes:
         tiles_L8: see `make_tiles`.
-        sees_T: per token of the step, how many of its sequence's tokens in this step it sees, int32; None if every
-            token sees up to itself.
+        ranges_2T: per token of the step, which of its sequence's tokens in this step it sees, int32: the first of
+            its range, whatever a window hides, or itself, and the one behind the last. None if every token sees up to
+            itself.
     """
 
     tiles_L8: Tensor
     shape: TileShape
-    sees_T: Tensor | None
+    ranges_2T: Tensor | None
 
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables_ptr"])
@@ -75,7 +76,8 @@ def _prefill(
     tables_ptr,
     k_tiles,
     v_tiles,
-    sees_ptr,
+    ranges_ptr,
+    num_tokens,
     sinks_ptr,
     scale,
     softcap,
@@ -135,12 +137,14 @@ def _prefill(
         l_R = tl.full([ROWS], 1.0, tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
     low = first_row // GROUP
-    # Of the step's tokens, a query sees those before `sees_R`: up to itself, or to the end of its image.
-    if sees_ptr is None:
+    # Of the step's tokens, a query sees those before `sees_R`: up to itself, or to the end of its image. A window does
+    # not hide those from `from_R` on.
+    if ranges_ptr is None:
         sees_R = query_R + 1
         high = tl.minimum((first_row + ROWS - 1) // GROUP + 1, count)
     else:
-        sees_R = tl.load(sees_ptr + token_R, mask=there_R, other=0)
+        from_R = tl.load(ranges_ptr + token_R, mask=there_R, other=count)
+        sees_R = tl.load(ranges_ptr + num_tokens + token_R, mask=there_R, other=0)
         high = tl.max(sees_R, 0)
 
     # The prefix, through the block table; all of it precedes every query.
@@ -180,6 +184,8 @@ def _prefill(
     begin = 0
     if WINDOW > 0:
         begin = tl.maximum(low - WINDOW + 1, 0)
+        if ranges_ptr is not None:
+            begin = tl.minimum(begin, tl.min(from_R, 0))
     else:
         whole = (low + 1) // TILE * TILE
         for own in range(0, whole, TILE):
@@ -193,7 +199,10 @@ def _prefill(
         k_NC = _own(k_base, k_tiles, k_token, token, own, count, head, SIZE, TILE, WIDTH)
         seen_RN = own_N[None, :] < sees_R[:, None]
         if WINDOW > 0:
-            seen_RN = seen_RN & (own_N[None, :] > query_R[:, None] - WINDOW)
+            near_RN = own_N[None, :] > query_R[:, None] - WINDOW
+            if ranges_ptr is not None:
+                near_RN = near_RN | (own_N[None, :] >= from_R[:, None])
+            seen_RN = seen_RN & near_RN
         if CHUNK > 0:
             seen_RN = seen_RN & (start + own_N[None, :] >= (start + query_R[:, None]) // CHUNK * CHUNK)
         s_RN = tl.where(seen_RN, capped(products(q_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
@@ -201,7 +210,7 @@ def _prefill(
         # A whole tile may extend into the next sequence: a NaN of another request times a weight of zero is still NaN.
         if v_tiles is not None:
             v_NC = tl.where((own_N < count)[:, None], v_NC, 0.0)
-        GUARD: tl.constexpr = WINDOW > 0 or sees_ptr is not None
+        GUARD: tl.constexpr = WINDOW > 0 or ranges_ptr is not None
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, GUARD)
 
     tl.store(
@@ -270,20 +279,21 @@ def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, n
     return torch.stack(table, dim=1).int()
 
 
-def make_sees(metadata: AttnMetadata) -> Tensor | None:
-    """Return, per token of the step, how many of its sequence's tokens in this step it sees; more in both-ways ranges.
+def make_ranges(metadata: AttnMetadata) -> Tensor | None:
+    """Return, per token of the step, the first and the end (2, T) of its both-ways range among its sequence's tokens.
 
-    None if there are no such ranges.
+    A token outside has itself alone. None if there are no such ranges.
     """
     if not any(metadata.both_ways):
         return None
     made = []
     for start, length, ranges in zip(metadata.starts, metadata.lengths, metadata.both_ways, strict=True):
-        sees = np.arange(1, length - start + 1, dtype=np.int32)
+        own = np.arange(length - start, dtype=np.int32)
+        made_2T = np.stack((own, own + 1))
         for low, high in ranges:
-            sees[low - start : high - start] = high - start
-        made.append(sees)
-    return torch.from_numpy(np.concatenate(made)).to(metadata.lengths_B.device, non_blocking=True)
+            made_2T[:, low - start : high - start] = [[low - start], [high - start]]
+        made.append(made_2T)
+    return torch.from_numpy(np.concatenate(made, axis=1)).to(metadata.lengths_B.device, non_blocking=True)
 
 
 def prefill(
@@ -313,7 +323,8 @@ def prefill(
         plan.tiles_L8,
         group.tables_BN,
         *_tiles_of(k_TKC, v_TKC, shape),
-        plan.sees_T,
+        plan.ranges_2T,
+        0 if plan.ranges_2T is None else plan.ranges_2T.shape[1],
         sinks_H,
         scale,
         softcap or 0.0,
