@@ -118,6 +118,7 @@ CASES: dict[int, str] = {
     105: "templates that cannot be translated, or loop",
     106: "halves of control tokens in several messages",
     107: "a deleted working directory",
+    111: "a limit on the server's address space",
     108: "media that cost far more work than their bytes",
     110: "large images where memory is limited",
     109: "one client's media beside another's",
