@@ -6,6 +6,11 @@
 Each attack has a server of its own. While it goes on, a process of its own asks `/health` and for an ordinary chat,
 again and again, and tells the longest waits. Bounds: `/health` 100 ms, a chat 2 s and never refused, memory four times
 the bodies in work and 256 MiB more than before. Everything stays on the loopback interface.
+
+The same process first asks while nobody attacks, and its line stands as `idle` beside the attack's: a wait that an idle
+server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
+the server's main thread, which runs the event loop, computed and how long it was ready but had no core. Time without a
+core goes to other processes or to the server's other threads; a wait without either is a lock or a long callback.
 """
 
 from __future__ import annotations
@@ -23,8 +28,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 KEY = "EMPTY"
@@ -127,6 +133,31 @@ def large_png(width: int, height: int) -> bytes:
     return file.getvalue() + bytes(width * height // 200)
 
 
+def many_frames(width: int, height: int, count: int) -> bytes:
+    """An MP4 file of H.264, flat: a group of a hundred frames, again and again; most frames take some 20 bytes."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=30, options={"preset": "ultrafast", "tune": "zerolatency"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        packets: list[tuple[bytes, bool]] = []
+        for number in range(100):
+            frame = av.VideoFrame(width, height, "yuv420p")
+            for plane in frame.planes:
+                plane.update(bytes([128]) * plane.buffer_size)
+            frame.pts = number
+            packets += [(bytes(packet), packet.is_keyframe) for packet in stream.encode(frame)]
+        packets += [(bytes(packet), packet.is_keyframe) for packet in stream.encode(None)]
+        for number in range(count):
+            data, begins = packets[number % len(packets)]
+            packet = av.Packet(data)
+            packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, 30), begins
+            packet.pts = packet.dts = number
+            container.mux(packet)
+    return file.getvalue()
+
+
 _LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 ATTACKS: dict[str, Attack] = {
@@ -174,6 +205,11 @@ ATTACKS: dict[str, Attack] = {
     "fetched_silence": Attack(lambda port: [_pictures(port)] * 10),
     "many_scans": Attack(lambda port: [_pictured("image", many_scans(8000, 6000, 1500))] * 4, body_mib=4),
     "large_pictures": Attack(lambda port: [_pictured("image", large_png(5000, 3200))] * 4, body_mib=4 * 64),
+    # Permitted: ordinary progressive JPEGs, whose every scan goes over 48 megapixels.
+    "progressive_pictures": Attack(lambda port: [_pictured("image", many_scans(8000, 6000, 0))] * 4, body_mib=4 * 192),
+    # 128 megapixels are the most that an image may have; opened images take turns at a gibibyte.
+    "largest_pictures": Attack(lambda port: [_pictured("image", large_png(16_000, 8000))] * 8, body_mib=1024),
+    "many_frames": Attack(lambda port: [_pictured("video", many_frames(1280, 720, 6000))] * 4, body_mib=4),
     "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
 }
 
@@ -297,41 +333,67 @@ def _one(
             payloads = attack.payloads(origin_port)
             _ready(port)
             calm = peak_mib(process.pid)
-            watcher = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.serving_hostile", str(port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            time.sleep(1.0)
-            threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
-            for thread in threads:
-                thread.start()
-            time.sleep(given.seconds)
-            stop.set()
-            for thread in threads:
-                thread.join()
-            told = json.loads(watcher.communicate(b"")[0])
+            with watched(port, process.pid) as idle:
+                time.sleep(given.seconds)
+            with watched(port, process.pid) as told:
+                time.sleep(1.0)
+                threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
+                for thread in threads:
+                    thread.start()
+                time.sleep(given.seconds)
+                stop.set()
+                for thread in threads:
+                    thread.join()
             grown = peak_mib(process.pid) - calm
         alive = process.poll() is None
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     most = 4 * attack.body_mib + 256
-    held = (
-        alive
-        and told["health"]["worst_ms"] <= MAX_HEALTH_MS
-        and told["chat"]["worst_ms"] <= MAX_CHAT_MS
-        and not told["refused"]
-        and grown <= most
-    )
     return {
+        "idle": idle,
         **told,
         "answers": statuses,
         "memory_mib": round(grown),
         "memory_most_mib": most,
         "alive": alive,
-        "held": held,
+        "quiet": within_bounds(idle),
+        "held": alive and within_bounds(told) and grown <= most,
     }
+
+
+@contextlib.contextmanager
+def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
+    """Canaries ask while the block runs; after it, the mapping holds what they waited and what the main thread did."""
+    told: dict[str, Any] = {}
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.serving_hostile", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    before = _main_thread_s(pid)
+    try:
+        yield told
+        computed, waited = (after - begin for after, begin in zip(_main_thread_s(pid), before, strict=True))
+        told |= json.loads(watcher.communicate(b"")[0])
+        told["main_thread"] = {"computed_s": round(computed, 2), "without_core_s": round(waited, 2)}
+    finally:
+        watcher.kill()
+        watcher.wait()
+
+
+def within_bounds(told: Mapping[str, Any]) -> bool:
+    """Whether what canaries waited is within the bounds, and none was refused."""
+    fast = told["health"]["worst_ms"] <= MAX_HEALTH_MS and told["chat"]["worst_ms"] <= MAX_CHAT_MS
+    return fast and not told["refused"]
+
+
+def _main_thread_s(pid: int) -> tuple[float, float]:
+    """Seconds that a process's main thread computed, and that it was ready but had no core; zeros if it has ended."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+            computed, waited, _ = file.read().split()
+    except OSError:
+        return 0.0, 0.0
+    return int(computed) / 1e9, int(waited) / 1e9
 
 
 def _ready(port: int) -> None:

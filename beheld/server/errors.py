@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -189,6 +190,12 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
             code=_code(error, error.stage),
         )
     name = REQUEST.get()
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        # Without a traceback: writing it takes memory, too.
+        logger.error("%s failed: the server has not enough memory for it.", name)
+        reason = "The server has not enough memory for this request."
+        remedy = "Send less in one request, or try again later."
+        return HttpError(503, reason, remedy, code="no_memory", headers={"Retry-After": "1"})
     where = f"The log has the reason under {name}, for the operator."
     if isinstance(error, BeheldError):
         logger.error("%s failed: %s", name, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import itertools
 import json
 import logging
@@ -17,6 +18,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from PIL import Image
 from beheld.core.errors import DecodeError, EngineError, ModelError
 from beheld.inputs.media import header, workers
 from beheld.inputs.media import processor as processing
+from beheld.server import arriving_body
 from beheld.server.errors import http_error
 from beheld.server.keys import KeyGuard
 from tests.long import sized
@@ -427,3 +430,25 @@ def inside() -> Iterator[Running]:
     yield found
     found.idle()
     found.close()
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def test_111_a_body_for_which_there_is_no_memory_is_told_in_json(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses the pages, as it does under a limit on the address space."""
+    monkeypatch.setattr(arriving_body, "_pages", lambda size: mmap(-1, size << 24))
+    answer = running.post(CHAT, {"messages": talk("x" * (4 << 20)), "max_tokens": 1})
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/json"
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["code"] == "no_memory"
+    assert running.post(CHAT, {"messages": talk("x"), "max_tokens": 1}).status_code == 200
+
+
+def test_111_what_the_server_itself_cannot_allocate_is_told_so(running: Running) -> None:
+    for error in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert http_error(error).status == 503
+    assert http_error(OSError(errno.EIO, "Input/output error")).status == 500

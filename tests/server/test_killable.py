@@ -19,7 +19,8 @@ import httpx
 import numpy as np
 import pytest
 
-from beheld.inputs.media import decode, video
+from beheld.inputs.media import decode, tasks, video
+from beheld.sandbox.task_type import WorkerFault
 from beheld.sandbox.worker_group import WorkerGroup
 from tests import tiny
 from tests.inputs import pipes
@@ -158,11 +159,20 @@ def test_31_a_decoder_that_takes_too_much_memory_costs_its_request_alone(small: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, stream: bool) -> None:
+def test_61_who_leaves_takes_the_work_on_their_media_along(
+    small: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More clients than there are threads for media, who all leave while the first of them is worked for."""
+    faults: list[WorkerFault] = []
+    usual = tasks._error
+
+    def noted(task: Any, limits: Any, fault: WorkerFault) -> Exception:
+        faults.append(fault)
+        return usual(task, limits, fault)
+
+    monkeypatch.setattr(tasks, "_error", noted)
     worker = stopped(small)
     links: list[socket.socket] = []
-    begin = time.monotonic()
     for _ in range(24):
         link = small.connect()
         link.sendall(request_bytes(CHAT, asking(unseen()) | {"stream": stream}))
@@ -171,9 +181,11 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(small: Running, strea
     for link in links:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
+    # On a busy machine, the second may have ended while clients were still coming.
+    faults.clear()
     until(lambda: small.admission.busy == 0, 1.0)
     serves(small)
-    assert time.monotonic() - begin < WORK_S, "nothing waited for the end of the work"
+    assert not faults, "work went on to the end of its time"
     assert is_gone(worker)
     assert small.llm._pools.media._work_queue.qsize() == 0
     assert not group_of(small)._busy
