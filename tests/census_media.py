@@ -1,7 +1,8 @@
-"""The census of types that read images: a tiny checkpoint of each, its processor included, made of a recipe.
+"""The census of types that read media: a tiny checkpoint of each, its processor included, made of a recipe.
 
-A recipe says what a type's configuration and processor need beyond small sizes. Prompts with no, one and two images are
-compared with transformers' generate(), the prompts' ids included.
+A recipe says what a type's configuration and processor need beyond small sizes. Prompts with no, one and two images or
+sounds are compared with transformers' generate(), the prompts' ids included. Recipes of types that only hear stand in
+census_sound.py.
 """
 
 from __future__ import annotations
@@ -40,19 +41,29 @@ class Recipe:
         config: token -> id -> keyword arguments of the configuration class; sub-configurations are dictionaries, to
             which small sizes are added.
         processor: makes transformers' processor of a tokenizer.
-        image: an image's text in a prompt.
-        video: a video's; empty if it takes none.
+        image: an image's text in a prompt; empty if it takes none.
         named: attributes of the tokenizer that name tokens.
-        most: images in one prompt.
+        video: a video's text; empty if it takes none.
+        most: images, or sounds, in one prompt.
+        audio: a sound's text; empty if it takes none.
+        rate: samples of a sound per second.
+        options: keyword arguments of transformers' generate().
     """
 
     tokens: tuple[str, ...]
     config: Callable[[Mapping[str, int]], dict[str, Any]]
     processor: Callable[[Any], Any]
-    image: str
+    image: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     video: str = ""
     most: int = 2
+    audio: str = ""
+    rate: int = 16000
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sounds(list[Any]):
+    """The sounds of a prompt, each an array of samples."""
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +99,9 @@ def tiny_config(kind: str, own: Mapping[str, Any]) -> Any:
 
 def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     """Write a tiny checkpoint of this type into the empty folder; returns transformers' model and processor of it."""
-    from transformers import AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
+
+    from tests.census import media_classes
 
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *recipe.tokens)
     settings = {"extra_special_tokens": dict(recipe.named)} | dict(recipe.named) if recipe.named else {}
@@ -96,7 +109,7 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     processor = recipe.processor(AutoTokenizer.from_pretrained(folder))
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
-    kind_of_model = AutoModelForMultimodalLM._model_mapping[type(config)]
+    kind_of_model = getattr(transformers, media_classes()[kind])
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
     tiny._fill(model)
@@ -107,6 +120,8 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
 
 
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
+# Seconds and seed of each sound; the first is longer than the windows of small towers, the last as long as one.
+HEARD = (((2.7, 1),), ((0.9, 2),), ((1.3, 3), (2.0, 4)))
 
 
 FRAMES = 8
@@ -114,9 +129,37 @@ TIMES = {"total_num_frames": FRAMES, "fps": 2.0, "duration": FRAMES / 2, "frames
 CLIP = "a video"
 
 
+def trial(recipe: Recipe) -> Any:
+    """Return media of a prompt that shows whether transformers itself can run a type."""
+    return [tiny.picture(84, 56, 1)] if recipe.image else Sounds([_sound(recipe, 0.9, 2)])
+
+
+def _sound(recipe: Recipe, seconds: float, seed: int) -> Any:
+    return tiny.sound(seconds * recipe.rate / tiny.SOUND_RATE, seed)
+
+
+def questions(recipe: Recipe) -> list[Any]:
+    """Return the media of all prompts that are compared: lists of images, Sounds and CLIP."""
+    asked: list[Any] = [[]]
+    if recipe.image:
+        asked += [[tiny.picture(*each) for each in images] for images in QUESTIONS if 0 < len(images) <= recipe.most]
+    if recipe.audio:
+        asked += [Sounds(_sound(recipe, *each) for each in waves) for waves in HEARD if len(waves) <= recipe.most]
+    return [*asked, *([CLIP] if recipe.video else [])]
+
+
+def given(recipe: Recipe, media: Any) -> dict[str, Any]:
+    """Return the media of a prompt as the engine takes them."""
+    if isinstance(media, Sounds):
+        return {"audio": [(wave, recipe.rate) for wave in media]}
+    return {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
+
+
 def prompt(recipe: Recipe, media: Any) -> str:
-    """Return a prompt of these images, or of the video."""
-    marks = recipe.video if media == CLIP else recipe.image * len(media)
+    """Return a prompt of these media."""
+    marks = (
+        recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else recipe.image) * len(media)
+    )
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -128,11 +171,13 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     media: dict[str, Any] = {"images": [asked]} if asked else {}
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
+    if isinstance(asked, Sounds):
+        media = {"audio": list(asked)}
     inputs = dict(processor(text=[words], return_tensors="pt", **media))
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
     with torch.inference_mode():
         made = model.generate(
-            **inputs, max_new_tokens=_ANSWER_TOKENS, output_logits=True, return_dict_in_generate=True
+            **inputs, **recipe.options, max_new_tokens=_ANSWER_TOKENS, output_logits=True, return_dict_in_generate=True
         )  # fmt: skip
     ids = inputs["input_ids"][0].tolist()
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
@@ -142,23 +187,24 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
     from beheld import LLM, SamplingParams
 
-    fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
-    asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
-    asked += [CLIP] if recipe.video else []
+    asked = questions(recipe)
     wanted = [expected(model, processor, recipe, media) for media in asked]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     requests: list[Any] = []
     for media in asked:
-        given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
-        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
+        items = given(recipe, media)
+        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": items} if items else {}))
+    most = {"image": recipe.most} if recipe.image else {}
+    most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
     with LLM(
         model=str(folder), dtype="float32", max_model_len=1024, num_gpu_blocks_override=512, disable_log_stats=True,
         max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
-        limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
+        limit_mm_per_prompt=most,
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)
     for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
-        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} images"
+        kind = "sounds" if isinstance(media, Sounds) else "images"
+        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} {kind}"
         if list(output.prompt_token_ids) != ids:
             return f"the ids of {name} differ"
         logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs

@@ -79,7 +79,8 @@ class SpeechForm:
     Attributes:
         transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
             language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{name:language }" for
-            "language ", its name and the marker, or nothing.
+            "language ", its name and the marker, or nothing. Empty where the chat template asks for the words of an
+            audio without text.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
         written: whether the texts are whole prompts with a placeholder. Else they follow the audio in a conversation.

@@ -118,7 +118,7 @@ class ItemProcessor:
                 "Check preprocessor_config.json, and whether torchvision is installed.",
                 detail=first_line(error),
             ) from error
-        if not hasattr(found, "image_processor") and not hasattr(found, "feature_extractor"):
+        if not any(hasattr(found, part) for part in ("image_processor", "audio_processor", "feature_extractor")):
             raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
         return found
 
