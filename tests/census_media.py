@@ -48,6 +48,7 @@ class Recipe:
         audio: a sound's text; empty if it takes none.
         rate: samples of a sound per second.
         options: keyword arguments of transformers' generate().
+        start: for a decoder behind an encoder that hears, the token that its prompts start with.
     """
 
     tokens: tuple[str, ...]
@@ -60,6 +61,7 @@ class Recipe:
     audio: str = ""
     rate: int = 16000
     options: Mapping[str, Any] = field(default_factory=dict)
+    start: str = ""
 
 
 class Sounds(list[Any]):
@@ -140,7 +142,7 @@ def _sound(recipe: Recipe, seconds: float, seed: int) -> Any:
 
 def questions(recipe: Recipe) -> list[Any]:
     """Return the media of all prompts that are compared: lists of images, Sounds and CLIP."""
-    asked: list[Any] = [[]]
+    asked: list[Any] = [] if recipe.start else [[]]
     if recipe.image:
         asked += [[tiny.picture(*each) for each in images] for images in QUESTIONS if 0 < len(images) <= recipe.most]
     if recipe.audio:
@@ -157,6 +159,9 @@ def given(recipe: Recipe, media: Any) -> dict[str, Any]:
 
 def prompt(recipe: Recipe, media: Any) -> str:
     """Return a prompt of these media."""
+    if recipe.start:
+        # The words that a decoder continues, in one prompt of two.
+        return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
     marks = (
         recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else recipe.image) * len(media)
     )
@@ -173,13 +178,18 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
     if isinstance(asked, Sounds):
         media = {"audio": list(asked)}
-    inputs = dict(processor(text=[words], return_tensors="pt", **media))
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    if recipe.start:
+        inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+        inputs["decoder_input_ids"] = torch.tensor([processor.tokenizer(words, add_special_tokens=False)["input_ids"]])
+    else:
+        inputs = dict(processor(text=[words], return_tensors="pt", **media))
+    begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
         made = model.generate(
             **inputs, **recipe.options, max_new_tokens=_ANSWER_TOKENS, output_logits=True, return_dict_in_generate=True
         )  # fmt: skip
-    ids = inputs["input_ids"][0].tolist()
+    ids = inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import transformers
 
+from tests import tiny
 from tests.census_media import LANGUAGE, Recipe
 from tests.tiny_sound import WINDOW_S
 
@@ -26,6 +27,15 @@ _WHISPER = {
     "num_hidden_layers": 2,
     "num_mel_bins": _BINS,
 }
+_CONFORMER = {
+    "conv_kernel_size": 5,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_mel_bins": _BINS,
+    "subsampling_conv_channels": 8,
+}
 _VIBES = {
     "depths": [1] * 7,
     "hidden_size": 16,
@@ -41,6 +51,8 @@ def _granite(kind: str, encoder: dict[str, Any], projector: dict[str, Any]) -> R
             "audio_token_index": ids["<|audio|>"],
             "encoder_config": {"model_type": f"{kind}_encoder", "num_layers": 2, "output_dim": 8, **sizes, **encoder},
             "has_lora_adapter": False,
+            # Tied, an audio's last embedding would make the model answer with its token, which transformers embeds as 0.
+            "tie_word_embeddings": False,
             "projector_config": {
                 "model_type": "blip_2_qformer",
                 "encoder_hidden_size": 32,
@@ -54,6 +66,8 @@ def _granite(kind: str, encoder: dict[str, Any], projector: dict[str, Any]) -> R
         },
         lambda tokenizer: transformers.GraniteSpeechProcessor(transformers.GraniteSpeechFeatureExtractor(), tokenizer),
         audio="<|audio|>",
+        # Of several, transformers hears the silence that fills up the shorter ones.
+        most=1,
     )
 
 
@@ -137,5 +151,93 @@ RECIPES: dict[str, Recipe] = {
         audio="<|object_ref_start|>",
         # Its processor takes as many texts as sounds.
         most=1,
+    ),
+    "moonshine": Recipe(
+        ("<s>",),
+        lambda ids: {
+            "bos_token_id": ids["<s>"],
+            "decoder_num_hidden_layers": 2,
+            "decoder_start_token_id": ids["<s>"],
+            "encoder_num_attention_heads": 4,
+            "encoder_num_hidden_layers": 2,
+            "hidden_size": 64,
+            "decoder_num_attention_heads": 4,
+            "intermediate_size": 96,
+            "max_position_embeddings": 1024,
+            "pad_head_dim_to_multiple_of": 24,
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.Wav2Vec2Processor(
+            transformers.Wav2Vec2FeatureExtractor(do_normalize=False, return_attention_mask=True), tokenizer
+        ),
+        audio="<s>",
+        most=1,
+        start="<s>",
+    ),
+    "canary": Recipe(
+        ("<|startofcontext|>",),
+        lambda ids: {
+            "decoder_config": {
+                "head_dim": 16,
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 4,
+                "vocab_size": tiny.VOCAB,
+            },
+            "decoder_start_token_id": ids["<|startofcontext|>"],
+            "encoder_config": {"model_type": "parakeet_encoder", "scale_input": False, **_CONFORMER, "hidden_size": 64},
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.CanaryProcessor(
+            transformers.ParakeetFeatureExtractor(feature_size=_BINS), tokenizer
+        ),
+        audio="<|startofcontext|>",
+        most=1,
+        start="<|startofcontext|>",
+    ),
+    "cohere_asr": Recipe(
+        ("<|startofcontext|>",),
+        lambda ids: {
+            "decoder_start_token_id": ids["<|startofcontext|>"],
+            "encoder_config": {"model_type": "parakeet_encoder", "scale_input": False, **_CONFORMER},
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.CohereAsrProcessor(
+            transformers.CohereAsrFeatureExtractor(dither=0.0, feature_size=_BINS), tokenizer
+        ),
+        audio="<|startofcontext|>",
+        most=1,
+        start="<|startofcontext|>",
+    ),
+    "speech_to_text": Recipe(
+        ("</s>",),
+        lambda ids: {
+            "conv_channels": 32,
+            "d_model": 64,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 96,
+            "decoder_layers": 2,
+            "decoder_start_token_id": ids["</s>"],
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 96,
+            "encoder_layers": 2,
+            "eos_token_id": ids["</s>"],
+            "input_feat_per_channel": _BINS,
+            "max_source_positions": 1200,
+            "pad_token_id": 1,
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.Speech2TextProcessor(
+            transformers.Speech2TextFeatureExtractor(feature_size=_BINS, num_mel_bins=_BINS), tokenizer
+        ),
+        audio="</s>",
+        most=1,
+        start="</s>",
     ),
 }

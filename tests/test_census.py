@@ -28,7 +28,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine"]
 
 
 def installed(kind: str) -> bool:
@@ -65,7 +65,8 @@ REFUSED = {
     "kyutai_speech_to_text": "embedded together with the audio codes of its moment",
     "minimax": "of kind 'linear_attention'",
     "minicpmv4_7": "positions on a canvas",
-    "udop": "is an encoder-decoder model",
+    "t5gemma2": "is an encoder-decoder model",
+    "udop": "adds a learned bias to each score",
     "voxtral_realtime": "added to the embedding of every token of its answer",
 }
 

@@ -219,7 +219,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         vocab_size=text.vocab_size,
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
-        num_layers=text.decoder_layers if encodes else text.num_hidden_layers,
+        num_layers=getattr(text, "decoder_layers", text.num_hidden_layers) if encodes else text.num_hidden_layers,
         max_model_len=reach if pooler is None else min(reach, longest(path) or reach),
         pooler=pooler,
         modalities=tuple(placeholders),

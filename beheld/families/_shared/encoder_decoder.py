@@ -16,6 +16,7 @@ from torch import Tensor
 
 from beheld.attention import hook
 from beheld.attention.cross import CrossView
+from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, keys_and_values
 from beheld.models.surgery.operation import Changes
@@ -46,12 +47,33 @@ class EncoderDecoder:
         return model.model.decoder
 
     def states(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
-        """Return the encoder's states (E, S) of each item.
+        """Return the encoder's states (E, S) of each item, which it reads alone: its features are its arguments.
 
         Raises:
             StepError: an item does not fit the encoder.
         """
-        raise NotImplementedError
+        weight = self._model.get_input_embeddings().weight
+        found = []
+        for item in items:
+            features = {
+                name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+                for name, value in item.features.items()
+            }
+            # What follows are states of silence that fills features up, which nothing attends to.
+            states_ES = self.encoder(self._model)(**features).last_hidden_state[0, : item.num_embeds]
+            if len(states_ES) != item.num_embeds:
+                raise StepError(f"the encoder makes {len(states_ES)} states of it; {item.num_embeds} were expected.")
+            found.append(self.projected(states_ES))
+        return found
+
+    @classmethod
+    def encoder(cls, model: Any) -> Any:
+        """Return the encoder."""
+        return model.model.encoder
+
+    def projected(self, states_ES: Tensor) -> Tensor:
+        """Return what the decoder makes of the encoder's states before its layers attend to them."""
+        return states_ES
 
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return what enters the first layer, (1, T, S), and keyword arguments of all layers."""
