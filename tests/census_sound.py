@@ -51,7 +51,7 @@ def _granite(kind: str, encoder: dict[str, Any], projector: dict[str, Any]) -> R
             "audio_token_index": ids["<|audio|>"],
             "encoder_config": {"model_type": f"{kind}_encoder", "num_layers": 2, "output_dim": 8, **sizes, **encoder},
             "has_lora_adapter": False,
-            # Tied, an audio's last embedding would make the model answer with its token, which transformers embeds as 0.
+            # Tied, it would answer with the audio's token, which transformers embeds as token 0.
             "tie_word_embeddings": False,
             "projector_config": {
                 "model_type": "blip_2_qformer",

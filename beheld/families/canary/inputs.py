@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.core.speech import SpeechForm
-from beheld.families._shared.heard import fast_conformer_states, heard
+from beheld.families._shared.hearing.inputs import fast_conformer_states, heard
 
 _SPEECH = SpeechForm(
     "<|startofcontext|><|startoftranscript|><|emo:undefined|><|{code}|><|{code}|><|pnc|><|noitn|><|notimestamp|><|nodiarize|>",

@@ -12,8 +12,8 @@ FAMILY = Family(
             "GraniteSpeechForConditionalGeneration",
             "ibm-granite/granite-4.0-1b-speech",
             AUDIO,
-            "needs torchaudio for the features that its processor computes; each audio as if it were the only one of its "
-            "prompt",
+            "needs torchaudio for the features that its processor computes; each audio as if it were the only one of "
+            "its prompt",
             by_census=True,
         ),
         KnownCheckpoint(

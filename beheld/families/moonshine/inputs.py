@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.speech import SpeechForm
-from beheld.families._shared.heard import heard
+from beheld.families._shared.hearing.inputs import heard
 
 # Kernel and stride of the three convolutions.
 _CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))

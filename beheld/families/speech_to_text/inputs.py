@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.speech import SpeechForm
-from beheld.families._shared.heard import heard
+from beheld.families._shared.hearing.inputs import heard
 
 
 def states(outputs: Mapping[str, Any], folder: Path) -> int:
