@@ -2,7 +2,7 @@
 
 python -m tests.census [TYPE ...]
 
-A text type gets a tiny random checkpoint, made of its configuration class with small sizes; a type that reads images is
+A text type gets a tiny random checkpoint, made of its configuration class with small sizes. One that sees or hears is
 made of its recipe (census_media.py). It *runs* if the engine's greedy answers, with prompts cut into steps, equal those
 of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the
 exit status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and
@@ -29,7 +29,7 @@ from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import BeheldError
 from beheld.families import registry
-from tests import census_media, tiny
+from tests import census_media, census_sound, tiny
 from tests import tiny_text as text
 
 _MOST_S = 120.0
@@ -68,6 +68,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": tiny.VOCAB,
     "zero_expert_num": 2,
 }
+RECIPES = census_media.RECIPES | census_sound.RECIPES
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Of classes whose sizes depend on each other in another way.
 PECULIAR: dict[str, dict[str, Any]] = {
@@ -120,11 +121,21 @@ def text_types() -> list[str]:
 
 def media_types() -> list[str]:
     """Return the model types that read media, by transformers' own lists."""
-    from transformers.models.auto import modeling_auto as known
-
-    tables = (known.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
     texts = set(text_types())
-    return list(dict.fromkeys(kind for table in tables for kind in table if kind not in texts))
+    return [kind for kind in media_classes() if kind not in texts]
+
+
+def media_classes() -> dict[str, str]:
+    """Return model type -> the name of its class, of those in transformers' lists of models that read media."""
+    from transformers.models.auto import modeling_auto as known
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found = known.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    for kind, name in known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.items():
+        # Most of this list translates texts.
+        if kind in CONFIG_MAPPING and "audio_config" in (getattr(CONFIG_MAPPING[kind], "sub_configs", None) or ()):
+            found.setdefault(kind, name)
+    return dict(found)
 
 
 def _of_text(kind: str) -> bool:
@@ -227,10 +238,9 @@ def compare(folder: Path, model: Any) -> str:
 
 def read(kind: str, folder: Path) -> Finding:
     """Return what the engine says of a type's own configuration, which is written into the folder; nothing runs."""
-    from transformers.models.auto import modeling_auto as known
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    names = known.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | known.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+    names = media_classes()
     try:
         config = CONFIG_MAPPING[kind]() if kind in names else tiny_config(kind)
         config.architectures = [names[kind]] if kind in names else None
@@ -248,13 +258,13 @@ def read(kind: str, folder: Path) -> Finding:
 
 def examine(kind: str) -> Finding:
     """Return what becomes of this type."""
-    if kind in media_types() and kind not in census_media.RECIPES and not _of_text(kind):
+    if kind in media_types() and kind not in RECIPES and not _of_text(kind):
         rows = rows_of(kind)
         if rows:
             return Finding("run", f"compared by the oracle: {', '.join(rows)}")
         with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
             return read(kind, Path(name))
-    recipe = census_media.RECIPES.get(kind)
+    recipe = RECIPES.get(kind)
     with tempfile.TemporaryDirectory(prefix="beheld-census-") as name:
         folder = Path(name)
         try:
@@ -263,7 +273,7 @@ def examine(kind: str) -> Finding:
                 expected(model, prompts()[1])
             else:
                 model, processor = census_media.make(kind, recipe, folder)
-                census_media.expected(model, processor, recipe, [tiny.picture(84, 56, 1)])
+                census_media.expected(model, processor, recipe, census_media.trial(recipe))
         except Exception as error:
             with tempfile.TemporaryDirectory(prefix="beheld-census-") as other:
                 found = read(kind, Path(other))

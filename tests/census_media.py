@@ -1,7 +1,8 @@
-"""The census of types that read images: a tiny checkpoint of each, its processor included, made of a recipe.
+"""The census of types that read media: a tiny checkpoint of each, its processor included, made of a recipe.
 
-A recipe says what a type's configuration and processor need beyond small sizes. Prompts with no, one and two images are
-compared with transformers' generate(), the prompts' ids included.
+A recipe says what a type's configuration and processor need beyond small sizes. Prompts with no, one and two images or
+sounds are compared with transformers' generate(), the prompts' ids included. Recipes of types that only hear stand in
+census_sound.py.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Recipe:
         config: token -> id -> keyword arguments of the configuration class; sub-configurations are dictionaries, to
             which small sizes are added.
         processor: makes transformers' processor of a tokenizer.
-        image: an image's text in a prompt.
-        video: a video's; empty if it takes none.
+        image: an image's text in a prompt; empty if it takes none.
         named: attributes of the tokenizer that name tokens.
-        most: images in one prompt.
+        video: a video's text; empty if it takes none.
+        most: images, or sounds, in one prompt.
+        audio: a sound's text; empty if it takes none.
+        rate: samples of a sound per second.
         room: positions of a prompt and its answer.
         reader: makes the processor that reads a text with images of the checkpoint's, if that takes none as they are.
         sizes: options of the image processor that its files do not keep.
@@ -52,12 +55,14 @@ class Recipe:
             its answers about an image depend on the others.
         options: what transformers' processor must be told to make inputs that its model takes.
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
+        generating: keyword arguments of transformers' generate().
+        start: for a decoder behind an encoder that hears, the token that its prompts start with.
     """
 
     tokens: tuple[str, ...]
     config: Callable[[Mapping[str, int]], dict[str, Any]]
     processor: Callable[[Any], Any]
-    image: str
+    image: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
     video: str = ""
     most: int = 2
@@ -68,6 +73,14 @@ class Recipe:
     wrapped_by: str = ""
     alike: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    audio: str = ""
+    rate: int = 16000
+    generating: Mapping[str, Any] = field(default_factory=dict)
+    start: str = ""
+
+
+class Sounds(list[Any]):
+    """The sounds of a prompt, each an array of samples."""
 
 
 def small(known: Any, own: Mapping[str, Any], sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +116,9 @@ def tiny_config(kind: str, own: Mapping[str, Any]) -> Any:
 
 def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     """Write a tiny checkpoint of this type into the empty folder; returns transformers' model and processor of it."""
-    from transformers import AutoModelForMultimodalLM, AutoProcessor, AutoTokenizer
+    from transformers import AutoProcessor, AutoTokenizer
+
+    from tests.census import media_classes
 
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *recipe.tokens)
     settings = {"extra_special_tokens": dict(recipe.named)} | dict(recipe.named) if recipe.named else {}
@@ -111,9 +126,7 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     processor = recipe.processor(AutoTokenizer.from_pretrained(folder))
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
-    kind_of_model = AutoModelForMultimodalLM._model_mapping[type(config)]
-    if recipe.wrapped_by:
-        kind_of_model = getattr(transformers, recipe.wrapped_by)
+    kind_of_model = getattr(transformers, recipe.wrapped_by or media_classes()[kind])
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
     tiny._fill(model.model if recipe.wrapped_by else model)
@@ -124,6 +137,8 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
 
 
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
+# Seconds and seed of each sound; the first is longer than the windows of small towers, the last as long as one.
+HEARD = (((2.7, 1),), ((0.9, 2),), ((1.3, 3), (2.0, 4)))
 
 
 FRAMES = 8
@@ -131,9 +146,43 @@ TIMES = {"total_num_frames": FRAMES, "fps": 2.0, "duration": FRAMES / 2, "frames
 CLIP = "a video"
 
 
+def trial(recipe: Recipe) -> Any:
+    """Return media of a prompt that shows whether transformers itself can run a type."""
+    return [tiny.picture(84, 56, 1)] if recipe.image else Sounds([_sound(recipe, 0.9, 2)])
+
+
+def _sound(recipe: Recipe, seconds: float, seed: int) -> Any:
+    return tiny.sound(seconds * recipe.rate / tiny.SOUND_RATE, seed)
+
+
+def questions(recipe: Recipe) -> list[Any]:
+    """Return the media of all prompts that are compared: lists of images, Sounds and CLIP."""
+    asked: list[Any] = [] if recipe.start else [[]]
+    if recipe.image:
+        fitting = [images for images in QUESTIONS if 0 < len(images) <= recipe.most]
+        if recipe.alike:
+            fitting = [tuple((*images[0][:2], each[2]) for each in images) for images in fitting]
+        asked += [[tiny.picture(*each) for each in images] for images in fitting]
+    if recipe.audio:
+        asked += [Sounds(_sound(recipe, *each) for each in waves) for waves in HEARD if len(waves) <= recipe.most]
+    return [*asked, *([CLIP] if recipe.video else [])]
+
+
+def given(recipe: Recipe, media: Any) -> dict[str, Any]:
+    """Return the media of a prompt as the engine takes them."""
+    if isinstance(media, Sounds):
+        return {"audio": [(wave, recipe.rate) for wave in media]}
+    return {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
+
+
 def prompt(recipe: Recipe, media: Any) -> str:
-    """Return a prompt of these images, or of the video."""
-    marks = recipe.video if media == CLIP else recipe.image * len(media)
+    """Return a prompt of these media."""
+    if recipe.start:
+        # The words that a decoder continues, in one prompt of two.
+        return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
+    marks = (
+        recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else recipe.image) * len(media)
+    )
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -145,19 +194,28 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     media: dict[str, Any] = {"images": [asked]} if asked else {}
     if asked == CLIP:
         media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
-    reads = processor if recipe.reader is None else recipe.reader(processor)
-    inputs = dict(
-        (reads if media or recipe.alone else processor.tokenizer)(
-            text=[words], return_tensors="pt", **media, **(recipe.options | recipe.sizes if media else {})
-        )
-    )
+    if isinstance(asked, Sounds):
+        media = {"audio": list(asked)}
+    if recipe.start:
+        inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+        inputs["decoder_input_ids"] = torch.tensor([processor.tokenizer(words, add_special_tokens=False)["input_ids"]])
+    else:
+        reads = processor if recipe.reader is None else recipe.reader(processor)
+        reads = reads if media or recipe.alone else processor.tokenizer
+        told = recipe.options | recipe.sizes if media else {}
+        inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+    begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
         made = model.generate(
-            **inputs, max_new_tokens=_ANSWER_TOKENS, output_logits=True, return_dict_in_generate=True
-        )  # fmt: skip
-    ids = inputs["input_ids"][0].tolist()
+            **inputs,
+            **recipe.generating,
+            max_new_tokens=_ANSWER_TOKENS,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    ids = inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
 
 
@@ -165,26 +223,25 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
     from beheld import LLM, SamplingParams
 
-    fitting = [images for images in QUESTIONS if len(images) <= recipe.most]
-    if recipe.alike:
-        fitting = [tuple((*images[0][:2], each[2]) for each in images) for images in fitting]
-    asked: list[Any] = [[tiny.picture(*each) for each in images] for images in fitting]
-    asked += [CLIP] if recipe.video else []
+    asked = questions(recipe)
     wanted = [expected(model, processor, recipe, media) for media in asked]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     requests: list[Any] = []
     for media in asked:
-        given = {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
-        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": given} if given else {}))
+        items = given(recipe, media)
+        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": items} if items else {}))
+    most = {"image": recipe.most} if recipe.image else {}
+    most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
     with LLM(
         model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512,
         disable_log_stats=True, max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
         mm_processor_kwargs=dict(recipe.sizes) or None,
-        limit_mm_per_prompt={"image": recipe.most} | ({"video": 1} if recipe.video else {}),
+        limit_mm_per_prompt=most,
     ) as llm:  # fmt: skip
         outputs = llm.generate(requests, params, use_tqdm=False)
     for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
-        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} images"
+        kind = "sounds" if isinstance(media, Sounds) else "images"
+        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} {kind}"
         if list(output.prompt_token_ids) != ids:
             return f"the ids of {name} differ"
         logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
@@ -196,7 +253,8 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
                 if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
                     return f"of {name}, token {step} is not the most likely one"
                 break
-    return "" if _shows(model, processor, recipe, wanted[1]) else "the answers do not depend on the image"
+    shown = not recipe.image or _shows(model, processor, recipe, wanted[1])
+    return "" if shown else "the answers do not depend on the image"
 
 
 def _shows(model: Any, processor: Any, recipe: Recipe, wanted: tuple[list[int], list[int], Any]) -> bool:
@@ -384,7 +442,7 @@ RECIPES: dict[str, Recipe] = {
                 "head_dim": 16,
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
                 "num_hidden_layers": 4,
-                "sliding_window": 96,
+                "sliding_window": 48,
             },
             "video_token_id": ids["<|video|>"],
             "vision_config": {"mm_embed_dim": 64, "mm_posemb_size": 64, "output_proj_dims": 64, "patch_size": 4},

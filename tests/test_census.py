@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.text_types import TEXT_TYPES
-from tests import census, census_media
+from tests import census
 from tests.long import LONG
 
 # Of the text types that run, those whose layers or caches no row of the oracle has.
@@ -27,10 +28,16 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census_media.RECIPES] if LONG else [*RUN, "minicpmv4_6"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine"]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FULL if known(kind)])
+def installed(kind: str) -> bool:
+    """Whether the package that transformers' class or processor needs is there."""
+    package = registry.facts(registry.find(kind)).package
+    return not package or find_spec(package) is not None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FULL if known(kind) and installed(kind)])
 def test_these_run(kind: str) -> None:
     assert census.examine(kind) == census.Finding("run")
 
@@ -46,7 +53,7 @@ def test_what_runs_is_read(kind: str, tmp_path: Path) -> None:
     assert census.read(kind, tmp_path) == census.Finding("untried", "it has no recipe")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in census_media.RECIPES if known(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in census.RECIPES if known(kind)])
 def test_a_recipe_belongs_to_a_row(kind: str) -> None:
     (row,) = (row for row in registry.facts(registry.find(kind)).tested if row.name == kind)
     assert row.by_census
@@ -55,9 +62,12 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
 
 REFUSED = {
     "deepseek_v32": "of kind 'indexed_attention'",
+    "kyutai_speech_to_text": "embedded together with the audio codes of its moment",
     "minimax": "of kind 'linear_attention'",
     "minicpmv4_7": "positions on a canvas",
-    "udop": "is an encoder-decoder model",
+    "t5gemma2": "is an encoder-decoder model",
+    "udop": "adds a learned bias to each score",
+    "voxtral_realtime": "added to the embedding of every token of its answer",
 }
 
 
@@ -68,7 +78,7 @@ def test_a_refusal_names_what_is_missing(kind: str) -> None:
     assert REFUSED[kind] in found.said
 
 
-@pytest.mark.parametrize("kind", [kind for kind in census.media_types() if kind not in census_media.RECIPES])
+@pytest.mark.parametrize("kind", [kind for kind in census.media_types() if kind not in census.RECIPES])
 def test_no_type_that_reads_media_is_broken(kind: str) -> None:
     """It is refused in words, or read."""
     assert census.examine(kind).verdict in ("run", "refused", "untried")

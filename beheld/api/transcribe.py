@@ -188,7 +188,8 @@ class Transcription:
             return self._counted(self._llm.generate(prompt, self._params, next(self._names), **options))
         if self._order.prompt:
             text += f"\nText before it: {self._order.prompt}"
-        content = [{"type": "audio", "audio": audio}, {"type": "text", "text": text}]
+        # Of some families, the template itself asks.
+        content = [{"type": "audio", "audio": audio}, *([{"type": "text", "text": text}] if text else [])]
         messages = [{"role": "user", "content": content}]
         return self._counted(self._llm.chat(messages, self._params, next(self._names), **options, **self._salt))
 

@@ -25,8 +25,9 @@ class GroupMetadata:
         chunk: within the window, a query sees only positions from the last multiple of this on; None for all.
         kv_heads: K of its layers, if `begin` is to prepare everything before any of them runs.
         extra: what a backend prepares once per step for all layers of the group.
-        ahead: how far layers look ahead within AttnMetadata.both_ways: "ranges" within each range, "joint" also into a
-            sequence's other ranges, "never" not at all.
+        ahead: how far layers look ahead within AttnMetadata.both_ways: "ranges" within each range as far as a
+            window reaches, "whole" within each range whatever its window, "joint" also into a sequence's other ranges,
+            "never" not at all.
         shared_B: int32, on the device, how many of its first positions each decoding sequence shares with neighbours;
             see triton_shared.py. None if nobody asks.
     """

@@ -178,8 +178,8 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
         position   first .. start .. start+i .. length-1
         query i      1  ..   1   ..    1     0 .. 0
 
-    Within a both-ways range, a query sees all of the range, also what a window would hide; with joint ranges, all of
-    them.
+    Within a both-ways range, a query also sees later positions; with joint ranges, those of all ranges. No window hides
+    what is in a whole range.
     """
     start, length = metadata.starts[b], metadata.lengths[b]
     first = max(0, start - group.window + 1) if group.window else 0
@@ -191,14 +191,17 @@ def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tupl
     positions_L = torch.arange(first, length, device=device)
     queries_P1 = torch.arange(start, length, device=device).unsqueeze(1)
     mask_PL = positions_L <= queries_P1
+    pairs = product(ranges, ranges) if group.ahead == "joint" else [(own, own) for own in ranges]
+    for (low, high), (begin, end) in pairs:
+        mask_PL[low - start : high - start, begin - first : end - first] = True
     if not plain:
         assert group.window is not None
         mask_PL &= positions_L > queries_P1 - group.window
         if group.chunk is not None:
             mask_PL &= positions_L >= queries_P1 // group.chunk * group.chunk
-    pairs = [(own, own) for own in ranges] if group.ahead == "ranges" else product(ranges, ranges)
-    for (low, high), (begin, end) in pairs:
-        mask_PL[low - start : high - start, begin - first : end - first] = True
+    if group.ahead == "whole":
+        for low, high in ranges:
+            mask_PL[low - start : high - start, low - first : high - first] = True
     if start == 0:
         return None, mask_PL
     blocks_L = group.tables_BN[b].long()[positions_L // metadata.block_size]

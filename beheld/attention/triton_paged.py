@@ -168,7 +168,9 @@ class TritonBackend:
             shape = shape_of(q_THC.shape[2], q_THC.element_size(), known.shared_bytes, fetch)
             make = make_tiles_on_device if captured else make_tiles
             tiles_L8 = make(metadata, q_THC.shape[1] // kv_heads, shape.rows, q_THC.shape[0])
-            plan = PrefillPlan(tiles_L8, shape, make_ranges(metadata) if group.ahead == "ranges" else None)
+            ahead = group.ahead
+            ranges_2T = make_ranges(metadata, whole=ahead == "whole") if ahead in ("ranges", "whole") else None
+            plan = PrefillPlan(tiles_L8, shape, ranges_2T)
             group.extra["prefill"] = plan
         assert isinstance(plan, PrefillPlan)
         return plan

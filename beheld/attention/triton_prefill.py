@@ -54,9 +54,8 @@ class PrefillPlan:
 
     Attributes:
         tiles_L8: see `make_tiles`.
-        ranges_2T: per token of the step, which of its sequence's tokens in this step it sees, int32: the first of
-            its range, whatever a window hides, or itself, and the one behind the last. None if every token sees up to
-            itself.
+        ranges_2T: per token of the step, which of its sequence's tokens in this step it sees, int32: the first that
+            no window hides, and the one behind the last. None if every token sees up to itself.
     """
 
     tiles_L8: Tensor
@@ -279,10 +278,11 @@ def make_tiles_on_device(metadata: AttnMetadata, heads_per_kv: int, rows: int, n
     return torch.stack(table, dim=1).int()
 
 
-def make_ranges(metadata: AttnMetadata) -> Tensor | None:
-    """Return, per token of the step, the first and the end (2, T) of its both-ways range among its sequence's tokens.
+def make_ranges(metadata: AttnMetadata, *, whole: bool) -> Tensor | None:
+    """Return, per token of the step, the first that no window hides and the end (2, T) of what it sees.
 
-    A token outside has itself alone. None if there are no such ranges.
+    Numbers count its sequence's tokens in this step. The end is that of its both-ways range, and the first the range's
+    if ranges are seen whole; else both are the token's own. None if there are no such ranges.
     """
     if not any(metadata.both_ways):
         return None
@@ -291,7 +291,9 @@ def make_ranges(metadata: AttnMetadata) -> Tensor | None:
         own = np.arange(length - start, dtype=np.int32)
         made_2T = np.stack((own, own + 1))
         for low, high in ranges:
-            made_2T[:, low - start : high - start] = [[low - start], [high - start]]
+            made_2T[1, low - start : high - start] = high - start
+            if whole:
+                made_2T[0, low - start : high - start] = low - start
         made.append(made_2T)
     return torch.from_numpy(np.concatenate(made, axis=1)).to(metadata.lengths_B.device, non_blocking=True)
 

@@ -245,7 +245,8 @@ class ModelInfo:
         atomic_spans: True if one step must compute each run of a media span's embeddings, because attention inside the
             run is bidirectional.
         both_ways: where attention is bidirectional: "nowhere", "media" (inside each run of a media item's embeddings),
-            "windowed media" (the same, in sliding layers only), "joint" (between all prompt positions whose ids are in
+            "whole media" (the same, and sliding layers see all of the run, however long), "windowed media" (in sliding
+            layers only, as far as their window reaches), "joint" (between all prompt positions whose ids are in
             `joint_ids`; one step computes the first to the last of them), or "prompt" (the whole prompt; one step
             computes it, and no other prompt shares it).
         joint_ids: see `both_ways`.

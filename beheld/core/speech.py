@@ -78,8 +78,10 @@ class SpeechForm:
 
     Attributes:
         transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
-            language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{name:language }" for
-            "language ", its name and the marker, or nothing.
+            language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{code}" for its code, or
+            en; "{name:language }" for
+            "language ", its name and the marker, or nothing. Empty where the chat template asks for the words of an
+            audio without text.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
         written: whether the texts are whole prompts with a placeholder. Else they follow the audio in a conversation.
@@ -99,6 +101,7 @@ class SpeechForm:
         name = LANGUAGES.get(order.language, "")
         text = self.translate if order.translate else self.transcribe
         text = text.replace("{name:language }", f"language {name}{self.marker}" if name else "")
+        text = text.replace("{code}", order.language or "en")
         return text.replace("{language}", f" in {name}" if name else "").replace(
             "{lang:code}", f"lang:{order.language}" if name else ""
         )

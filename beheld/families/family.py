@@ -288,7 +288,14 @@ class Family:
 
 
 def decoder_group(config: Any, kind: str, num_states: int = 0) -> KVGroup:
-    """Return all layers of a decoder as one group of this kind; its configuration has BART's names."""
-    heads, head_dim = config.decoder_attention_heads, config.d_model // config.decoder_attention_heads
-    layers = tuple(range(config.decoder_layers))
-    return KVGroup(kind, layers, heads, head_dim, head_dim, num_states=num_states)
+    """Return all layers of an encoder-decoder's decoder as one group of this kind.
+
+    Its configuration has BART's names, which tell encoder and decoder apart, or those of a decoder alone.
+    """
+    if hasattr(config, "decoder_layers"):
+        layers, heads, kept, width = config.decoder_layers, *(config.decoder_attention_heads,) * 2, config.d_model
+    else:
+        layers, heads, kept = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
+        width = config.hidden_size
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    return KVGroup(kind, tuple(range(layers)), kept, head_dim, head_dim, num_states=num_states)

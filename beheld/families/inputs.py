@@ -165,6 +165,8 @@ class FamilyInputs:
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
+        states: for an encoder that reads one item: the number of its states, from the processor's outputs and the
+            checkpoint's folder; None if it is always the same.
         speech: how the model is asked for transcripts; None if nothing is known of it.
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
@@ -207,6 +209,7 @@ class FamilyInputs:
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
     rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
+    states: Callable[[Mapping[str, Any], Path], int] | None = None
     speech: SpeechForm | None = None
 
     @property

@@ -175,13 +175,14 @@ def test_one_request_s_nan_stays_its_own() -> None:
         assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize("window", [None, 9])
-def test_ranges_read_both_ways(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "ahead"), [(None, "ranges"), (9, "ranges"), (9, "whole")])
+def test_ranges_read_both_ways(window: int | None, ahead: str) -> None:
     """Pictures that see all of themselves, at either end of what a step computes and across tiles of rows."""
     pieces = [(11, 12), (0, 50), (5, 21)]
     case, same = (make_case(pieces, heads=3, kv_heads=1, window=window) for _ in range(2))
     for one in (case, same):
         one.metadata.both_ways = ((), ((0, 20), (21, 50)), ((7, 16),))
+        one.metadata.groups[0].ahead = ahead
     oracle = TorchBackend()
     oracle.begin(same.metadata)
     want = oracle.attend(same.q_THC, same.k_TKC, same.v_TKC, same.kv, same.metadata, 0.3, None)

@@ -52,7 +52,9 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt(running: Running, offli
 
 def test_without_an_answer_the_prompt_comes_alone(running: Running) -> None:
     long = complete(running, prompt=["a small cat", "two dogs"], echo=True, logprobs=0, max_tokens=1)
-    answer = running.post(COMPLETE, {"prompt": ["a small cat", "two dogs"], "echo": True, "logprobs": 0, "max_tokens": 0})
+    answer = running.post(
+        COMPLETE, {"prompt": ["a small cat", "two dogs"], "echo": True, "logprobs": 0, "max_tokens": 0}
+    )
     assert answer.json()["usage"]["completion_tokens"] == 0
     for choice, longer, text in zip(answer.json()["choices"], long, ("a small cat", "two dogs"), strict=True):
         assert (choice["text"], choice["finish_reason"]) == (text, "length")

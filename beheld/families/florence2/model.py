@@ -12,22 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.cross import CrossView
 from beheld.core.errors import ModelError, StepError
-from beheld.core.plan import EncodeItem, SpanView
-from beheld.families._shared.bart_decoder import adapt_decoder
+from beheld.core.plan import EncodeItem
+from beheld.families._shared.encoder_decoder import EncoderDecoder
 from beheld.families.model import FamilyModel
-from beheld.models.cross import keys_and_values
-from beheld.models.surgery.operation import Changes
-
-# BART's layers only test whether there are states; our attention finds the states itself.
-_SOME = True
-
-
-def adapt(model: Any, changes: Changes) -> None:
-    """Direct the decoder's self-attention to our hook, add our cross-attention, and leave the encoder alone."""
-    adapt_decoder(model.model.language_model.decoder, changes)
-
 
 # Weight names in microsoft/Florence-2-large, and in transformers' class.
 _RENAMED = tuple(
@@ -75,19 +63,24 @@ def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     return made
 
 
-class Florence2:
-    """See CrossInputs."""
+class Florence2(EncoderDecoder):
+    """See EncoderDecoder."""
+
+    norm = ""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        super().__init__(model)
         self._encoder = model.model.language_model.encoder
-        self._decoder = model.model.language_model.decoder
-        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
         self._image_id: int = model.config.image_token_id
         self._vision: Any = model.config.vision_config
 
-    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Return keys and values of whole prompts; images share a call, and so do prompts of one length.
+    @classmethod
+    def decoder(cls, model: Any) -> Any:
+        """Return BART's decoder."""
+        return model.model.language_model.decoder
+
+    def states(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
+        """Return the states of whole prompts; images share a call, and so do prompts of one length.
 
         Raises:
             StepError: an image is larger than the tower's position table.
@@ -111,7 +104,7 @@ class Florence2:
             indices = [index for index, row in enumerate(embeds) if row.shape[1] == length]
             states = self._encoder(inputs_embeds=torch.cat([embeds[i] for i in indices])).last_hidden_state
             for index, states_ES in zip(indices, states, strict=True):
-                out[index] = keys_and_values(self._layers, states_ES)
+                out[index] = states_ES
         return [tensor for tensor in out if tensor is not None]
 
     def _check(self, item: EncodeItem) -> None:
@@ -138,19 +131,10 @@ class Florence2:
             embeds = embeds.masked_scatter(places_1E[..., None], images.to(embeds.dtype))
         return embeds
 
-    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
-        """Return views in which every position sees the whole prompt."""
-        return tuple(CrossView(0, None, span.num_states) for span in spans)
-
-    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
-        """Return last hidden states (T, S) of BART's decoder, with learned positions of several sequences."""
-        decoder = self._decoder
-        learned = decoder.embed_positions(None, position_ids=positions[0])
-        hidden = decoder.layernorm_embedding(embeds_TH.unsqueeze(0) + learned)
-        for layer in decoder.layers:
-            hidden = layer(hidden, encoder_hidden_states=_SOME, use_cache=False)
-        hidden_TS: Tensor = hidden[0]
-        return hidden_TS
+    def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Add learned positions, which BART normalizes at once."""
+        learned = self._decoder.embed_positions(None, position_ids=positions_T)
+        return self._decoder.layernorm_embedding(embeds_1TS + learned), {}
 
 
-MODEL = FamilyModel(adapt=adapt, cross_inputs=Florence2, plain_head=True, renamed=renamed)
+MODEL = FamilyModel(adapt=Florence2.adapt, cross_inputs=Florence2, plain_head=True, renamed=renamed)

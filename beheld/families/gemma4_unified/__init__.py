@@ -17,7 +17,7 @@ FAMILY = Family(
         ),
     ),
     placeholders=lambda config: {"image": config.image_token_id, "video": config.video_token_id},
-    both_ways="media",
+    both_ways="whole media",
     reference=ReferenceOptions(attention=None),
     calls=("gemma4",),
     reasoning=("gemma4",),

@@ -118,7 +118,7 @@ class ItemProcessor:
                 "Check preprocessor_config.json, and whether torchvision is installed.",
                 detail=first_line(error),
             ) from error
-        if not hasattr(found, "image_processor") and not hasattr(found, "feature_extractor"):
+        if not any(hasattr(found, part) for part in ("image_processor", "audio_processor", "feature_extractor")):
             raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
         return found
 
@@ -340,7 +340,7 @@ class ItemProcessor:
         cross = self._info.cross
         num_states = 0
         if cross is not None and self._info.encoder_reads != "prompt":
-            num_states = cross.num_states
+            num_states = self._states(outputs, cross.num_states)
             # Cross-attention layers attend to its states; its token is an ordinary one.
             mask, count = (False,) * len(ids), 0
         return MediaItem(
@@ -354,6 +354,20 @@ class ItemProcessor:
             num_states=num_states,
             feature_bytes=sum(t.numel() * t.element_size() for t in features.values()),
         )
+
+    def _states(self, outputs: Mapping[str, Any], most: int) -> int:
+        """Return how many states the encoder makes of an item.
+
+        Raises:
+            ProcessError: it makes none, or more than there is room for.
+        """
+        count = most if self._family.states is None else self._family.states(outputs, Path(self._info.path))
+        if not 0 < count <= most:
+            wanted = "a shorter" if count > most else "a longer"
+            raise ProcessError(
+                f"The encoder makes {count} states of it; possible are 1 to {most}.", f"Send {wanted} one."
+            )
+        return count
 
 
 _METHODS = {"image": "_process_images", "video": "_process_videos", "audio": "_process_audio"}

@@ -11,6 +11,9 @@ from beheld.attention.rounded_kv import RoundedKV
 from beheld.core.config import EngineConfig, KVGroup
 from beheld.platform.registry import platform_of
 
+# ModelInfo.both_ways -> GroupMetadata.ahead, where it is not "ranges".
+_AHEAD = {"joint": "joint", "whole media": "whole"}
+
 
 class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
@@ -73,7 +76,7 @@ class PagedCache:
             slots_T,
             tables_BN,
             window=self.spec.window,
-            ahead="joint" if both_ways == "joint" else "ranges",
+            ahead=_AHEAD.get(both_ways, "ranges"),
             kv_heads=self.spec.num_kv_heads if early else None,
         )
 

@@ -1,0 +1,114 @@
+"""Encoder-decoders: an encoder reads an item once, and every decoder layer attends to its states.
+
+A family says what is its own: how states are made, what stands before the decoder's layers, and how its modules are
+called. What the engine keeps of an item is keys and values, computed when it is encoded.
+
+Shapes: T tokens of the step, E states of an item, S size of a state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from beheld.attention import hook
+from beheld.attention.cross import CrossView
+from beheld.core.errors import StepError
+from beheld.core.plan import EncodeItem, SpanView
+from beheld.models.cross import CrossAttention, keys_and_values
+from beheld.models.surgery.operation import Changes
+
+# Decoder layers only test whether there are states; our attention finds the states itself.
+_SOME = True
+
+
+class EncoderDecoder:
+    """See CrossInputs; a family's subclass gives what it leaves open.
+
+    Attributes:
+        norm: the decoder's module after its layers; empty if there is none.
+        output: the name of the last projection of the layers' cross-attention.
+    """
+
+    norm: ClassVar[str] = "layer_norm"
+    output: ClassVar[str] = "out_proj"
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._decoder = self.decoder(model)
+        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
+
+    @classmethod
+    def decoder(cls, model: Any) -> Any:
+        """Return the module that holds the decoder's layers."""
+        return model.model.decoder
+
+    def states(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
+        """Return the encoder's states (E, S) of each item, which it reads alone: its features are its arguments.
+
+        Raises:
+            StepError: an item does not fit the encoder.
+        """
+        weight = self._model.get_input_embeddings().weight
+        found = []
+        for item in items:
+            features = {
+                name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+                for name, value in item.features.items()
+            }
+            # What follows are states of silence that fills features up, which nothing attends to.
+            states_ES = self.encoder(self._model)(**features).last_hidden_state[0, : item.num_embeds]
+            if len(states_ES) != item.num_embeds:
+                raise StepError(f"the encoder makes {len(states_ES)} states of it; {item.num_embeds} were expected.")
+            found.append(self.projected(states_ES))
+        return found
+
+    @classmethod
+    def encoder(cls, model: Any) -> Any:
+        """Return the encoder."""
+        return model.model.encoder
+
+    def projected(self, states_ES: Tensor) -> Tensor:
+        """Return what the decoder makes of the encoder's states before its layers attend to them."""
+        return states_ES
+
+    def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return what enters the first layer, (1, T, S), and keyword arguments of all layers."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ the same for all
+
+    @classmethod
+    def adapt(cls, model: Any, changes: Changes) -> None:
+        """Direct the decoder's self-attention to our hook and exchange its cross-attention; the encoder stays."""
+        decoder = cls.decoder(model)
+        config = copy.deepcopy(decoder.config)
+        config._attn_implementation = hook.register()
+        for index, layer in enumerate(decoder.layers):
+            changes.set(layer.self_attn, "config", config)
+            old = layer.encoder_attn
+            projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
+            projections["o"] = (cls.output, getattr(old, cls.output))
+            new = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
+            changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        """Return keys and values of each item in all layers."""
+        return [keys_and_values(self._layers, states_ES) for states_ES in self.states(items)]
+
+    def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
+        """Return views in which every position attends to the whole item."""
+        return tuple(CrossView(0, None, span.num_states) for span in spans)
+
+    def hidden(self, embeds_TH: Tensor, positions: Tensor) -> Tensor:
+        """Return last hidden states (T, S) of the decoder, whose tokens belong to several sequences."""
+        hidden_1TS, keywords = self.begin(embeds_TH.unsqueeze(0), positions[0])
+        for layer in self._decoder.layers:
+            hidden_1TS = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
+        if self.norm:
+            hidden_1TS = getattr(self._decoder, self.norm)(hidden_1TS)
+        hidden_TS: Tensor = hidden_1TS[0]
+        return hidden_TS
