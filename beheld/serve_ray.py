@@ -62,6 +62,12 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        if scope["type"] == "lifespan":
+            # The replica has started before, and ends after.
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
         serve = importlib.import_module("ray.serve")
         replica = serve.get_replica_context().servable_object
         await replica.application(scope, receive, send)

@@ -51,6 +51,19 @@ def test_the_policy_reads_what_a_replica_tells() -> None:
         replica.check_health()
 
 
+def test_ray_serve_may_start_and_end_it_before_a_request() -> None:
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(serve_ray.Door()({"type": "lifespan"}, receive, send))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 def test_arguments_are_options_of_the_engine() -> None:
     given = {"model": "mote", "max-model-len": "256", "enforce_eager": "True", "max_replicas": "3", "dtype": "float32"}
     model, options, bounds = options_of(given | {"limit_mm_per_prompt": '{"image": 2}'})
