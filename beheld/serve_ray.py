@@ -57,7 +57,7 @@ def policy(context: Any) -> tuple[int, dict[str, Any]]:
     return desired(waits, uses, context.current_num_replicas), {}
 
 
-class Door:
+class Entrance:
     """The application that Ray Serve calls; it passes requests on to that of its replica."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,4 +171,4 @@ def app(given: dict[str, Any]) -> Any:
             "runtime_env": {"env_vars": environment(os.environ, sys.path)},
         },
     )
-    return deployment(serve.ingress(Door())(Replica)).bind(model, options)
+    return deployment(serve.ingress(Entrance())(Replica)).bind(model, options)

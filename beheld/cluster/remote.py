@@ -29,7 +29,7 @@ _SENT = ("BEHELD_", "HF_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Placement:
     """What a group of processes needs.
 
     Attributes:
@@ -142,7 +142,7 @@ class Group:
     release: Any
 
 
-def start(wanted: Wanted) -> Group:
+def start(wanted: Placement) -> Group:
     """Place processes and wait until all are connected.
 
     Raises:
@@ -206,7 +206,7 @@ def start(wanted: Wanted) -> Group:
     return Group(processes, ends, address, release)
 
 
-def bundles_of(wanted: Wanted, address: str, *, inside: bool) -> list[dict[str, float]]:
+def bundles_of(wanted: Placement, address: str, *, inside: bool) -> list[dict[str, float]]:
     """Return what is reserved: for this process on its own host, then for each of the others.
 
     Args:
@@ -224,7 +224,7 @@ def environment(given: Mapping[str, str], path: Sequence[str]) -> dict[str, str]
     return {**sent, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 
 
-def _too_little(wanted: Wanted, there: Mapping[str, float]) -> ConfigError:
+def _too_little(wanted: Placement, there: Mapping[str, float]) -> ConfigError:
     kind, each = ("GPU", wanted.gpus_each) if wanted.gpus_each else ("CPU", 1)
     total = (wanted.count + wanted.beside) * each
     return ConfigError(

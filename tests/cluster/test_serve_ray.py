@@ -60,7 +60,7 @@ def test_ray_serve_may_start_and_end_it_before_a_request() -> None:
     async def send(message: Any) -> None:
         sent.append(message["type"])
 
-    asyncio.run(serve_ray.Door()({"type": "lifespan"}, receive, send))
+    asyncio.run(serve_ray.Entrance()({"type": "lifespan"}, receive, send))
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
