@@ -1,6 +1,6 @@
 """Processes that Ray places on the hosts of a cluster, each connected to this one.
 
-Ray starts and ends them and shares out devices. What they are told goes over a connection of our own, without pickle.
+Ray starts and ends them and shares out devices. Messages go over a connection of our own, without pickle.
 """
 
 from __future__ import annotations
