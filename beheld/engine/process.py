@@ -394,7 +394,12 @@ def spawn_elsewhere(asking: str, gpus_each: int) -> Spawned:
         EngineDeadError: it ended before it was connected.
     """
     wanted = Placement(
-        "beheld.engine.process:main_elsewhere", 1, gpus_each, beside=False, asking=asking, param="data_parallel_backend"
+        "beheld.engine.process:main_elsewhere",
+        1,
+        gpus_each,
+        with_caller=False,
+        asking=asking,
+        param="data_parallel_backend",
     )
     group = start_elsewhere(wanted)
     return Spawned(group.processes[0], group.ends[0])

@@ -22,7 +22,7 @@ class RayExecutor(MultiExecutor):
             "beheld.executor.rank:main_elsewhere",
             config.num_ranks - 1,
             gpus_each=1 if platform_of(config.device).splits else 0,
-            beside=True,
+            with_caller=True,
             asking=f"distributed_executor_backend='ray' with {config.num_ranks} ranks",
             param="distributed_executor_backend",
         )
