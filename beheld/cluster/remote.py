@@ -101,7 +101,7 @@ class RemoteProcess:
         return 0
 
     def kill(self) -> None:
-        """End it; whoever waits for it fails at once, also if its host does not answer any more."""
+        """End it; what waits for it fails at once, also if its host does not answer any more."""
         self._killed = True
         if self._end is not None:
             try:
