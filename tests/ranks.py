@@ -93,7 +93,7 @@ def forked() -> Iterator[None]:
         process = Forked(int(answer))
         return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
 
-    def place(wanted: remote.Wanted) -> remote.Group:
+    def place(wanted: remote.Placement) -> remote.Group:
         processes, ends = [], []
         for number in range(1, wanted.count + 1):
             ours, theirs = _connected()

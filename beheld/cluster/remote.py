@@ -1,6 +1,6 @@
 """Processes that Ray places on the hosts of a cluster, each connected to this one.
 
-Ray starts and ends them and shares out devices. What they are told goes over a connection of our own, without pickle.
+Ray starts and ends them and shares out devices. Messages go over a connection of our own, without pickle.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _SENT = ("BEHELD_", "HF_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Placement:
     """What a group of processes needs.
 
     Attributes:
         main: "module:function", which gets the connection and runs until it ends.
         count: how many processes.
         gpus_each: GPUs of each; 0 for one core of a CPU.
-        beside: this process needs as much too, on its own host.
+        with_caller: this process needs as much too, on its own host.
         asking, param: the option that asks, for messages.
     """
 
     main: str
     count: int
     gpus_each: int
-    beside: bool
+    with_caller: bool
     asking: str
     param: str
 
@@ -52,7 +52,7 @@ class RemoteProcess:
     """A process on some host, with the methods of Popen that executors and engines call.
 
     Attributes:
-        number: from 1, or from 0 without a process beside.
+        number: from 1, or from 0 without the caller.
         host: its address.
     """
 
@@ -101,7 +101,7 @@ class RemoteProcess:
         return 0
 
     def kill(self) -> None:
-        """End it; whoever waits for it fails at once, also if its host does not answer any more."""
+        """End it; what waits for it fails at once, also if its host does not answer any more."""
         self._killed = True
         if self._end is not None:
             try:
@@ -142,7 +142,7 @@ class Group:
     release: Any
 
 
-def start(wanted: Wanted) -> Group:
+def start(wanted: Placement) -> Group:
     """Place processes and wait until all are connected.
 
     Raises:
@@ -153,11 +153,11 @@ def start(wanted: Wanted) -> Group:
     util = importlib.import_module("ray.util")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     address = str(util.get_node_ip_address())
-    first = 1 if wanted.beside else 0
+    first = 1 if wanted.with_caller else 0
     processes: list[RemoteProcess] = []
     bundles: list[dict[str, float]] = []
     held: Any = None
-    if wanted.count > 1 or wanted.beside:
+    if wanted.count > 1 or wanted.with_caller:
         # All or none: two groups that each hold a part of what they need would wait for each other.
         bundles = bundles_of(wanted, address, inside=ray.get_runtime_context().get_actor_id() is not None)
         held = util.placement_group(bundles, strategy="PACK")
@@ -206,14 +206,14 @@ def start(wanted: Wanted) -> Group:
     return Group(processes, ends, address, release)
 
 
-def bundles_of(wanted: Wanted, address: str, *, inside: bool) -> list[dict[str, float]]:
+def bundles_of(wanted: Placement, address: str, *, inside: bool) -> list[dict[str, float]]:
     """Return what is reserved: for this process on its own host, then for each of the others.
 
     Args:
         inside: Ray runs this process too, and has given it what it needs.
     """
     each: dict[str, float] = {"GPU": wanted.gpus_each} if wanted.gpus_each else {"CPU": 1}
-    own = [{**each, f"node:{address}": 0.001}] if wanted.beside and not inside else []
+    own = [{**each, f"node:{address}": 0.001}] if wanted.with_caller and not inside else []
     return [*own, *(dict(each) for _ in range(wanted.count))]
 
 
@@ -224,9 +224,9 @@ def environment(given: Mapping[str, str], path: Sequence[str]) -> dict[str, str]
     return {**sent, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 
 
-def _too_little(wanted: Wanted, there: Mapping[str, float]) -> ConfigError:
+def _too_little(wanted: Placement, there: Mapping[str, float]) -> ConfigError:
     kind, each = ("GPU", wanted.gpus_each) if wanted.gpus_each else ("CPU", 1)
-    total = (wanted.count + wanted.beside) * each
+    total = (wanted.count + wanted.with_caller) * each
     return ConfigError(
         f"{wanted.asking} needs {total} free {kind}s in the Ray cluster, which has {there.get(kind, 0):g} in all, "
         f"and did not get them in {_PLACE_S:g} s.",

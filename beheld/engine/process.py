@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from beheld.cluster.remote import LEAVE_S, RemoteProcess, Wanted
+from beheld.cluster.remote import LEAVE_S, Placement, RemoteProcess
 from beheld.cluster.remote import start as start_elsewhere
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
@@ -393,8 +393,13 @@ def spawn_elsewhere(asking: str, gpus_each: int) -> Spawned:
         ConfigError: Ray is not installed, or the cluster has no room.
         EngineDeadError: it ended before it was connected.
     """
-    wanted = Wanted(
-        "beheld.engine.process:main_elsewhere", 1, gpus_each, beside=False, asking=asking, param="data_parallel_backend"
+    wanted = Placement(
+        "beheld.engine.process:main_elsewhere",
+        1,
+        gpus_each,
+        with_caller=False,
+        asking=asking,
+        param="data_parallel_backend",
     )
     group = start_elsewhere(wanted)
     return Spawned(group.processes[0], group.ends[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.cluster.remote import Wanted, start
+from beheld.cluster.remote import Placement, start
 from beheld.core.config import EngineConfig
 from beheld.executor.multi import MultiExecutor, Placed
 from beheld.executor.watchdog import RankProcess
@@ -18,11 +18,11 @@ class RayExecutor(MultiExecutor):
     @classmethod
     def place(cls, config: EngineConfig) -> Placed:
         """See MultiExecutor."""
-        wanted = Wanted(
+        wanted = Placement(
             "beheld.executor.rank:main_elsewhere",
             config.num_ranks - 1,
             gpus_each=1 if platform_of(config.device).splits else 0,
-            beside=True,
+            with_caller=True,
             asking=f"distributed_executor_backend='ray' with {config.num_ranks} ranks",
             param="distributed_executor_backend",
         )

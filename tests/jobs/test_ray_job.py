@@ -75,6 +75,6 @@ def test_without_ray_the_output_is_not_touched(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     (tmp_path / "in.jsonl").write_text("")
-    assert main(["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), "--ray", "--device", "cpu"]) == 2
+    assert main(["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out"), "--ray", "--device", "cpu"]) == 1
     assert "pip install 'beheld[ray]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
