@@ -54,7 +54,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
-    "load_format": ("auto", "safetensors", "dummy"),
+    "load_format": ("auto", "safetensors", "sharded_state", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")

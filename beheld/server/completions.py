@@ -213,9 +213,7 @@ def _no_lists() -> Lists:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-def _add(
-    lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int
-) -> None:
+def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> None:
     """Append a token; what has no probability has the least number that JSON clients expect."""
     lists["tokens"].append(text)
     lists["token_logprobs"].append(None if logprob is None else max(logprob, _LEAST))
