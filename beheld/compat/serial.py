@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from beheld.utils.vector_bytes import ORDERS, TYPES, from_bytes, to_bytes
+from beheld.api.vector_bytes import ORDERS, TYPES, from_bytes, to_bytes
 
 EMBED_DTYPE_TO_TORCH_DTYPE = {name: getattr(torch, kind) for name, kind in TYPES.items()}
 ENDIANNESS = list(ORDERS)

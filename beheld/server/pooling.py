@@ -13,6 +13,7 @@ import numpy as np
 
 from beheld.api import scoring
 from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
+from beheld.api.vector_bytes import to_bytes
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
@@ -31,7 +32,6 @@ from beheld.server.schema import (
     ScoredText,
     ScoreRequest,
 )
-from beheld.utils.vector_bytes import to_bytes
 
 Asked = PromptType | Chat | Pair
 Answer = dict[str, Any]
