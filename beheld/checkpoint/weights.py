@@ -12,7 +12,7 @@ from beheld.core.errors import ModelError
 # In the order in which transformers' loader looks for them; each may be cut into shards, which an index names.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEX = ".index.json"
-# Parts that vLLM's scripts save; the index beside them, if one was copied, is that of the checkpoint before.
+# Parts that scripts of vLLM save; an index in their folder was copied and is that of the checkpoint before.
 PARTS = "model-rank-*-part-*.safetensors"
 _FIRST_RANK = "model-rank-0-part-*"
 # Files to ignore: the publisher's own layout, which no class of transformers reads, and a trainer's state.
