@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"api", "text"},
     "jobs": {"server", "api", "cluster"},
     "flags": {"platform"},
-    "compat": {"api", "inputs", "families", "flags"},
+    "compat": {"api", "inputs", "families", "flags", "checkpoint"},
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
     "cli": {
         "flags",

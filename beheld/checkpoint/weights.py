@@ -12,6 +12,9 @@ from beheld.core.errors import ModelError
 # In the order in which transformers' loader looks for them; each may be cut into shards, which an index names.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _INDEX = ".index.json"
+# Parts that scripts of vLLM save; an index in their folder was copied and is that of the checkpoint before.
+PARTS = "model-rank-*-part-*.safetensors"
+_FIRST_RANK = "model-rank-0-part-*"
 # Files to ignore: the publisher's own layout, which no class of transformers reads, and a trainer's state.
 _OTHERS = ("consolidated*", "adapter_model*", "training_args*", "optimizer*", "scheduler*")
 _ADAPTER_CONFIG = "adapter_config.json"
@@ -31,12 +34,29 @@ def weight_files(path: Path) -> tuple[str, ...]:
     said = read_json(path / CONFIG).get("transformers_weights")
     if isinstance(said, str):
         return _shards(path / said) if said.endswith(_INDEX) else (said,)
+    if in_parts(path):
+        return _parts(path)
     for whole in _WHOLE:
         if (path / whole).is_file():
             return (whole,)
         if (path / f"{whole}{_INDEX}").is_file():
             return _shards(path / f"{whole}{_INDEX}")
     return _of_any_name(file.name for file in path.iterdir() if file.is_file()) if path.is_dir() else ()
+
+
+def in_parts(path: Path) -> bool:
+    """True if the folder's weights are parts that a script saved; transformers' loader does not know their names."""
+    return next(path.glob(PARTS), None) is not None
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    names = sorted(file.name for file in path.glob(PARTS))
+    if any(not fnmatch(name, _FIRST_RANK) for name in names):
+        raise ModelError(
+            f"{path} holds the weights of several ranks of another engine.",
+            "Give the checkpoint that they were made of: ranks take their parts of it.",
+        )
+    return tuple(names)
 
 
 def lacking(path: Path) -> tuple[str, ...]:

@@ -29,10 +29,10 @@ FLAGS: dict[str, VllmOption] = {
     "num-scheduler-steps": VllmOption("--async-scheduling plans ahead", values=1),
     "max-seq-len-to-capture": VllmOption("graphs' sizes follow from --max-num-seqs", values=1),
     "tokenizer-pool-size": VllmOption("texts are tokenized in threads", values=1),
+    "speculative-model": VllmOption("no token is guessed ahead, and answers are the same without", values=1),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
     "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1),
-    "speculative-model": VllmOption(remedy="Nothing is guessed ahead in this version; leave it out.", values=1),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
     "tool-parser-plugin": VllmOption(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.api.feed import Job
 from beheld.api.llm import LLM
 from beheld.api.stepwise import StepwiseRun
-from beheld.compat import metrics
+from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
@@ -29,6 +29,7 @@ class ScriptLLM(LLM):
         self._profile: Any = None
         self._queued: list[Callable[[], list[Any]]] = []
         self._engine: ScriptEngine | None = None
+        self._reloading: str | None = None
 
     @property
     def llm_engine(self) -> ScriptEngine:  # type: ignore[override]
@@ -83,12 +84,26 @@ class ScriptLLM(LLM):
         size = self._config.tensor_parallel_size * self._args.pipeline_parallel_size
         return size * (self._args.data_parallel_size if include_dp else 1)
 
-    def collective_rpc(self, method: Any, *_: Any, **__: Any) -> Any:
-        """Refused: scripts do not reach into the engine's processes.
+    def collective_rpc(
+        self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
+    ) -> list[Any]:
+        """Read other weights, as vLLM's scripts ask for it; other calls are refused.
+
+        `update_config` with {"load_config": {"load_format": ...}} says how, and `reload_weights` makes the engine anew:
+        its caches are empty, and its adapters are read again.
 
         Raises:
-            ConfigError: always.
+            ConfigError: another method, or another option.
         """
+        if method == "update_config":
+            self._reloading = _load_format(*args, **(kwargs or {}))
+            return [None]
+        if method == "reload_weights" and not args and not kwargs:
+            options = {each.name: getattr(self._args, each.name) for each in fields(EngineArgs)}
+            self.close()
+            self._engine = None
+            LLM.__init__(self, **(options | {"load_format": self._reloading or self._args.load_format}))
+            return [None]
         raise ConfigError(
             f"collective_rpc({method!r}) is not available here: scripts do not reach into the engine's processes.",
             "Make a new LLM to read other weights.",
@@ -96,7 +111,7 @@ class ScriptLLM(LLM):
 
     def apply_model(self, func: Any) -> Any:
         """Refused as `collective_rpc`."""
-        return self.collective_rpc(getattr(func, "__name__", func))
+        return self.collective_rpc(f"apply_model: {getattr(func, '__name__', func)}")
 
 
 class ScriptEngine:
@@ -180,22 +195,53 @@ class ScriptEngine:
         )
 
     @property
-    def engine_core(self) -> Any:
-        """Refused: the engine's core has no methods for scripts.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            "llm_engine.engine_core is not available here: scripts do not reach into the engine's processes.",
-            "A checkpoint is read as it is published, also by several ranks.",
-        )
+    def engine_core(self) -> ScriptCore:
+        """What scripts ask of the engine's core."""
+        return ScriptCore(self._llm)
 
     def __getattr__(self, name: str) -> Any:
         """What LLM has as well: adapters, tokenizer, metrics."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._llm, name)
+
+
+class ScriptCore:
+    """vLLM's engine core as scripts use it."""
+
+    def __init__(self, llm: ScriptLLM) -> None:
+        self._llm = llm
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Write the checkpoint's weights into `path` in parts, which load_format="sharded_state" reads; see parts.save.
+
+        Raises:
+            ModelError, ConfigError: there are no safetensors, or the pattern names no part.
+        """
+        parts.save(Path(self._llm._info.path), Path(path), pattern, max_size)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ConfigError(
+            f"llm_engine.engine_core.{name} is not available here: scripts do not reach into the engine's processes.",
+            "Make a new LLM to read other weights.",
+        )
+
+
+def _load_format(overrides: Any = None) -> str:
+    """The one option that may change while a script runs.
+
+    Raises:
+        ConfigError: others are asked for.
+    """
+    match overrides:
+        case {"load_config": {"load_format": str() as found, **rest}, **others} if not rest and not others:
+            return found
+    raise ConfigError(
+        f"update_config({overrides!r}) is not available here.",
+        'Only {"load_config": {"load_format": ...}} may change; make a new LLM for the rest.',
+    )
 
 
 def _named(job: Job, request_id: str) -> list[Any]:

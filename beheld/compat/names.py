@@ -70,6 +70,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.assets.image": {"ImageAsset": "beheld.compat.assets:ImageAsset"},
     "vllm.assets.video": {"VideoAsset": "beheld.compat.assets:VideoAsset"},
     "vllm.beam_search": _BEAMS,
+    "vllm.benchmarks": {},
+    "vllm.benchmarks.datasets": {
+        name: f"beheld.compat.datasets:{name}" for name in ("SampleRequest", "add_dataset_parser", "get_samples")
+    },
     "vllm.config": _POOLER | _CONFIG,
     "vllm.config.pooler": _POOLER,
     "vllm.distributed": {
@@ -89,6 +93,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.lora": {},
     "vllm.lora.request": _LORA,
     "vllm.model_executor": {},
+    "vllm.model_executor.model_loader": {"ShardedStateLoader": "beheld.compat.parts:ShardedStateLoader"},
     "vllm.model_executor.models": {},
     "vllm.model_executor.models.deepseek_ocr": {
         "NGramPerReqLogitsProcessor": "beheld.compat.ngram:NGramPerReqLogitsProcessor"
@@ -125,6 +130,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.utils": _PARSER | _PORT,
     "vllm.utils.argparse_utils": _PARSER,
     "vllm.utils.network_utils": _PORT,
+    "vllm.utils.serial_utils": {
+        name: f"beheld.compat.serial:{name}"
+        for name in ("EMBED_DTYPE_TO_TORCH_DTYPE", "ENDIANNESS", "binary2tensor", "tensor2binary")
+    },
     "vllm.v1": {},
     "vllm.v1.engine": {},
     "vllm.v1.engine.async_llm": {"AsyncLLM": "beheld.compat.async_engine:ScriptAsyncLLM"},
@@ -140,9 +149,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 _ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
 _SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
+_NO_BODY = "The server gives vectors as numbers or as base64, not as a bare body."
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
-    "vllm.benchmarks": "vLLM's data sets are not part of beheld; `beheld bench` measures.",
+    "vllm.benchmarks.serve": "`beheld bench` measures a server.",
     "vllm.config.KVTransferConfig": _ONE_ENGINE,
     "vllm.distributed.device_communicators": _SAME_WEIGHTS,
     "vllm.distributed.kv_events": "Events of the cache are not published.",
@@ -151,9 +161,10 @@ ABSENT: Mapping[str, str] = {
     "vllm.distributed.utils": _SAME_WEIGHTS,
     "vllm.distributed.weight_transfer": _SAME_WEIGHTS,
     "vllm.forward_context": _PROCESSES,
-    "vllm.model_executor.model_loader": "A checkpoint is read as it is published, also by several ranks.",
+    "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.ModelRegistry": "A model is added as a family: docs/how-to/add-a-model.md.",
-    "vllm.utils.serial_utils": "The server gives vectors as numbers or as base64 of float32.",
+    "vllm.utils.serial_utils.MetadataItem": _NO_BODY,
+    "vllm.utils.serial_utils.decode_pooling_output": _NO_BODY,
     "vllm.v1.core": _PROCESSES,
     "vllm.v1.metrics.loggers": "/metrics has the figures.",
     "vllm.v1.request": _PROCESSES,

@@ -126,11 +126,13 @@ _accepted("one process prepares requests", "_api_process_count _api_process_rank
 _accepted("encoder states are shared by content", "ec_manager_config")
 _accepted("states of recurrent layers are rounded to nearest", "mamba_cache_philox_rounds")
 
+_accepted(
+    "no token is guessed ahead, and answers are the same without",
+    "speculative_config spec_method spec_model spec_tokens",
+)
+
 # ---------------------------------------------------------------------- refused
 _OUT = "Leave it out."
-_refused(
-    "Nothing is guessed ahead in this version; leave it out.", "speculative_config spec_method spec_model spec_tokens"
-)
 _refused("Leave it out: llguidance compiles all grammars.", "structured_outputs_config")
 _refused(
     "Set hf_overrides for fields of config.json, or give a folder with the file.",
@@ -188,7 +190,7 @@ _refused(
     "Adapters say themselves what they change; leave it out.",
     switches="enable_tower_connector_lora enable_moe_shared_loras",
 )
-_refused("`load_format` is auto, safetensors or dummy; leave it out.", "model_loader_extra_config")
+_refused("`load_format` is auto, safetensors, sharded_state or dummy; leave it out.", "model_loader_extra_config")
 _refused("Remove the files from the folder.", "ignore_patterns", only=("original/**/*", ["original/**/*"]))
 _refused("`--reasoning-parser think` of the server separates reasoning.", "reasoning_parser_plugin reasoning_config")
 _refused("Texts are not marked; leave it out.", "watermark_config")

@@ -56,7 +56,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
-    "load_format": ("auto", "safetensors", "dummy"),
+    "load_format": ("auto", "safetensors", "sharded_state", "dummy"),
     "tokenizer_mode": ("auto", "slow", "hf"),
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")

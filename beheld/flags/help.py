@@ -35,7 +35,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     ),
     "hf_overrides": ("none", "JSON of fields of config.json to change"),
     "config_format": ("", "`auto` or `hf`; others are refused"),
-    "load_format": ("", "`auto`, `safetensors`, or `dummy` for random weights"),
+    "load_format": (
+        "",
+        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), or `dummy` for random weights",
+    ),
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),
     "override_generation_config": ("none", "JSON of default sampling parameters"),
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),

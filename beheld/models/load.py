@@ -15,7 +15,7 @@ from beheld.checkpoint.checks.safetensors import count_numbers
 from beheld.checkpoint.convert import converted
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
-from beheld.checkpoint.weights import check_weights, has_weights
+from beheld.checkpoint.weights import check_weights, has_weights, in_parts
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
@@ -291,7 +291,7 @@ def _from_files(
         weights = method.weights(path)
         if weights is None:
             weights = _renamed_weights(info, path)
-        if weights is None and info.secondary:
+        if weights is None and (info.secondary or in_parts(path)):
             weights = joined_slices(path, info.secondary)
         if weights is None and (ranks is not None or stage is not None):
             weights = joined_slices(path, ())

@@ -13,6 +13,7 @@ import numpy as np
 
 from beheld.api import scoring
 from beheld.api.async_llm import AsyncLLM, Chat, Pair, PromptType
+from beheld.api.vector_bytes import to_bytes
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
@@ -89,6 +90,8 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
     task = {ClassifyRequest: "classify", EmbeddingRequest: "embed"}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
         task = pooling_task(body.task)
+    if isinstance(body, EmbeddingRequest):
+        _check_bytes(body)
     params = _params(body, task)
     shown = {"classify": _classes, "embed": _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
 
@@ -198,7 +201,7 @@ def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> Poo
 def _in_kind(vectors: np.ndarray, kind: str) -> list[Any]:
     """Return vectors as Cohere names their forms: of eight numbers' signs, "ubinary" makes a byte."""
     if kind == "base64":
-        return [_as_base64(vector) for vector in vectors]
+        return [_text_of(vector.astype("<f4").tobytes()) for vector in vectors]
     if kind == "float":
         return vectors.tolist()
     packed = np.packbits(vectors > 0, axis=-1)
@@ -327,15 +330,22 @@ def _usage(outputs: Sequence[Any]) -> Answer:
 
 
 def _numbers(output: PoolingRequestOutput, body: ClassifyRequest) -> Any:
-    """Return the values as lists, or as text of their bytes: float32, little-endian."""
-    values = output.outputs.data.numpy()
+    """Return the values as lists, or as text of their bytes."""
+    values = output.outputs.data
     if isinstance(body, EmbeddingRequest) and body.encoding_format == "base64":
-        return _as_base64(values)
-    return values.tolist()
+        return _text_of(to_bytes(values, body.embed_dtype or "float32", body.endianness or "little"))
+    return values.numpy().tolist()
 
 
-def _as_base64(values: np.ndarray) -> str:
-    return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
+def _check_bytes(body: EmbeddingRequest) -> None:
+    """Raise HttpError if the request says how vectors become bytes, and asks for numbers."""
+    for name in ("embed_dtype", "endianness"):
+        if getattr(body, name) is not None and body.encoding_format != "base64":
+            raise HttpError(400, f"{name} needs bytes.", "Set encoding_format to base64.", param=name)
+
+
+def _text_of(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 def _vectors(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerInfo) -> Answer:

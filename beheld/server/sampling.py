@@ -119,7 +119,7 @@ def beams_of(
     check_stream_options(body)
     return BeamSearchParams(
         beam_width=body.n or 1,
-        max_tokens=SamplingParams().max_tokens if max_tokens is None else max_tokens,
+        max_tokens=16 if max_tokens is None else max_tokens,  # as SamplingParams
         ignore_eos=body.ignore_eos or False,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
     )

@@ -135,7 +135,7 @@ def test_a_profile_is_written(llm: ScriptLLM, tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_reaches_into_the_engine_is_refused(llm: ScriptLLM) -> None:
-    for ask in (lambda: llm.collective_rpc("reload_weights"), lambda: llm.llm_engine.engine_core):
+    for ask in (lambda: llm.collective_rpc("check_health"), lambda: llm.llm_engine.engine_core.model_executor):
         with pytest.raises(ConfigError, match="do not reach into the engine"):
             ask()
     config = llm.llm_engine.vllm_config.model_config.hf_config

@@ -11,6 +11,7 @@ import pytest
 from beheld import LLM, EngineArgs
 from beheld.compat.arguments import FlexibleArgumentParser
 from beheld.compat.engine_args import ScriptEngineArgs
+from beheld.core import vllm_options
 from beheld.core.errors import ConfigError
 from tests.compat import census
 
@@ -41,8 +42,8 @@ def test_what_is_given_reaches_the_options() -> None:
     found = ScriptEngineArgs.from_cli_args(parser().parse_args([*words, "--allowed-media-domains", "a", "b"]))
     assert (found.max_model_len, found.enforce_eager, found.limit_mm_per_prompt) == (2000, True, {"image": 2})
     assert found.allowed_media_domains == ["a", "b"]
-    with pytest.raises(ConfigError, match="spec_model is not available here"):
-        ScriptEngineArgs.from_cli_args(parser().parse_args(["--spec-model", "x"]))
+    with pytest.raises(ConfigError, match="model_weights is not available here"):
+        ScriptEngineArgs.from_cli_args(parser().parse_args(["--model-weights", "x"]))
 
 
 def test_a_model_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +77,10 @@ def test_a_script_with_them_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     finally:
         finder.uninstall()
     assert capsys.readouterr().out == "1\n"
+
+
+def test_guessing_ahead_changes_no_answer_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    vllm_options._told.discard("speculative_config")
+    with caplog.at_level("INFO"):
+        EngineArgs(speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+    assert "speculative_config changes nothing: no token is guessed ahead" in caplog.text

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from beheld import LLM
+from beheld.compat.serial import binary2tensor, tensor2binary
 from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
@@ -67,6 +68,26 @@ def test_token_ids_and_base64(running: Running, vectors: torch.Tensor) -> None:
     torch.testing.assert_close(torch.from_numpy(found), vectors, atol=1e-5, rtol=1e-4)
     one = running.post("/v1/embeddings", {"input": ids[0]}).json()
     torch.testing.assert_close(torch.tensor(one["data"][0]["embedding"]), vectors[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "within"), [("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-2), ("fp8_e4m3", 0.1)]
+)
+@pytest.mark.parametrize("order", ["native", "big", "little"])
+def test_vectors_in_the_bytes_that_a_client_names(
+    running: Running, vectors: torch.Tensor, kind: str, within: float, order: str
+) -> None:
+    body = {"input": TEXTS[0], "encoding_format": "base64", "embed_dtype": kind, "endianness": order}
+    (entry,) = running.post("/v1/embeddings", body).json()["data"]
+    data = base64.b64decode(entry["embedding"])
+    found = binary2tensor(data, (-1,), kind, order)
+    assert tensor2binary(found, kind, order) == data
+    torch.testing.assert_close(found.float(), vectors[0], atol=within, rtol=within)
+    if kind == "float32":
+        plain = np.frombuffer(data, ">f4" if order == "big" else "<f4")
+        torch.testing.assert_close(torch.from_numpy(plain.astype("f4")), vectors[0], atol=1e-5, rtol=1e-4)
+    error = running.post("/v1/embeddings", {"input": TEXTS[0], "embed_dtype": kind})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "embed_dtype")
 
 
 def test_conversations_with_images(running: Running) -> None:

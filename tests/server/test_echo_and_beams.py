@@ -132,3 +132,40 @@ def test_beams_over_a_picture(running: Running, offline: LLM) -> None:
 )
 def test_what_does_not_go_with_beams(running: Running, more: dict[str, Any], param: str) -> None:
     refused(running.post(COMPLETE, {"prompt": "x", "max_tokens": 2, "use_beam_search": True, **more}), 400, param)
+
+
+# lm-evaluation-harness 0.4.13, as it asked: scores of an answer after a context, and an answer about a picture.
+def test_lm_evaluation_harness_reads_the_scores(running: Running, offline: LLM) -> None:
+    ids = running.post("/tokenize", {"prompt": "a small cat sat on the mat"}).json()["tokens"]
+    begin = len(running.post("/tokenize", {"prompt": "a small cat sat"}).json()["tokens"])
+    recorded = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+    answer = running.post(COMPLETE, recorded | {"model": "tiny", "prompt": [ids]})
+    (choice,) = answer.json()["choices"]
+    # It drops the answer's one token, and calls a token greedy whose number is the greatest of its candidates.
+    values = choice["logprobs"]["token_logprobs"][begin:-1]
+    tops = choice["logprobs"]["top_logprobs"][begin:-1]
+    (output,) = offline.generate(
+        {"prompt_token_ids": ids}, SamplingParams(max_tokens=1, prompt_logprobs=1), use_tqdm=False
+    )
+    rows = (output.prompt_logprobs or [])[begin:]
+    assert len(values) == len(ids) - begin == len(rows)
+    for token, row, value, top in zip(ids[begin:], rows, values, tops, strict=True):
+        assert row is not None
+        np.testing.assert_allclose(value, row[token].logprob, atol=1e-4)
+        assert (value == max(top.values())) == (row[token].rank == 1)
+
+
+def test_lm_evaluation_harness_sends_pictures(running: Running) -> None:
+    part = {"type": "image_url", "image_url": {"url": data_url(), "detail": "auto"}}
+    content = [part, {"type": "text", "text": "What colour is the square?"}]
+    recorded = {
+        "messages": [{"role": "user", "content": content}],
+        "model": "tiny",
+        "max_tokens": 8,
+        "temperature": 0,
+        "stop": ["\n"],
+        "seed": 1234,
+    }
+    answer = running.post(CHAT, recorded)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["media"][0]["tokens"] > 0
