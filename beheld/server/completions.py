@@ -225,7 +225,9 @@ def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int
     """Append a token; what has no probability has the least number that JSON clients expect."""
     lists["tokens"].append(text)
     lists["token_logprobs"].append(None if logprob is None else max(logprob, _LEAST))
-    likely = candidates and {c.decoded_token or str(k): max(c.logprob, _LEAST) for k, c in candidates.items()}
+    likely: dict[str, float] | None = None
+    if candidates:
+        likely = {each.decoded_token or str(k): max(each.logprob, _LEAST) for k, each in candidates.items()}
     lists["top_logprobs"].append(likely)
     lists["text_offset"].append(offset)
 
