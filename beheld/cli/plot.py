@@ -42,7 +42,7 @@ def text(lines: Sequence[Mapping[str, Any]], width: int) -> str:
     rate_words = [f"{rate:.1f}" for rate in rates]
     first_words = [f"{median:.0f} (p99 {high:.0f})" for median, high in firsts]
     rate_room, first_room = max(map(len, rate_words)), max(map(len, first_words))
-    # Beside the bars stand the number of clients (7), two figures, and blanks between.
+    # A line is the number of clients (7), two bars with a figure each, and blanks between.
     bar = max(8, (width - 7 - rate_room - first_room - 8) // 2)
     left, right = bar + 1 + rate_room, bar + 1 + first_room
     made = [f"{'clients':>7}  {'tokens a second':<{left}}  {'first token, ms: = median, - p99':<{right}}"]

@@ -166,7 +166,6 @@ _refused(
     "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port",
     "data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb",
 )
-_refused("Engines are processes of one machine; leave it out.", "data_parallel_backend", only=("mp",))
 _refused("hf_overrides may change the window in config.json.", switches="disable_sliding_window")
 _refused(
     "`--max-concurrent-requests` of the server limits waiting requests.", "max_num_queued_reqs max_num_queued_tokens"

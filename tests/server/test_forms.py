@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -506,6 +507,7 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
 
     class Model:
         chat_template: str | None = None
+        config = SimpleNamespace(max_model_len=64)
 
         def get_default_sampling_params(self) -> SamplingParams:
             return SamplingParams()

@@ -12,7 +12,7 @@ FAMILY = Family(
             "VibeVoiceAsrForConditionalGeneration",
             "microsoft/VibeVoice-ASR-HF",
             AUDIO,
-            "without the noise that transformers adds to what is heard unless it is told sample=False",
+            "without the noise that transformers adds to what is heard without sample=False",
             by_census=True,
         ),
     ),
