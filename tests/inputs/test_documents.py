@@ -258,6 +258,10 @@ def test_a_file_of_another_kind_is_what_it_is() -> None:
         with pytest.raises(ParamsError, match="'pages' is an option of documents") as caught:
             chat({"type": kind, kind: pipes.encoded(picture), "pages": "1"})
         assert caught.value.param == "messages.0.content.0.pages"
+    for options in ({"pages": "1"}, {"dpi": 72}):
+        with pytest.raises(ParamsError, match="is an option of documents, and this is of the kind text"):
+            chat({"type": "file", "file": text, **options})
+    same(chat({"type": "file", "file": text, "text_layer": "only"}), chat({"type": "text", "text": "# Straße"}))
     sound = documents.find(said({"type": "file", "file": b"RIFF\0\0\0\0WAVEfmt "}))
     made = documents.replaced(
         said(None), sound, [Fetched(b"RIFF\0\0\0\0WAVEfmt ", "bytes")], ("audio",), lambda *_: pytest.fail("inspected")

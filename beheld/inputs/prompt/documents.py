@@ -314,16 +314,21 @@ def _other(one: FoundDocument, file: Fetched) -> Sequence[Mapping[str, Any]]:
     """Return the part of a file that is no document: media, or text."""
     given = {name: value for name, value in zip(_OPTIONS, _values(one.wish), strict=True) if value}
     modality = _modality(file.data) or (one.media_type.partition("/")[0] if one.media_type else "")
+    is_text = modality == "text" or _is_text(one.media_type)
+    if modality not in _MEDIA and is_text:
+        # Its text is wanted in any case.
+        given.pop("text_layer", None)
+        modality = "text"
+    if given and modality:
+        raise ParamsError(
+            f"{next(iter(given))!r} is an option of documents, and this is of the kind {modality}.",
+            "Leave it out.",
+            param=next(iter(given)),
+        )
     if modality in _MEDIA:
-        if given:
-            raise ParamsError(
-                f"{next(iter(given))!r} is an option of documents, and this is of the kind {modality}.",
-                "Leave it out.",
-                param=next(iter(given)),
-            )
         uuid = {} if one.ref.uuid is None else {"uuid": one.ref.uuid}
         return ({"type": modality, modality: file, **uuid, **one.options},)
-    if modality == "text" or _is_text(one.media_type):
+    if is_text:
         try:
             return ({"type": "text", "text": file.data.decode("utf-8-sig")},)
         except UnicodeDecodeError as error:
