@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api import transcribe
-from beheld.api.beam import answer_of, step_of
+from beheld.api.beam import answer_of, blaming_beams, step_of
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
@@ -268,13 +268,13 @@ class AsyncLLM:
         self._check_alive()
         self._attach()
         started, number = time.monotonic(), next(self._numbers)
-        step = step_of(checked(params), detokenize=logprobs is not None)
+        step = step_of(checked(params), logprobs)
         name = str(number) if request_id is None else request_id
-        first = await self._prepared(
-            RequestOrder(prompt, step, name, lora=lora_request, priority=priority, arrival=started, client=client)
-        )
+        order = RequestOrder(prompt, step, name, lora=lora_request, priority=priority, arrival=started, client=client)
+        with blaming_beams(params, logprobs):
+            first = await self._prepared(order)
         # The input may be large, and the search may take long.
-        del prompt
+        del prompt, order
         prepared()
         search = BeamSearch(first.token_ids, params, sorted(self.info.eos_ids), self.config.max_model_len)
         output: RequestOutput | None = None

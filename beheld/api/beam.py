@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from beheld.core.config import EngineConfig
+from beheld.core.errors import ParamsError
 from beheld.core.outputs import CompletionOutput, Logprob
 from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest
@@ -29,13 +31,34 @@ class Generates(Protocol):
         """The checkpoint's tokenizer."""
 
 
-def step_of(params: BeamSearchParams, *, detokenize: bool = False) -> SamplingParams:
+def step_of(params: BeamSearchParams, logprobs: int | None = None) -> SamplingParams:
     """The parameters of the requests of a search: the likeliest next tokens of a sequence.
 
     Args:
-        detokenize: whether candidates have texts.
+        logprobs: how many are given in the answers, with their texts; None for none.
+
+    Raises:
+        ParamsError: `logprobs` is out of range.
     """
-    return SamplingParams(temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=detokenize)
+    wanted = SamplingParams(temperature=0, max_tokens=1, logprobs=logprobs, detokenize=logprobs is not None)
+    wanted.logprobs = max(2 * params.beam_width, wanted.logprobs or 0)
+    return wanted
+
+
+@contextmanager
+def blaming_beams(params: BeamSearchParams, logprobs: int | None = None) -> Generator[None]:
+    """Errors of the candidates that a search needs name the beams: the user asked for nothing else."""
+    try:
+        yield
+    except ParamsError as error:
+        if error.param != "logprobs" or (logprobs or 0) >= 2 * params.beam_width:
+            raise
+        raise ParamsError(
+            f"A search with {params.beam_width} beams compares {2 * params.beam_width} candidates: {error.reason}",
+            "Ask for fewer beams.",
+            param="beam_width",
+            or_engine=error.or_engine,
+        ) from error
 
 
 def answer_of(
@@ -108,9 +131,10 @@ def _searched(
             for (prompt, lora), search in zip(prompts, searches, strict=True)
             for beam in search.beams
         ]
-        answers = llm.generate(
-            [prompt for prompt, _ in asked], step, use_tqdm=False, lora_request=[lora for _, lora in asked]
-        )
+        with blaming_beams(params):
+            answers = llm.generate(
+                [prompt for prompt, _ in asked], step, use_tqdm=False, lora_request=[lora for _, lora in asked]
+            )
         found = iter([_candidates(output) for output in answers])
         for search in searches:
             if search.beams:

@@ -34,18 +34,28 @@ def save(source: Path, target: Path, pattern: str | None = None, max_size: int |
         max_size: the most bytes of a part, or one tensor if that is larger; None for 5 GiB.
 
     Raises:
-        ConfigError: parts of this name would not be found when they are loaded.
+        ConfigError: parts of this name would not be found when they are loaded, or the folder holds others.
         ModelError: the weights are no safetensors.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     called, most = pattern or ShardedStateLoader.DEFAULT_PATTERN, max_size or _LARGEST
-    if not fnmatch(called.format(rank=0, part=0), PARTS):
+    try:
+        first, second = (called.format(rank=0, part=part) for part in (0, 1))
+    except (LookupError, ValueError):
+        first = second = called
+    if first == second or not (fnmatch(first, PARTS) and fnmatch(second, PARTS)):
         raise ConfigError(
-            f"Parts called {called!r} are not found when they are loaded.",
+            f"Parts called {called!r} are not found when they are loaded, or replace each other.",
             f"Leave the pattern out; it is {ShardedStateLoader.DEFAULT_PATTERN!r}.",
             param="pattern",
+        )
+    if next(target.glob(PARTS), None) is not None:
+        raise ConfigError(
+            f"{target} holds parts already, which would be loaded together with the new ones.",
+            "Give an empty folder, or remove them first.",
+            param="path",
         )
     files = weight_files(source)
     if not files or not all(name.endswith(".safetensors") for name in files):

@@ -71,6 +71,10 @@ class BeamSearchSequence:
     mm_processor_kwargs: Mapping[str, Any] | None = None
 
 
+# A score, a sequence, the token that would follow, and the candidates at its position.
+_Growth = tuple[float, BeamSearchSequence, int, dict[int, Logprob]]
+
+
 @dataclass
 class BeamSearchOutput:
     """The best sequences of a search, the best first."""
@@ -113,19 +117,14 @@ class BeamSearch:
         Args:
             candidates: for each beam, in order, its likeliest next tokens.
         """
-        grown: list[BeamSearchSequence] = []
+        ended: list[_Growth] = []
+        grown: list[_Growth] = []
         for beam, likely in zip(self.beams, candidates, strict=True):
             for token, entry in sorted(likely.items(), key=lambda pair: -pair[1].logprob)[: self.num_candidates]:
-                longer = BeamSearchSequence(
-                    [*beam.tokens, token], [*beam.logprobs, likely], cum_logprob=beam.cum_logprob + entry.logprob
-                )
-                if token in self.eos_ids:
-                    longer.finish_reason, longer.stop_reason = "stop", token
-                    self._ended.append(longer)
-                else:
-                    grown.append(longer)
-        self.beams = self._best(grown)
-        self._ended = self._best(self._ended)
+                score = self._score(beam.cum_logprob + entry.logprob, len(beam.tokens) + (token not in self.eos_ids))
+                (ended if token in self.eos_ids else grown).append((score, beam, token, likely))
+        self._ended = self._best([*self._ended, *self._longer(ended)])
+        self.beams = self._longer(grown)
         self._taken += 1
         if self._taken == self.params.max_tokens or len(self.prompt_ids) + self._taken >= self.limit:
             for beam in self.beams:
@@ -137,12 +136,27 @@ class BeamSearch:
         """The best ended sequences, the best first."""
         return self._best(self._ended)
 
-    def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
-        return sorted(sequences, key=self._score, reverse=True)[: self.params.beam_width]
+    def _longer(self, found: list[_Growth]) -> list[BeamSearchSequence]:
+        """The best of beams that each grow by a token. Only these are made: prompts may be long."""
+        made = []
+        for _, beam, token, likely in sorted(found, key=lambda one: one[0], reverse=True)[: self.params.beam_width]:
+            longer = BeamSearchSequence(
+                [*beam.tokens, token], [*beam.logprobs, likely], cum_logprob=beam.cum_logprob + likely[token].logprob
+            )
+            if token in self.eos_ids:
+                longer.finish_reason, longer.stop_reason = "stop", token
+            made.append(longer)
+        return made
 
-    def _score(self, sequence: BeamSearchSequence) -> float:
-        length = len(sequence.tokens) - (sequence.tokens[-1] in self.eos_ids)
-        score: float = sequence.cum_logprob / length**self.params.length_penalty
+    def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
+        def score(one: BeamSearchSequence) -> float:
+            return self._score(one.cum_logprob, len(one.tokens) - (one.tokens[-1] in self.eos_ids))
+
+        return sorted(sequences, key=score, reverse=True)[: self.params.beam_width]
+
+    def _score(self, cum_logprob: float, length: int) -> float:
+        """The score of a sequence of `length` tokens without the one that ends it."""
+        score: float = cum_logprob / length**self.params.length_penalty
         return score
 
 

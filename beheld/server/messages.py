@@ -219,7 +219,7 @@ class _Conversation:
         if said or always:
             parts, places = [], []
             for block, place in said:
-                made = _document(block) if isinstance(block, DocumentBlock) else [_part(block)]
+                made = _document(block, place) if isinstance(block, DocumentBlock) else [_part(block)]
                 parts += made
                 places += [place] * len(made)
             # One text alone is as good as a plain one, and templates know plain ones best.
@@ -237,11 +237,24 @@ def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": source.url}}
 
 
-def _document(block: DocumentBlock) -> list[dict[str, Any]]:
-    """A document's title and context, and the document, as parts."""
+def _document(block: DocumentBlock, place: str) -> list[dict[str, Any]]:
+    """A document's title and context, and the document, as parts.
+
+    Raises:
+        HttpError: pages are chosen of what has none.
+    """
     said = [text for text in (block.title, block.context) if text]
     parts: list[dict[str, Any]] = [{"type": "text", "text": "\n".join(said)}] if said else []
     source = block.source
+    wanted = block.model_dump(include=set(Paged.model_fields), exclude_none=True)
+    if wanted and isinstance(source, PlainSource | BlocksSource):
+        name = next(iter(wanted))
+        raise HttpError(
+            400,
+            f"{name} needs a document with pages; a source of the type {source.type!r} has none.",
+            "Leave it out.",
+            param=f"{place}.{name}",
+        )
     if isinstance(source, PlainSource):
         return [*parts, {"type": "text", "text": source.data}]
     if isinstance(source, BlocksSource):
@@ -251,7 +264,6 @@ def _document(block: DocumentBlock) -> list[dict[str, Any]]:
         file = {"file_data": f"data:{source.media_type};base64,{source.data}"}
     else:
         file = {"file_url": source.url}
-    wanted = block.model_dump(include=set(Paged.model_fields), exclude_none=True)
     return [*parts, {"type": "file", "file": file, **wanted}]
 
 

@@ -33,10 +33,12 @@ class Answer:
         tokenizer: Any | None,
         marks: Collection[str] = (),
         places: AnswerGrounding | None = None,
+        prompt: str | None = None,
     ) -> None:
         self._params = params
         self._tokenizer = tokenizer
         self._places = places
+        self._prompt = prompt
         self._located: list[GroundedObject] | None = None
         self._candidates = _Candidates(tokenizer if params.detokenize else None)
         self._detokenizer = (
@@ -163,7 +165,7 @@ class Answer:
             return None
         if self._located is None:
             text = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=False))
-            self._located = grounding.read(text, self._places)
+            self._located = grounding.read(text, self._places, self._prompt)
         return self._located
 
 
@@ -197,7 +199,7 @@ class Collector:
         self._request = requests[0]
         self._tokenizer = tokenizer
         self._answers = {
-            request.id: Answer(index, params, tokenizer, marks, request.grounding)
+            request.id: Answer(index, params, tokenizer, marks, request.grounding, request.prompt)
             for index, request in enumerate(requests)
         }
         assert len(self._answers) == len(requests), "two answers with the same id"

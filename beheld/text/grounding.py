@@ -35,35 +35,50 @@ class Located:
         numbers: coordinates, two for each point, in the order in which they are written.
         is_box: whether they are two opposite corners of a box; otherwise they are points.
         image: the number of the image, from 1, if the notation says it.
+        is_named: whether each number is named x or y, so that the family's order says nothing.
     """
 
     label: str
     numbers: tuple[float, ...]
     is_box: bool
     image: int | None = None
+    is_named: bool = False
 
 
 Reader = Callable[[str, bool], Iterator[Located]]
 
 
-def read(text: str, known: AnswerGrounding) -> list[GroundedObject]:
+def read(text: str, known: AnswerGrounding, prompt: str | None = None) -> list[GroundedObject]:
     """Return what an answer located, in the order of its text.
 
     Args:
         text: the answer with its special tokens.
         known: the family's rules, and the request's images.
+        prompt: the prompt's text, which may have opened the reasoning.
     """
-    for name in known.reasoning:
-        text = text.rpartition(FORMATS[name].close)[2]
+    text = _answered(text, known, prompt)
     made: list[GroundedObject] = []
     for located in _located(text, known):
-        number = located.image or 1
+        # An answer about several images that does not say which of them it means is not guessed at.
+        number = (1 if len(known.images) == 1 else 0) if located.image is None else located.image
         if not 1 <= number <= len(known.images) or len(made) == _MAX_OBJECTS:
             continue
         found = _placed(located, number, known)
         if found is not None:
             made.append(found)
     return made
+
+
+def _answered(text: str, known: AnswerGrounding, prompt: str | None) -> str:
+    """What follows the reasoning; nothing if the answer ended within it."""
+    for name in known.reasoning:
+        marks = FORMATS[name]
+        _, closed, after = text.rpartition(marks.close)
+        if closed:
+            text = after
+        elif marks.begins_inside(prompt) or text.lstrip().startswith(marks.open):
+            return ""
+    return text
 
 
 def _located(text: str, known: AnswerGrounding) -> Iterator[Located]:
@@ -82,7 +97,7 @@ def _placed(located: Located, number: int, known: AnswerGrounding) -> GroundedOb
     if len(values) < 2 or len(values) % 2 or not all(map(math.isfinite, values)):
         return None
     pairs = list(zip(values[::2], values[1::2], strict=True))
-    if known.rules.rows_first:
+    if known.rules.rows_first and not located.is_named:
         pairs = [(x, y) for y, x in pairs]
     scale = _scale(image, known)
     shift = 0.5 if known.rules.cells else 0.0
@@ -143,6 +158,7 @@ _POINTS = ("point_2d", "point", "points", "keypoint", "keypoints", "center", "cl
 _LABELS = ("label", "name", "object", "class", "category", "text_content", "text", "description", "sub_label")
 _SIDES = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom"))
 _FENCED = re.compile(r"```(?:json)?([^`]*)(?:```|$)")
+_DECODER = json.JSONDecoder()
 _FLAT = re.compile(r"\{[^{}]*\}")
 
 
@@ -152,13 +168,21 @@ def _json(text: str, traces: bool) -> Iterator[Located]:
     for piece in pieces:
         if "[" not in piece and "{" not in piece:
             continue
-        try:
-            values = [json.loads(piece.strip())]
-        except (ValueError, RecursionError):
-            # A list that was cut off, or words around it: its complete objects.
-            values = [value for flat in _FLAT.findall(piece) if (value := _parsed(flat)) is not None]
+        value = _whole(piece)
+        # Of a list that was cut off, or stands among others: its complete objects.
+        values = [_parsed(flat) for flat in _FLAT.findall(piece)] if value is None else [value]
         for value in values:
             yield from _walked(value)
+
+
+def _whole(piece: str) -> Any:
+    """The one JSON value of a text, which may have words or special tokens around it; None if there is none."""
+    begin = next(place for place, letter in enumerate(piece) if letter in "[{")
+    try:
+        value, end = _DECODER.raw_decode(piece, begin)
+    except (ValueError, RecursionError):
+        return None
+    return None if "[" in piece[end:] or "{" in piece[end:] else value
 
 
 def _parsed(text: str) -> Any:
@@ -179,32 +203,32 @@ def _walked(value: Any, depth: int = 0) -> Iterator[Located]:
     label = next((value[name] for name in _LABELS if isinstance(value.get(name), str)), "")
     for name, inner in value.items():
         if name in _BOXES:
-            yield from (Located(label, numbers, is_box=True) for numbers in _coordinates(inner, 4))
+            yield from (Located(label, place, is_box=True, is_named=named) for place, named in _coordinates(inner, 4))
         elif name in _POINTS:
-            yield from (Located(label, numbers, is_box=False) for numbers in _coordinates(inner, 2))
+            yield from (Located(label, place, is_box=False, is_named=named) for place, named in _coordinates(inner, 2))
         else:
             yield from _walked(inner, depth + 1)
     for sides in _SIDES:
         if all(_is_number(value.get(side)) for side in sides):
-            yield Located(label, tuple(float(value[side]) for side in sides), is_box=True)
+            yield Located(label, tuple(float(value[side]) for side in sides), is_box=True, is_named=True)
 
 
-def _coordinates(value: Any, size: int) -> Iterator[tuple[float, ...]]:
-    """The numbers of one place, or of each of several: lists, or objects with names of coordinates."""
+def _coordinates(value: Any, size: int) -> Iterator[tuple[tuple[float, ...], bool]]:
+    """The numbers of one place, or of each of several: lists, or objects with names of coordinates; whether named."""
     if isinstance(value, Mapping):
         for names in (*_SIDES, ("x", "y")):
             if len(names) == size and all(_is_number(value.get(name)) for name in names):
-                yield tuple(float(value[name]) for name in names)
+                yield tuple(float(value[name]) for name in names), True
                 return
     if not isinstance(value, list) or not value:
         return
     if all(map(_is_number, value)):
         if len(value) == size:
-            yield tuple(map(float, value))
+            yield tuple(map(float, value)), False
         return
     for entry in value:
         if isinstance(entry, list) and len(entry) == size and all(map(_is_number, entry)):
-            yield tuple(map(float, entry))
+            yield tuple(map(float, entry)), False
         elif isinstance(entry, Mapping):
             yield from _coordinates(entry, size)
 

@@ -27,8 +27,12 @@ def test_parts_are_read_as_the_whole(tmp_path: Path) -> None:
         expected = answer(llm)
         core = llm.llm_engine.engine_core
         core.save_sharded_state(path=str(tmp_path), pattern=ShardedStateLoader.DEFAULT_PATTERN, max_size=20_000)
-        with pytest.raises(ConfigError, match="not found when they are loaded"):
-            core.save_sharded_state(str(tmp_path), "weights-{part}.safetensors")
+        for pattern in ("weights-{part}", "model-rank-{rank}-part-0", "model-rank-{rank}-part-{part}-{other}"):
+            with pytest.raises(ConfigError, match="not found when they are loaded"):
+                core.save_sharded_state(str(tmp_path / "other"), f"{pattern}.safetensors")
+        # Fewer parts than before would leave some of the old ones.
+        with pytest.raises(ConfigError, match="holds parts already"):
+            core.save_sharded_state(str(tmp_path))
     for file in source.iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, tmp_path)

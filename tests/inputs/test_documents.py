@@ -218,6 +218,7 @@ def test_pages_are_chosen_in_the_order_of_their_names(pages: Any, indices: tuple
         *({"dpi": wrong} for wrong in (0, -1, 1e9, float("nan"), float("inf"), True, "72")),
         *({"text_layer": wrong} for wrong in ("yes", 2, [])),
         {"pages": ",".join(["1"] * 100)},
+        {"pages": f"1,{' ' * 1100}2,x"},
     ],
     ids=repr,
 )
@@ -257,6 +258,10 @@ def test_a_file_of_another_kind_is_what_it_is() -> None:
         with pytest.raises(ParamsError, match="'pages' is an option of documents") as caught:
             chat({"type": kind, kind: pipes.encoded(picture), "pages": "1"})
         assert caught.value.param == "messages.0.content.0.pages"
+    for options in ({"pages": "1"}, {"dpi": 72}):
+        with pytest.raises(ParamsError, match="is an option of documents, and this is of the kind text"):
+            chat({"type": "file", "file": text, **options})
+    same(chat({"type": "file", "file": text, "text_layer": "only"}), chat({"type": "text", "text": "# Straße"}))
     sound = documents.find(said({"type": "file", "file": b"RIFF\0\0\0\0WAVEfmt "}))
     made = documents.replaced(
         said(None), sound, [Fetched(b"RIFF\0\0\0\0WAVEfmt ", "bytes")], ("audio",), lambda *_: pytest.fail("inspected")
@@ -272,6 +277,18 @@ def test_too_many_documents_are_refused_before_any_is_opened() -> None:
     assert caught.value.param == "messages.0.content.2.file"
     with pytest.raises(LimitError, match="There are 4 image items"):
         chat({"type": "file", "file": coloured()}, pipe=pipe)
+
+
+def test_text_files_are_no_images_and_of_files_of_any_kind_there_are_not_many() -> None:
+    part = {"type": "file", "file": {"filename": "a.txt", "file_data": base64.b64encode(b"Read this.").decode()}}
+    request = chat(part, family="llama")
+    assert request.token_ids == chat({"type": "text", "text": "Read this."}, family="llama").token_ids
+    one = pipes.make(FAMILY, {"limit_per_prompt": {"image": 1, "video": 1}})
+    assert not chat(part, part, part, pipe=one).spans
+    far = {"type": "file", "file": {"file_url": "http://no.such.host.invalid/a.txt"}, "text_layer": "only"}
+    with pytest.raises(LimitError, match="There are 101 files") as caught:
+        chat(*[far] * 101, pipe=one)
+    assert caught.value.param == "messages.0.content.100.file"
 
 
 # ---------------------------------------------------------------------- TIFF and animations

@@ -104,6 +104,17 @@ def test_beams_are_those_of_a_script(running: Running, offline: LLM) -> None:
     running.idle()
 
 
+def test_a_search_gives_as_many_candidates_as_were_asked_for(running: Running) -> None:
+    body = {"prompt": "a small cat", "max_tokens": 2, "use_beam_search": True, "ignore_eos": True, "logprobs": 5}
+    (choice,) = running.post(COMPLETE, body).json()["choices"]
+    # Two would be enough for one beam; some of the five have the same text.
+    assert all(2 < len(found) <= 5 for found in choice["logprobs"]["top_logprobs"])
+    for logprobs in (-1, 99):
+        refused(running.post(COMPLETE, body | {"logprobs": logprobs}), 400, "logprobs")
+    # 64 answers are allowed, and 20 candidates at each token.
+    refused(running.post(COMPLETE, body | {"n": 11}), 400, "n")
+
+
 def test_beams_over_a_picture(running: Running, offline: LLM) -> None:
     picture = {"type": "image_url", "image_url": {"url": data_url()}}
     messages = [{"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}]

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
+from beheld.core.grounding import AnswerGrounding, GroundedImage, Grounding
 from beheld.server.page import page
+from beheld.text.grounding import read
 from tests import tiny
 from tests.server.browser import CHROMIUM, Browser
 from tests.server.running import Running
@@ -321,7 +323,12 @@ def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp
     assert browser.run("document.querySelectorAll('.answer summary').length") == 2
 
 
-# What the server would answer of a picture of 200 by 100 pixels that was cropped to its middle, with a box and a point.
+# What the server finds in a picture of 200 by 100 pixels that its file holds on its side (EXIF orientation 6).
+FOUND = read(
+    '[{"label": "<b>cat</b>", "bbox_2d": [100, 100, 500, 600]}, {"label": "nose", "point_2d": [750, 500]}]',
+    AnswerGrounding(Grounding("json", grid=1000), (GroundedImage(100, 200, 6),)),
+)
+# What it would answer of this picture, cropped to its middle, with a box and a point.
 POINTED: dict[str, Any] = {
     "media": [
         {
@@ -333,7 +340,7 @@ POINTED: dict[str, Any] = {
     "choices": [
         {
             "index": 0, "delta": {"content": "there"}, "finish_reason": "stop",
-            "grounding": [{"label": "<b>cat</b>", "box": [20, 10, 100, 60]}, {"label": "nose", "point": [150, 50]}],
+            "grounding": [found.to_json() for found in FOUND],
         }
     ],
 }  # fmt: skip

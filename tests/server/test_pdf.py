@@ -104,6 +104,10 @@ def test_a_document_in_a_message_is_its_pages(running: Running, expected: tuple[
             for content in ([plain], [split], texts)
         ]
         assert counts[0] == counts[1] == counts[2]
+        for whole in (plain, split):
+            asked = [{"role": "user", "content": [{**whole, "pages": "2"}]}]
+            with pytest.raises(anthropic.BadRequestError, match="pages needs a document with pages"):
+                client.messages.count_tokens(model="tiny", messages=asked)
 
 
 def test_a_document_is_fetched_and_known_by_its_bytes(

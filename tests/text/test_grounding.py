@@ -214,6 +214,33 @@ def test_places_in_reasoning_are_not_the_answers() -> None:
     assert located("json", text, reasoning=("think",)) == [("a", (0, 0, 10, 10))]
 
 
+@pytest.mark.parametrize(("prompt", "begin"), [("user: Where? <think>\n", ""), ("user: Where?", "<think>")])
+def test_an_answer_that_ended_while_it_reasoned_has_no_places(prompt: str, begin: str) -> None:
+    known = AnswerGrounding(Grounding("json", 1000), (SQUARE,), ("think",))
+    box = 'I see {"bbox_2d": [0, 0, 9, 9]}.'
+    assert read(begin + box, known, prompt) == []
+    assert len(read(box, known, "user: Where?")) == 1
+
+
+@pytest.mark.parametrize("end", ["", "<|im_end|>", " That is all."])
+def test_named_numbers_keep_their_label_and_the_order_of_their_names(end: str) -> None:
+    """A family that writes rows first does so in lists; an end mark takes no label from an object within another."""
+    known = AnswerGrounding(Grounding("json", 1000, rows_first=True), (SQUARE,))
+    sides = {"x1": 10, "y1": 20, "x2": 30, "y2": 40}
+    for entry in ({"label": "a", "bbox": sides}, {"label": "a", **sides}, {"label": "a", "bbox": [20, 10, 40, 30]}):
+        (found,) = read(json.dumps([entry]) + end, known)
+        assert (found.label, found.box) == ("a", (10, 10, 30, 20))
+    (found,) = read(json.dumps({"label": "a", "point": {"x": 10, "y": 20}}) + end, known)
+    assert (found.label, found.points) == ("a", ((10, 10),))
+
+
+def test_of_several_images_the_answer_says_which() -> None:
+    known = AnswerGrounding(Grounding("point lists", 1000, names_images=True), (SQUARE, SQUARE))
+    (found,) = read('<points coords="2 1 100 200">a</points>', known)
+    assert found.image == "image 2"
+    assert read('{"bbox_2d": [0, 0, 10, 20], "label": "a"}', known) == []
+
+
 def test_numbers_beyond_the_image_end_at_its_edge() -> None:
     assert located("json", '{"bbox_2d": [-5, 10, 5000, 20]}') == [("", (0, 5, 1000, 10))]
     assert located("json", '{"bbox_2d": [1e999, 0, NaN, 1]}') == []

@@ -98,7 +98,7 @@ class PageWish:
         if not self.pages.strip():
             return ((1, None),)
         made: list[tuple[int, int | None]] = []
-        pieces = self.pages[: 16 * _RANGES + 1].split(",")
+        pieces = self.pages.split(",", _RANGES)
         if len(pieces) > _RANGES:
             raise _wrong_pages(self.pages)
         for piece in pieces:

@@ -50,6 +50,8 @@ _OPTIONS = ("pages", "dpi", "text_layer")
 # Keys of a part that name its file, and not options of the processor.
 _OWN = frozenset((*_OPTIONS, *_FILES, *_IMAGES, "file_data", "file_url", "file_id", "filename", "url", "path", "data"))
 _MEDIA = frozenset(("audio", "image", "video"))
+# Documents of one request, whatever they become: each is fetched and opened.
+_MAX_DOCUMENTS = 100
 _TEXTS = frozenset(("application/json", "application/xml", "application/yaml", "application/x-yaml"))
 
 
@@ -312,16 +314,21 @@ def _other(one: FoundDocument, file: Fetched) -> Sequence[Mapping[str, Any]]:
     """Return the part of a file that is no document: media, or text."""
     given = {name: value for name, value in zip(_OPTIONS, _values(one.wish), strict=True) if value}
     modality = _modality(file.data) or (one.media_type.partition("/")[0] if one.media_type else "")
+    is_text = modality == "text" or _is_text(one.media_type)
+    if modality not in _MEDIA and is_text:
+        # Its text is wanted in any case.
+        given.pop("text_layer", None)
+        modality = "text"
+    if given and modality:
+        raise ParamsError(
+            f"{next(iter(given))!r} is an option of documents, and this is of the kind {modality}.",
+            "Leave it out.",
+            param=next(iter(given)),
+        )
     if modality in _MEDIA:
-        if given:
-            raise ParamsError(
-                f"{next(iter(given))!r} is an option of documents, and this is of the kind {modality}.",
-                "Leave it out.",
-                param=next(iter(given)),
-            )
         uuid = {} if one.ref.uuid is None else {"uuid": one.ref.uuid}
         return ({"type": modality, modality: file, **uuid, **one.options},)
-    if modality == "text" or one.media_type in _TEXTS:
+    if is_text:
         try:
             return ({"type": "text", "text": file.data.decode("utf-8-sig")},)
         except UnicodeDecodeError as error:
@@ -330,6 +337,10 @@ def _other(one: FoundDocument, file: Fetched) -> Sequence[Mapping[str, Any]]:
         "The file is of no kind that can be read.",
         "Send a PDF, a TIFF, an image, a video, audio, or text with a filename that says so.",
     )
+
+
+def _is_text(media_type: str) -> bool:
+    return media_type.startswith("text/") or media_type in _TEXTS
 
 
 def _values(wish: PageWish) -> tuple[Any, Any, Any]:
@@ -348,13 +359,20 @@ def _modality(data: bytes) -> str:
 
 
 def check_count(found: Sequence[FoundDocument], modalities: Sequence[str], limit: int) -> None:
-    """Refuse documents, before any is fetched, of which at least one image each is more than the model takes.
+    """Refuse documents, before any is fetched, that are too many, or whose images are more than the model takes.
 
     Raises:
         PromptError: the model takes no images.
-        LimitError: there are more documents than images may be in a request.
+        LimitError: there are more documents than images may be in a request, or than may be opened.
     """
-    images = [one for one in found if one.wish.text is not TextLayer.ONLY]
+    if len(found) > max(_MAX_DOCUMENTS, limit):
+        raise LimitError(
+            f"There are {len(found)} files; the limit is {max(_MAX_DOCUMENTS, limit)}.",
+            "Send fewer in one request.",
+            param=found[max(_MAX_DOCUMENTS, limit)].ref.place,
+        )
+    # What its name or type calls a text is one; if its bytes say otherwise, it is checked once it was opened.
+    images = [one for one in found if one.wish.text is not TextLayer.ONLY and not _is_text(one.media_type)]
     if images and not modalities:
         raise PromptError(
             "This model does not accept documents; it accepts text only.",

@@ -93,21 +93,22 @@ function drawn(receipt, item) {
   return figure;
 }
 
-// Boxes [x1, y1, x2, y2] and points [x, y] in the picture's own pixels, with their labels.
+// The places of `grounding` on a picture, which a browser shows upright: boxes [x1, y1, x2, y2] and points [x, y], with
+// their labels. Of a polygon, its box is drawn.
 function point(layer, picture, entries) {
   const draw = () => {
     layer.querySelectorAll(".box, .point").forEach((node) => node.remove());
     const { naturalWidth: width, naturalHeight: height } = picture, tints = new Map();
-    for (const { label, box, point: spot } of entries) {
+    const add = (label, kind, x, y, place) => {
       if (!tints.has(label)) tints.set(label, tints.size % 6);
-      const [x, y, right, bottom] = (box || spot || []).map(Number);
-      if (![x, y].every(Number.isFinite)) continue;
-      const tint = `tint${tints.get(label)}`, aside = x > 0.6 * width ? " leftwards" : "";
-      const inside = box && y < 0.08 * height ? " inside" : "";
+      const aside = x > 0.6 * width ? " leftwards" : "", inside = kind === "box" && y < 0.08 * height ? " inside" : "";
       const name = label ? [make("span", { class: `label${aside}${inside}`, text: label })] : [];
-      layer.append(box
-        ? make("div", { class: `box ${tint}`, place: placed([x, y, right, bottom], picture) }, ...name)
-        : make("div", { class: `point ${tint}`, place: { left: percent(x, width), top: percent(y, height) } }, ...name));
+      layer.append(make("div", { class: `${kind} tint${tints.get(label)}`, place }, ...name));
+    };
+    for (const entry of entries) {
+      const box = entry.upright_box || entry.box, points = box ? [] : entry.upright_points || entry.points || [];
+      if (box) add(entry.label, "box", box[0], box[1], placed(box, picture));
+      for (const [x, y] of points) add(entry.label, "point", x, y, { left: percent(x, width), top: percent(y, height) });
     }
   };
   whenLoaded(picture, draw);

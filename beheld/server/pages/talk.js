@@ -53,7 +53,7 @@ function showReceipts(answer, receipts, items, before) {
     const item = items.filter(({ kind }) => kind === receipt.modality)[receipt.index];
     if (item && items.indexOf(item) < before) { earlier.push(receipt); continue; }
     const figure = drawn(receipt, item), picture = figure.querySelector(".view img");
-    if (picture) answer.layers.set(receipt.index, { layer: figure.querySelector(".view"), picture });
+    if (picture) answer.layers.set(receipt.item, { layer: figure.querySelector(".view"), picture });
     answer.receipts.append(figure);
   }
   if (!earlier.length) return;
@@ -61,18 +61,18 @@ function showReceipts(answer, receipts, items, before) {
   answer.receipts.append(make("p", { class: "figures", text: `media of earlier questions: ${earlier.map(({ item }) => item).join(", ")} \u00b7 ${tokens} tokens` }));
 }
 
-// The boxes of a picture of an earlier question need that picture.
+// The boxes of a picture of an earlier question need that picture. Entries name it as receipts do: "image 1".
 function showBoxes(answer, entries, items) {
-  const images = items.filter(({ kind }) => kind === "image");
-  for (const at of new Set(entries.map(({ image }) => image ?? 0))) {
-    if (!answer.layers.has(at) && images[at]) {
-      const picture = shown(images[at]), layer = make("div", { class: "view" }, picture);
+  const images = new Map(items.filter(({ kind }) => kind === "image").map((item, k) => [`image ${k + 1}`, item]));
+  for (const at of new Set(entries.map(({ image }) => image))) {
+    if (!answer.layers.has(at) && images.has(at)) {
+      const picture = shown(images.get(at)), layer = make("div", { class: "view" }, picture);
       answer.layers.set(at, { layer, picture });
       answer.receipts.append(make("figure", { class: "receipt" }, layer));
     }
     const found = answer.layers.get(at);
     found?.layer.closest(".receipt").classList.add("pointed");
-    if (found) point(found.layer, found.picture, entries.filter(({ image }) => (image ?? 0) === at));
+    if (found) point(found.layer, found.picture, entries.filter(({ image }) => image === at));
   }
 }
 
@@ -97,7 +97,7 @@ async function stream(body, answer, controller, media, before) {
     if (chunk.media && before !== null) showReceipts(answer, chunk.media, media, before);
     found.usage = chunk.usage || found.usage;
     for (const choice of chunk.choices) {
-      const { content, reasoning_content: thought } = choice.delta, boxes = choice.grounding || choice.delta.grounding;
+      const { content, reasoning_content: thought } = choice.delta, boxes = choice.grounding;
       if (thought) { if (!answer.thoughts.isConnected) answer.said.before(answer.thoughts); answer.thoughts.append(thought); }
       if (content) { answer.whole += content; answer.said.append(content); }
       if (Array.isArray(boxes)) showBoxes(answer, boxes, media);
