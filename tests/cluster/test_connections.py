@@ -88,10 +88,36 @@ def test_the_token_itself_is_never_sent() -> None:
 def test_whoever_only_connects_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     from beheld.cluster import handshake
 
-    monkeypatch.setattr(handshake, "_STEP_S", 0.05)
+    monkeypatch.setattr(handshake, "_PROVED_S", 0.05)
     door = Door("127.0.0.1", new_token())
     with socket.create_connection(("127.0.0.1", door.port)):
         assert door.accept(5.0) is None
+    door.close()
+
+
+def test_whoever_speaks_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.cluster import handshake
+
+    monkeypatch.setattr(handshake, "_PROVED_S", 0.1)
+    door, left = Door("127.0.0.1", new_token()), threading.Event()
+    with socket.create_connection(("127.0.0.1", door.port)) as end:
+
+        def drip() -> None:
+            for _ in range(handshake._HELLO.size - 1):
+                try:
+                    end.sendall(b"b")
+                except OSError:
+                    return
+                if left.wait(0.04):
+                    return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        assert door.accept(5.0) is None
+        assert time.monotonic() - began < 0.8
+        left.set()
+        thread.join()
     door.close()
 
 
