@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from beheld.utils.version import VERSION
+
 if TYPE_CHECKING:
     from beheld.api.async_llm import AsyncLLM
     from beheld.api.llm import LLM
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from beheld.core.request import LoRARequest
     from beheld.core.speech import SpeechOrder
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "LLM": "beheld.api.llm",

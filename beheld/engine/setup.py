@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beheld import __version__
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
@@ -34,6 +33,7 @@ from beheld.executor.executor import Executor
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger, headline
+from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
     from beheld.platform.platform import Platform
@@ -108,7 +108,7 @@ def resolve_and_decide(args: EngineArgs) -> Decided:
     tasks = ("generate",) if info.pooler is None else info.pooler.tasks
     logger.info("This model supports the tasks: {%s}. Defaulting to %r.", ", ".join(map(repr, tasks)), tasks[0])
     logger.info("Initializing an engine with config: model=%r, %s", info.name, _summary(config))
-    headline(f"beheld {__version__}: {info.name} on {config.device}, {config.dtype}, {config.max_model_len} tokens")
+    headline(f"beheld {VERSION}: {info.name} on {config.device}, {config.dtype}, {config.max_model_len} tokens")
     return Decided(info, config, hf_config)
 
 
