@@ -34,8 +34,8 @@ _SECRET = ("_TOKEN", "_KEY")
 class Secrets:
     """Variables that no one may read, such as HF_TOKEN.
 
-    They go to a process as an argument: Ray writes the variables of a process to its logs and shows them to whoever
-    asks for its state.
+    They go to a process as an argument: Ray writes the variables of a process to its logs and shows them to all who
+    ask for its state.
     """
 
     values: Mapping[str, str] = field(repr=False)
