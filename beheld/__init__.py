@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from beheld.core.version import VERSION
+from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
     from beheld.api.async_llm import AsyncLLM

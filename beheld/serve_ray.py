@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from beheld.cluster.remote import environment
+from beheld.cluster.remote import Secrets, environment
 from beheld.cluster.session import need_ray
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
@@ -78,9 +78,11 @@ class Replica:
 
     Args:
         model, options: as AsyncLLM.
+        secrets: variables of the process that made the application.
     """
 
-    def __init__(self, model: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, model: str | None, options: dict[str, Any], secrets: Secrets) -> None:
+        secrets.set()
         from beheld.api.async_llm import AsyncLLM
         from beheld.cli.serve import _names
         from beheld.server.app import Service
@@ -171,4 +173,4 @@ def app(given: dict[str, Any]) -> Any:
             "runtime_env": {"env_vars": environment(os.environ, sys.path)},
         },
     )
-    return deployment(serve.ingress(Entrance())(Replica)).bind(model, options)
+    return deployment(serve.ingress(Entrance())(Replica)).bind(model, options, Secrets.of(os.environ))

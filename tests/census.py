@@ -225,12 +225,17 @@ def compare(folder: Path, model: Any) -> str:
     ) as llm:  # fmt: skip
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts()], params, use_tqdm=False)
     for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
+        count = len(output.outputs[0].token_ids)
+        if count != len(tokens):
+            return f"after {len(prompt)} tokens, the answer has {count} in place of {len(tokens)}"
         logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
         for step, token in enumerate(output.outputs[0].token_ids):
             off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
             if not off < _TOLERANCE:
                 return f"after {len(prompt)} + {step} tokens a log-probability is off by {off:.2g}"
             if token != tokens[step]:
+                if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
+                    return f"after {len(prompt)} tokens, token {step} is not the most likely one"
                 # The two best are as near as rounding; what follows is another text.
                 break
     return ""

@@ -244,6 +244,9 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} {kind}"
         if list(output.prompt_token_ids) != ids:
             return f"the ids of {name} differ"
+        count = len(output.outputs[0].token_ids)
+        if count != len(tokens):
+            return f"of {name}, the answer has {count} tokens in place of {len(tokens)}"
         logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
         for step, token in enumerate(output.outputs[0].token_ids):
             off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
@@ -253,13 +256,26 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
                 if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
                     return f"of {name}, token {step} is not the most likely one"
                 break
-    shown = not recipe.image or _shows(model, processor, recipe, wanted[1])
-    return "" if shown else "the answers do not depend on the image"
+    for kind, other in _others(recipe).items():
+        place = next(place for place, media in enumerate(asked) if media and media != CLIP and kind == _kind(media))
+        if not _shows(model, processor, recipe, other, wanted[place]):
+            return f"the answers do not depend on the {kind}"
+    return ""
 
 
-def _shows(model: Any, processor: Any, recipe: Recipe, wanted: tuple[list[int], list[int], Any]) -> bool:
-    """Return whether transformers answers otherwise about another image of the same size, so that a wrong one tells."""
-    _, _, logits_NV = expected(model, processor, recipe, [tiny.picture(*QUESTIONS[1][0][:2], 9)])
+def _kind(media: Any) -> str:
+    return "sound" if isinstance(media, Sounds) else "image"
+
+
+def _others(recipe: Recipe) -> dict[str, Any]:
+    """Return, for each kind, other media in place of the first prompt's that has such ones, of the same size."""
+    found: dict[str, Any] = {"image": [tiny.picture(*QUESTIONS[1][0][:2], 9)]} if recipe.image else {}
+    return found | ({"sound": Sounds([_sound(recipe, HEARD[0][0][0], 9)])} if recipe.audio else {})
+
+
+def _shows(model: Any, processor: Any, recipe: Recipe, other: Any, wanted: tuple[list[int], list[int], Any]) -> bool:
+    """Return whether transformers answers otherwise about other media of the same size, so that wrong ones tell."""
+    _, _, logits_NV = expected(model, processor, recipe, other)
     moved = (logits_NV[0].log_softmax(-1) - wanted[2][0].log_softmax(-1)).abs().max()
     return float(moved) > 3 * _TOLERANCE
 

@@ -63,7 +63,7 @@ class PrefillPlan:
     ranges_2T: Tensor | None
 
 
-@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables_ptr"])
+@triton.jit(do_not_specialize=["table_row", "num_tokens"], do_not_specialize_on_alignment=["tables_ptr"])
 def _prefill(
     q_ptr,
     k_ptr,

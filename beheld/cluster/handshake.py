@@ -13,12 +13,13 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 
 _MAGIC = b"bhl1"
 _HELLO = struct.Struct("<4sI16s")
 _NONCE, _DIGEST = 16, 32
-# A connection that does not speak in time is closed, so that it keeps no other one waiting.
-_STEP_S = 5.0
+# A connection that is not proved by then is closed, so that it keeps no other one waiting.
+_PROVED_S = 5.0
 
 
 def new_token() -> bytes:
@@ -30,9 +31,12 @@ def _proof(token: bytes, side: bytes, number: int, client: bytes, server: bytes)
     return hmac.digest(token, side + struct.pack("<I", number) + client + server, "sha256")
 
 
-def _taken(end: socket.socket, size: int) -> bytes:
+def _taken(end: socket.socket, size: int, until: float) -> bytes:
+    """Return so many bytes; `until` is by time.monotonic, for all of them together."""
     found = b""
     while len(found) < size:
+        # 0 would mean not to wait at all, which is another error.
+        end.settimeout(max(0.001, until - time.monotonic()))
         more = end.recv(size - len(found))
         if not more:
             raise ConnectionError("the other side has closed")
@@ -57,16 +61,19 @@ class Door:
         self._listener.settimeout(timeout_s)
         try:
             end, _ = self._listener.accept()
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
+            # Also who left again while it was waiting.
             return None
+        until = time.monotonic() + _PROVED_S
         try:
-            end.settimeout(_STEP_S)
-            magic, number, client = _HELLO.unpack(_taken(end, _HELLO.size))
+            magic, number, client = _HELLO.unpack(_taken(end, _HELLO.size, until))
             if magic != _MAGIC:
                 raise ConnectionError("this is no process of beheld's")
             server = secrets.token_bytes(_NONCE)
             end.sendall(server + _proof(self._token, b"server", number, client, server))
-            if not hmac.compare_digest(_taken(end, _DIGEST), _proof(self._token, b"client", number, client, server)):
+            if not hmac.compare_digest(
+                _taken(end, _DIGEST, until), _proof(self._token, b"client", number, client, server)
+            ):
                 raise ConnectionError("it does not know the token")
         except OSError:
             end.close()
@@ -87,10 +94,10 @@ def connect(address: str, port: int, number: int, token: bytes, timeout_s: float
     """
     end = socket.create_connection((address, port), timeout_s)
     try:
-        end.settimeout(max(_STEP_S, timeout_s))
+        until = time.monotonic() + max(_PROVED_S, timeout_s)
         client = secrets.token_bytes(_NONCE)
         end.sendall(_HELLO.pack(_MAGIC, number, client))
-        answer = _taken(end, _NONCE + _DIGEST)
+        answer = _taken(end, _NONCE + _DIGEST, until)
         server = answer[:_NONCE]
         if not hmac.compare_digest(answer[_NONCE:], _proof(token, b"server", number, client, server)):
             raise ConnectionError("the other side does not know the token")

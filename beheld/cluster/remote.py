@@ -12,8 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.session import connected
@@ -26,6 +26,28 @@ _CONNECT_S = 120.0
 LEAVE_S = 1.0
 # Variables that change what a process computes or how hosts reach each other; Ray sets those of devices.
 _SENT = ("BEHELD_", "HF_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "OMP_")
+# Those of them that hold a secret end so.
+_SECRET = ("_TOKEN", "_KEY")
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Variables that no one may read, such as HF_TOKEN.
+
+    They go to a process as an argument: Ray writes the variables of a process to its logs and shows them to all who
+    ask for its state.
+    """
+
+    values: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """Return those that a process elsewhere gets too."""
+        return cls({name: value for name, value in given.items() if name.startswith(_SENT) and name.endswith(_SECRET)})
+
+    def set(self) -> None:
+        """Set them in this process."""
+        os.environ.update(self.values)
 
 
 @dataclass(frozen=True)
@@ -119,8 +141,9 @@ class RemoteProcess:
 class Worker:
     """An actor: the process in which `main` runs."""
 
-    def run(self, main: str, address: str, port: int, number: int, token: bytes) -> None:
+    def run(self, main: str, address: str, port: int, number: int, token: bytes, secrets: Secrets) -> None:
         """Connect, and run until it ends."""
+        secrets.set()
         module, _, name = main.partition(":")
         end = connect(address, port, number, token)
         getattr(importlib.import_module(module), name)(end)
@@ -191,7 +214,7 @@ def start(wanted: Placement) -> Group:
             # Asked before `run`, behind which it would wait.
             ready = made.__ray_ready__.remote()
             number = first + place
-            running = made.run.remote(wanted.main, address, door.port, number, token)
+            running = made.run.remote(wanted.main, address, door.port, number, token, Secrets.of(os.environ))
             processes.append(RemoteProcess(ray, made, running, number))
             if held is None and not ray.wait([ready], timeout=_PLACE_S)[0]:
                 raise _too_little(wanted, ray.cluster_resources())
@@ -218,8 +241,11 @@ def bundles_of(wanted: Placement, address: str, *, inside: bool) -> list[dict[st
 
 
 def environment(given: Mapping[str, str], path: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a process elsewhere: those that change an answer, and where it finds beheld."""
-    sent = {name: value for name, value in given.items() if name.startswith(_SENT)}
+    """Return the variables of a process elsewhere: those that change an answer, and where it finds beheld.
+
+    Those that hold a secret are left to `Secrets`.
+    """
+    sent = {name: value for name, value in given.items() if name.startswith(_SENT) and not name.endswith(_SECRET)}
     sent.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     return {**sent, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 

@@ -27,13 +27,13 @@ from beheld.core.config import (
 from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
-from beheld.core.version import VERSION
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger, headline
+from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
     from beheld.platform.platform import Platform

@@ -132,12 +132,14 @@ class MultiExecutor:
         """
         # Readable by this user alone: ranks find each other in it.
         folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
-        return Placed(
-            [_spawn(rank, config) for rank in range(1, config.num_ranks)],
-            lambda: Folder(folder),
-            lambda: shutil.rmtree(folder, ignore_errors=True),
-            lambda: None,
-        )
+        ranks: list[RankProcess] = []
+        try:
+            ranks.extend(_spawn(rank, config) for rank in range(1, config.num_ranks))
+        except BaseException:
+            _abandon(ranks)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return Placed(ranks, lambda: Folder(folder), lambda: shutil.rmtree(folder, ignore_errors=True), lambda: None)
 
     @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
@@ -148,18 +150,25 @@ class MultiExecutor:
         """
         hf_class, hf_text = config_text(hf_config)
         hf_config = config_of(hf_class, hf_text)
-        placed = cls.place(config)
-        ranks, meeting = placed.ranks, placed.meet()
         quiet = replace(config, show_progress=False, logits_processors=())
         platform = platform_of(config.device)
-        group = RankGroups(
-            0,
-            config.tensor_parallel_size,
-            config.pipeline_parallel_size,
-            meeting,
-            platform.collectives,
-            lambda: joined(watchdog, ranks),
-        )
+        placed = cls.place(config)
+        ranks = placed.ranks
+        try:
+            meeting = placed.meet()
+            group = RankGroups(
+                0,
+                config.tensor_parallel_size,
+                config.pipeline_parallel_size,
+                meeting,
+                platform.collectives,
+                lambda: joined(watchdog, ranks),
+            )
+        except BaseException:
+            _abandon(ranks)
+            placed.found()
+            placed.ended()
+            raise
         # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
         # may take longer for that than another.
         watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous and group.lockstep else COMPILING_S)
@@ -286,12 +295,14 @@ class MultiExecutor:
 
     def close(self) -> None:
         """See Executor."""
-        _stop(self._watchdog, self._ranks)
-        self._local.close()
-        # The runner's graphs hold collectives; see RankGroup.close.
-        gc.collect()
-        self._group.close()
-        self._ended()
+        try:
+            _stop(self._watchdog, self._ranks)
+            self._local.close()
+            # The runner's graphs hold collectives; see RankGroup.close.
+            gc.collect()
+            self._group.close()
+        finally:
+            self._ended()
 
     def _tell_all(self, message: Any) -> None:
         for each in self._ranks:
@@ -366,6 +377,14 @@ def _answer(rank: RankProcess, kind: Any, watchdog: Watchdog, timeout_s: float) 
         if isinstance(found, kind):
             return found
     raise watchdog.cause
+
+
+def _abandon(ranks: Sequence[RankProcess]) -> None:
+    """End processes that no watchdog knows yet."""
+    for each in ranks:
+        each.process.kill()
+        each.link.close()
+        each.process.wait()
 
 
 def _stop(watchdog: Watchdog, ranks: Sequence[RankProcess]) -> None:

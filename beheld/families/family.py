@@ -164,7 +164,7 @@ class GGUFLayout:
         parts: the files' names of a layer's parts -> transformers', where checkpoint/gguf/names.py has others.
         added: entries of config.json that all such models have.
         entries: an entry of config.json -> the file's entry, without the architecture before it; left out where the
-            file does not have it.
+            file does not have it, or a window that is 0.
         adapt: "module:function", the module relative to the family's folder; changes the content of config.json, given
             that and the file's entries without the architecture before them. None if nothing else is to be changed.
         norms_plus_one: whether the files have 1 added to the weights of norms.

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from beheld.cluster.remote import environment
+from beheld.cluster.remote import Secrets, environment
 from beheld.cluster.session import connected
 from beheld.core.errors import EngineDeadError, first_line
 from beheld.jobs.items import BadLine, Item
@@ -36,11 +36,18 @@ class Answerer:
         model, options: as AsyncLLM.
         server: the server's options.
         concurrency: the most requests under way; None for twice the sequences of a step.
+        secrets: variables of the process that runs the job.
     """
 
     def __init__(
-        self, model: str | None, options: dict[str, Any], server: ServerOptions, concurrency: int | None
+        self,
+        model: str | None,
+        options: dict[str, Any],
+        server: ServerOptions,
+        concurrency: int | None,
+        secrets: Secrets,
     ) -> None:
+        secrets.set()
         from beheld.api.async_llm import AsyncLLM
         from beheld.server.app import Service
 
@@ -131,7 +138,7 @@ def run_ray_job(
         return
     answers = data.from_arrow_refs(refs).map_batches(
         Answerer,
-        fn_constructor_args=(model, options, server, concurrency),
+        fn_constructor_args=(model, options, server, concurrency, Secrets.of(os.environ)),
         batch_size=None,
         batch_format="pyarrow",
         compute=data.ActorPoolStrategy(size=min(engines, len(refs)), max_tasks_in_flight_per_actor=2),

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.files import CONFIG, read_json, read_json_list
+from beheld.checkpoint.pooling import MODULES
 from beheld.checkpoint.quantized import stated
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, UserError
@@ -31,6 +32,7 @@ FORMS: dict[str, Callable[[list[int]], WrittenForm]] = {"int8": int8_form, "int4
 CALIBRATED = ("gptq",)
 # Smaller layers decide more than they compute: routers, gates of shared experts.
 _FEWEST_OUTPUTS = 16
+_TEMPLATES = "additional_chat_templates"
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf")
 
 
@@ -105,16 +107,37 @@ def write(info: ModelInfo, chosen: RoundingPlan, out: Path, moments: Callable[[s
     Raises:
         UserError: the folder is there already.
     """
+    if out.exists():
+        raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
+    out.mkdir(parents=True)
+    try:
+        _copy_others(Path(info.path), out)
+        return _write_weights(Path(info.path), chosen, out, moments)
+    except BaseException:
+        # A part of a checkpoint is of no use, and would stand in the way of the next try.
+        shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def _copy_others(source: Path, out: Path) -> None:
+    """Copy what is no weight of the model, and the folders that the checkpoint speaks of; config.json comes last."""
+    for file in source.iterdir():
+        other = file.suffix not in _WEIGHTS and not file.name.endswith(".index.json") and file.name != CONFIG
+        if file.is_file() and other:
+            shutil.copy(file, out / file.name)
+    named = [str(each.get("path") or "") for each in read_json_list(source / MODULES)]
+    for name in (_TEMPLATES, *named):
+        if name and (source / name).is_dir():
+            shutil.copytree(source / name, out / name, dirs_exist_ok=True)
+
+
+def _write_weights(
+    source: Path, chosen: RoundingPlan, out: Path, moments: Callable[[str], Tensor | None]
+) -> tuple[int, int]:
+    """Write the weights and config.json; see `write`."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    if out.exists():
-        raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
-    source = Path(info.path)
-    out.mkdir(parents=True)
-    for file in source.iterdir():
-        if file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json"):
-            shutil.copy(file, out / file.name)
     by_file: dict[str, str] = {}
     before = after = 0
     for file in weight_files(source):

@@ -148,9 +148,17 @@ class RankGroup:
         # Each rank asks in any case, for all must take the same way.
         if self.least([found is not None])[0]:
             assert found is not None
-            if self.least([found.tried()])[0]:
+            # Now, so that `abort` ends the trial too.
+            self._peers = found
+            right, reason = False, "a trial gave another sum"
+            try:
+                right = found.tried()
+            except Exception as error:
+                # Also that the kernel cannot be compiled: the others are told below, and do without it.
+                reason = str(error)
+            if self.least([right])[0]:
                 return found
-            reason = "a trial gave another sum"
+            self._peers = None
         if found is not None:
             found.close()
         if self.rank == 0:

@@ -135,4 +135,5 @@ def sum_(x: Tensor, bases_R: Tensor, epochs_P: Tensor, stop_address: int, rank: 
         FLAG_BYTES=FLAG_BYTES,
         SLOT_BYTES=SLOT_BYTES,
         BLOCK=BLOCK,
+        enable_fp_fusion=True,
     )

@@ -14,6 +14,8 @@ from beheld.platform.registry import platform_of
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 # The trial sum takes milliseconds once its kernel is compiled; other ranks may still compile theirs.
 _TRIAL_S = 120.0
+# A rank without such memory sends as many bytes in a handle's place.
+_HANDLE_BYTES = 64
 
 
 class PeerSums:
@@ -31,35 +33,37 @@ class PeerSums:
     def __init__(
         self, rank: int, ranks: int, device: torch.device, exchange: Callable[[bytes], Sequence[bytes]]
     ) -> None:
-        # Only where it is used: Triton takes a second to import.
-        from beheld.parallel import peer_sum_kernel as kernel
-
-        self._kernel = kernel
         self._rank, self._ranks, self._device = rank, ranks, device
-        memory = handle = refused = None
+        self._memory: Any = None
+        handle = refused = None
         address = 0
         try:
-            memory = platform_of(device).peer_memory()
-            if memory is not None:
-                address, handle = memory.allocate(kernel.buffer_bytes(ranks))
-        except RuntimeError as error:
+            # Only where it is used: Triton takes a second to import.
+            from beheld.parallel import peer_sum_kernel as kernel
+
+            self._kernel = kernel
+            if ranks > kernel.MAX_RANKS:
+                raise RuntimeError(f"the kernel has room for {kernel.MAX_RANKS} ranks")
+            self._memory = platform_of(device).peer_memory()
+            if self._memory is not None:
+                address, handle = self._memory.allocate(kernel.buffer_bytes(ranks))
+        except Exception as error:
             refused = error
-        self._memory = memory
         # All ranks take part in the exchange, whatever has failed on this one.
-        size = 0 if memory is None else memory.handle_bytes
-        told = exchange((b"\1" if handle else b"\0") + (handle or b"").ljust(max(size, 64), b"\0"))
-        if not all(each[0] for each in told):
-            self.close()
-            raise RuntimeError(str(refused) if refused else "a GPU has no memory that others can reach")
-        assert memory is not None
+        size = 0 if self._memory is None else self._memory.handle_bytes
         try:
-            bases = [address if other == rank else memory.open(each[1 : 1 + size]) for other, each in enumerate(told)]
-        except RuntimeError:
+            told = exchange((b"\1" if handle else b"\0") + (handle or b"").ljust(max(size, _HANDLE_BYTES), b"\0"))
+            if not all(each[0] for each in told):
+                raise RuntimeError(str(refused) if refused else "a GPU has no memory that others can reach")
+            bases = [
+                address if other == rank else self._memory.open(each[1 : 1 + size]) for other, each in enumerate(told)
+            ]
+            self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
+            self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)
+            self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
+        except BaseException:
             self.close()
             raise
-        self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
-        self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)
-        self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()
 
     def takes(self, x: Tensor) -> bool:
         """True if `x` is small enough, and of a type that is summed."""
@@ -89,7 +93,6 @@ class PeerSums:
 
     def close(self) -> None:
         """Give the memory back, once nothing on any device uses it any more."""
-        memory: Any = self._memory
-        self._memory = None
+        memory, self._memory = self._memory, None
         if memory is not None:
             memory.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from beheld.cluster.handshake import Door, connect, new_token
+from beheld.cluster.remote import Secrets, environment
 from beheld.executor.wire import CODEC, Beat, Sync
 from beheld.sandbox import stream_link
 from beheld.sandbox.link import FrameError
@@ -86,11 +88,50 @@ def test_the_token_itself_is_never_sent() -> None:
 def test_whoever_only_connects_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     from beheld.cluster import handshake
 
-    monkeypatch.setattr(handshake, "_STEP_S", 0.05)
+    monkeypatch.setattr(handshake, "_PROVED_S", 0.05)
     door = Door("127.0.0.1", new_token())
     with socket.create_connection(("127.0.0.1", door.port)):
         assert door.accept(5.0) is None
     door.close()
+
+
+def test_whoever_speaks_slowly_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    from beheld.cluster import handshake
+
+    monkeypatch.setattr(handshake, "_PROVED_S", 0.1)
+    door, left = Door("127.0.0.1", new_token()), threading.Event()
+    with socket.create_connection(("127.0.0.1", door.port)) as end:
+
+        def drip() -> None:
+            for _ in range(handshake._HELLO.size - 1):
+                try:
+                    end.sendall(b"b")
+                except OSError:
+                    return
+                if left.wait(0.04):
+                    return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        began = time.monotonic()
+        assert door.accept(5.0) is None
+        assert time.monotonic() - began < 0.8
+        left.set()
+        thread.join()
+    door.close()
+
+
+def test_secrets_are_not_among_the_variables_that_ray_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = {"HF_TOKEN": "secret-1", "BEHELD_API_KEY": "secret-2", "BEHELD_ENCODER_TOKEN": "secret-3"}
+    given = {**hidden, "AWS_KEY": "other", "HF_HOME": "/models", "BEHELD_FUSE": "0"}
+    shown, secrets = environment(given, ["/here"]), Secrets.of(given)
+    assert shown == {"HF_HOME": "/models", "BEHELD_FUSE": "0", "BEHELD_LOG_LEVEL": "WARNING", "PYTHONPATH": "/here"}
+    assert secrets.values == hidden
+    assert "secret-" not in repr(secrets)
+    for name in hidden:
+        monkeypatch.setenv(name, "before")
+    secrets.set()
+    assert {name: os.environ[name] for name in hidden} == hidden
 
 
 def links() -> tuple[StreamLink, StreamLink]:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +206,62 @@ def test_a_rank_s_process_ends_with_the_first_rank_s_end_of_the_sockets() -> Non
         rank = multi._spawn(1, config)  # type: ignore[arg-type]
     rank.link.close()
     assert rank.process.wait(30.0) == 0
+
+
+class Begun:
+    """A rank's process and its link, in one."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.calls.append("wait")
+        return -9
+
+
+def begun_rank(rank: int, made: list[Begun]) -> RankProcess:
+    made.append(Begun())
+    return RankProcess(rank, made[-1], made[-1])  # type: ignore[arg-type]
+
+
+def test_a_rank_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = list[Begun]()
+
+    def spawn(rank: int, config: Any) -> RankProcess:
+        if rank == 2:
+            raise OSError("no memory for another process")
+        return begun_rank(rank, made)
+
+    monkeypatch.setattr(multi, "_spawn", spawn)
+    monkeypatch.setattr(multi.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="no memory"):
+        multi.MultiExecutor.place(SimpleNamespace(num_ranks=3))  # type: ignore[arg-type]
+    assert [each.calls for each in made] == [["kill", "close", "wait"]]
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_find_no_place_to_meet_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are those of other hosts, and what Ray reserved for them is free again."""
+    made, ended = list[Begun](), list[str]()
+
+    def nowhere() -> Any:
+        raise OSError("no such address")
+
+    placed = multi.Placed([begun_rank(1, made)], nowhere, lambda: ended.append("found"), lambda: ended.append("ended"))
+    monkeypatch.setattr(multi.MultiExecutor, "place", classmethod(lambda cls, config: placed))
+    monkeypatch.setattr(multi, "config_text", lambda hf_config: ("", ""))
+    monkeypatch.setattr(multi, "config_of", lambda *given: None)
+    monkeypatch.setattr(multi, "replace", lambda config, **changes: config)
+    with pytest.raises(OSError, match="no such address"):
+        multi.MultiExecutor.start(None, None, SimpleNamespace(device="cpu"), shrink=False)  # type: ignore[arg-type]
+    assert made[0].calls == ["kill", "close", "wait"]
+    assert ended == ["found", "ended"]
 
 
 @pytest.fixture

@@ -74,6 +74,14 @@ CASES = {
         {"attention.sliding_window": 12, "rope.dimension_count": 16, "rope.scaling.original_context_length": 256},
         {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
     ),
+    # Phi-4 says by 0 that no layer has a window.
+    "phi4": Case(
+        "phi3",
+        "Phi3",
+        {"sliding_window": None, "pad_token_id": 0},
+        {"attention.sliding_window": 0, "rope.dimension_count": 16, "rope.scaling.original_context_length": 256},
+        {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    ),
     "smollm3": Case("smollm3", "SmolLM3", {"use_sliding_window": False, "pad_token_id": 0}, {}, {}),
     "qwen3moe": Case(
         "qwen3moe",
@@ -201,3 +209,13 @@ def test_experts_of_few_bits_answer_as_their_numbers(tmp_path: Path) -> None:
             parameter.data = torch.from_numpy(dequantize(quantize(parameter.data.numpy(), Kind.Q8_0), Kind.Q8_0))
     tokenizer = AutoTokenizer.from_pretrained(tiny.checkpoint("qwen2"))
     assert answers(file, PROMPTS) == reference(model, tokenizer, PROMPTS)
+
+
+@pytest.mark.parametrize("pattern", [0, [True, False]], ids=str)
+def test_a_pattern_of_windows_that_is_no_period_is_refused(pattern: Any) -> None:
+    from beheld.core.errors import ModelError
+    from beheld.families.gemma3_text.gguf import config
+
+    made = {"sliding_window": 12, "num_hidden_layers": 2}
+    with pytest.raises(ModelError, match="sliding_window_pattern as"):
+        config(made, {"attention.sliding_window_pattern": pattern})

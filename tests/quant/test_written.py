@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,6 +115,42 @@ def test_verify_tells_what_a_written_checkpoint_loses(tmp_path: Path, capsys: py
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(told["kl"]) == 6
     assert 0 < max(told["kl"]) < 0.05
+
+
+def copied(family: str, folder: Path) -> tuple[Any, Any]:
+    """What is read of a checkpoint's copy, with the folders that some checkpoints have."""
+    shutil.copytree(tiny.checkpoint(family), folder)
+    modules = [{"path": "", "type": "x.Transformer"}, {"path": "1_Pooling", "type": "x.Pooling"}]
+    for name, text in {
+        "modules.json": json.dumps(modules),
+        "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+        "additional_chat_templates/rag.jinja": "{{ messages }}",
+        "onnx/model.onnx": "large, and another program's",
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    args = EngineArgs(model=str(folder), device="cpu")
+    config = read_config(folder, args)
+    return read_info(folder, args, config), config
+
+
+def test_a_pooling_checkpoint_keeps_its_modules_and_templates(tmp_path: Path) -> None:
+    info, config = copied("qwen2", tmp_path / "source")
+    write(info, plan(info, config, "int8"), out := tmp_path / "out", lambda layer: None)
+    again = read_info(out, args := EngineArgs(model=str(out), device="cpu"), read_config(out, args))
+    assert again.pooler == info.pooler is not None
+    assert (out / "additional_chat_templates/rag.jinja").is_file()
+    assert not (out / "onnx").exists()
+
+
+def test_what_fails_half_way_leaves_no_folder(tmp_path: Path) -> None:
+    def fails(layer: str) -> torch.Tensor:
+        raise ModelError("The model cannot answer.")
+
+    info, config = copied("qwen2", tmp_path / "source")
+    with pytest.raises(ModelError, match="cannot answer"):
+        write(info, plan(info, config, "gptq"), tmp_path / "out", fails)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

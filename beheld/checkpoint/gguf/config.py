@@ -18,11 +18,12 @@ METHOD = "gguf"
 """The `quant_method` of such a checkpoint."""
 _UNQUANTIZED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ELSEWHERE = "Use the model's checkpoint in transformers' layout instead."
+_WINDOW = "attention.sliding_window"
 # Entries that change what is computed, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "attention.scale": (0.0,),
-    "attention.sliding_window": (0,),
+    _WINDOW: (0,),
     "attention.causal": (True,),
     "logit_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
@@ -99,7 +100,9 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
     config |= {name: tensor in header.tensors for name, tensor in layout.biases.items()}
     prefix = f"{architecture}."
     own = {name.removeprefix(prefix): value for name, value in said.items() if name.startswith(prefix)}
-    config |= {**layout.added, **{name: own[entry] for name, entry in layout.entries.items() if entry in own}}
+    # Files of Phi-4 say by 0 that no layer has a window, which transformers says by leaving it out.
+    stated = {entry: value for entry, value in own.items() if entry != _WINDOW or value != 0}
+    config |= {**layout.added, **{name: stated[entry] for name, entry in layout.entries.items() if entry in stated}}
     if layout.adapt is None:
         return config
     module, _, name = layout.adapt.partition(":")

@@ -22,7 +22,7 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Raise it when anything that is written changes: folders of another number are made anew.
-_LAYOUT = 3
+_LAYOUT = 4
 
 
 def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = True) -> Path:

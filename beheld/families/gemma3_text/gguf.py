@@ -22,11 +22,17 @@ def config(made: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
         said: the file's entries.
 
     Raises:
-        ModelError: the file states no window.
+        ModelError: the file states no window, or the layers that have it otherwise than by a period.
     """
     if "sliding_window" not in made:
         raise ModelError("A GGUF file of Gemma 3 states no attention.sliding_window.", "Convert the model again.")
-    layers, period = made["num_hidden_layers"], int(said.get("attention.sliding_window_pattern", _PERIOD))
+    layers, period = made["num_hidden_layers"], said.get("attention.sliding_window_pattern", _PERIOD)
+    if type(period) is not int or period < 1:
+        raise ModelError(
+            f"A GGUF file of Gemma 3 states attention.sliding_window_pattern as {period!r}; expected a whole number "
+            "from 1.",
+            "Use the model's checkpoint in transformers' layout instead.",
+        )
     kinds = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(layers)]
     head = made["hidden_size"] // made["num_attention_heads"] if layers == _LARGEST else made["head_dim"]
     local = {"rope_theta": float(said.get("rope.freq_base_swa", _LOCAL_THETA)), "rope_type": "default"}
