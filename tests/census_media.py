@@ -57,6 +57,8 @@ class Recipe:
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
         generating: keyword arguments of transformers' generate().
         start: for a decoder behind an encoder that hears, the token that its prompts start with.
+        placed: whether the processor places an image itself, so that prompts do not have its text.
+        speaker: returns the part of transformers' model that generates from a text alone.
     """
 
     tokens: tuple[str, ...]
@@ -77,6 +79,8 @@ class Recipe:
     rate: int = 16000
     generating: Mapping[str, Any] = field(default_factory=dict)
     start: str = ""
+    placed: bool = False
+    speaker: Callable[[Any], Any] = lambda model: model
 
 
 class Sounds(list[Any]):
@@ -180,9 +184,8 @@ def prompt(recipe: Recipe, media: Any) -> str:
     if recipe.start:
         # The words that a decoder continues, in one prompt of two.
         return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
-    marks = (
-        recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else recipe.image) * len(media)
-    )
+    image = "" if recipe.placed else recipe.image
+    marks = recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else image) * len(media)
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -206,6 +209,7 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
     begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    model = model if media else recipe.speaker(model)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
         made = model.generate(
@@ -315,6 +319,13 @@ MUSE_MARKS = (
     *("<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>", "<|vid_frame_separator|>"),
     *("<|vid_start|>", "<|vid_end|>"),
 )
+
+
+def _kosmos2(tokenizer: Any) -> Any:
+    image = transformers.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    return transformers.Kosmos2Processor(image, tokenizer, num_patch_index_tokens=4)
+
+
 # Sizes to which images may be resized before they are cut into tiles.
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 _DEEP_ENCODER = {
@@ -464,6 +475,27 @@ RECIPES: dict[str, Recipe] = {
         },
         video="<|video|>",
     ),
+    "kosmos-2": Recipe(
+        ("<s>", "<image>", "</image>", "<unk>"),
+        lambda ids: {
+            # The files of its processor do not keep another number.
+            "latent_query_num": 64,
+            "text_config": {
+                "attention_heads": 4,
+                "embed_dim": 64,
+                "layers": 2,
+                "max_position_embeddings": 1040,
+                "pad_token_id": 1,
+            },
+            "vision_config": {},
+        },
+        _kosmos2,
+        "<image></image>",
+        {"bos_token": "<s>", "unk_token": "<unk>"},
+        most=1,
+        placed=True,
+        speaker=lambda model: model.text_model,
+    ),
     "kosmos-2.5": Recipe(
         ("<s>", "<image>", "</image>"),
         lambda ids: {
@@ -474,11 +506,12 @@ RECIPES: dict[str, Recipe] = {
         lambda tokenizer: transformers.Kosmos2_5Processor(
             transformers.Kosmos2_5ImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer, num_image_tokens=6
         ),
-        "",
+        "<image></image>",
         {"bos_token": "<s>", "boi_token": "<image>", "eoi_token": "</image>", "image_token": "<s>"},
         most=1,
         alone=False,
         sizes={"max_patches": 16},
+        placed=True,
     ),
     "lfm3_vl": Recipe(
         GRID,

@@ -28,7 +28,11 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine"]
+FULL = (
+    [*TEXT_TYPES, *census.RECIPES]
+    if LONG
+    else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine", "kosmos-2"]
+)
 
 
 def installed(kind: str) -> bool:
@@ -58,6 +62,9 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
     (row,) = (row for row in registry.facts(registry.find(kind)).tested if row.name == kind)
     assert row.by_census
     assert kind in census.media_types()
+    # What a row says that it takes is asked about.
+    recipe = census.RECIPES[kind]
+    assert ("image" in row.modalities, "audio" in row.modalities) == (bool(recipe.image), bool(recipe.audio))
 
 
 REFUSED = {
