@@ -8,6 +8,7 @@ census_sound.py.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -339,6 +340,18 @@ def _git_reader(processor: Any) -> Any:
     return read
 
 
+def _idefics_reader(processor: Any) -> Any:
+    """As IDEFICS is asked: texts and images in turn."""
+
+    def read(text: list[str], images: Any = None, return_tensors: str = "pt") -> dict[str, Any]:
+        waiting = iter(images[0] if images else ())
+        parts = [next(waiting) if part == "<image>" else part for part in re.split("(<image>)", text[0]) if part]
+        made: dict[str, Any] = processor(text=[parts], return_tensors=return_tensors)
+        return made
+
+    return read
+
+
 # Sizes to which images may be resized before they are cut into tiles.
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 _DEEP_ENCODER = {
@@ -508,6 +521,33 @@ RECIPES: dict[str, Recipe] = {
         placed=True,
         reader=_git_reader,
         unlisted=17,
+    ),
+    "idefics": Recipe(
+        ("<s>", "</s>", "<fake_token_around_image>", "<image>"),
+        lambda ids: {
+            "additional_vocab_size": 2,
+            "alpha_initializer": "ones",
+            "cross_layer_interval": 2,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 4,
+            "perceiver_config": {
+                "resampler_depth": 1,
+                "resampler_head_dim": 16,
+                "resampler_n_heads": 2,
+                "resampler_n_latents": 6,
+            },
+            "qk_layer_norms": True,
+            "use_resampler": True,
+            "vision_config": {"embed_dim": 32},
+            # The tokens of images have embeddings of their own.
+            "vocab_size": ids["<fake_token_around_image>"],
+        },
+        lambda tokenizer: transformers.IdeficsProcessor(transformers.IdeficsImageProcessor(image_size=56), tokenizer),
+        "<image>",
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        reader=_idefics_reader,
     ),
     "kosmos-2": Recipe(
         ("<s>", "<image>", "</image>", "<unk>"),
