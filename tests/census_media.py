@@ -8,6 +8,7 @@ census_sound.py.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,9 @@ class Recipe:
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
         generating: keyword arguments of transformers' generate().
         start: for a decoder behind an encoder that hears, the token that its prompts start with.
+        placed: whether the processor places an image itself, so that prompts do not have its text.
+        speaker: returns the part of transformers' model that generates from a text alone.
+        unlisted: places of an image, before the prompt, that have no ids in transformers.
     """
 
     tokens: tuple[str, ...]
@@ -77,6 +81,9 @@ class Recipe:
     rate: int = 16000
     generating: Mapping[str, Any] = field(default_factory=dict)
     start: str = ""
+    placed: bool = False
+    speaker: Callable[[Any], Any] = lambda model: model
+    unlisted: int = 0
 
 
 class Sounds(list[Any]):
@@ -180,9 +187,8 @@ def prompt(recipe: Recipe, media: Any) -> str:
     if recipe.start:
         # The words that a decoder continues, in one prompt of two.
         return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
-    marks = (
-        recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else recipe.image) * len(media)
-    )
+    image = "" if recipe.placed else recipe.image
+    marks = recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else image) * len(media)
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -206,6 +212,7 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
     begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    model = model if media else recipe.speaker(model)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
         made = model.generate(
@@ -242,7 +249,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
         kind = "sounds" if isinstance(media, Sounds) else "images"
         name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} {kind}"
-        if list(output.prompt_token_ids) != ids:
+        if list(output.prompt_token_ids)[recipe.unlisted * len(media) :] != ids:
             return f"the ids of {name} differ"
         count = len(output.outputs[0].token_ids)
         if count != len(tokens):
@@ -331,6 +338,36 @@ MUSE_MARKS = (
     *("<|patch|>", "<|image_start|>", "<|image_end|>", "<|video|>", "<|vid_frame_separator|>"),
     *("<|vid_start|>", "<|vid_end|>"),
 )
+
+
+def _kosmos2(tokenizer: Any) -> Any:
+    image = transformers.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    return transformers.Kosmos2Processor(image, tokenizer, num_patch_index_tokens=4)
+
+
+def _git_reader(processor: Any) -> Any:
+    """As GIT is asked: an image, and a text that the answer continues."""
+
+    def read(text: list[str], images: Any = None, return_tensors: str = "pt") -> dict[str, Any]:
+        words = processor.tokenizer([f"[CLS]{each}" for each in text], add_special_tokens=False, return_tensors="pt")
+        seen = processor.image_processor(images[0], return_tensors="pt") if images else {}
+        return {**words, **seen}
+
+    return read
+
+
+def _idefics_reader(processor: Any) -> Any:
+    """As IDEFICS is asked: texts and images in turn."""
+
+    def read(text: list[str], images: Any = None, return_tensors: str = "pt") -> dict[str, Any]:
+        waiting = iter(images[0] if images else ())
+        parts = [next(waiting) if part == "<image>" else part for part in re.split("(<image>)", text[0]) if part]
+        made: dict[str, Any] = processor(text=[parts], return_tensors=return_tensors)
+        return made
+
+    return read
+
+
 # Sizes to which images may be resized before they are cut into tiles.
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 _DEEP_ENCODER = {
@@ -480,6 +517,75 @@ RECIPES: dict[str, Recipe] = {
         },
         video="<|video|>",
     ),
+    "git": Recipe(
+        ("[PAD]", "[CLS]"),
+        lambda ids: {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "max_position_embeddings": 1024,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "vision_config": {},
+            "vocab_size": tiny.VOCAB,
+        },
+        lambda tokenizer: transformers.GitProcessor(
+            transformers.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
+            tokenizer,
+        ),
+        "[PAD]",
+        most=1,
+        placed=True,
+        reader=_git_reader,
+        unlisted=17,
+    ),
+    "idefics": Recipe(
+        ("<s>", "</s>", "<fake_token_around_image>", "<image>"),
+        lambda ids: {
+            "additional_vocab_size": 2,
+            "alpha_initializer": "ones",
+            "cross_layer_interval": 2,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 4,
+            "perceiver_config": {
+                "resampler_depth": 1,
+                "resampler_head_dim": 16,
+                "resampler_n_heads": 2,
+                "resampler_n_latents": 6,
+            },
+            "qk_layer_norms": True,
+            "use_resampler": True,
+            "vision_config": {"embed_dim": 32},
+            # The tokens of images have embeddings of their own.
+            "vocab_size": ids["<fake_token_around_image>"],
+        },
+        lambda tokenizer: transformers.IdeficsProcessor(transformers.IdeficsImageProcessor(image_size=56), tokenizer),
+        "<image>",
+        {"bos_token": "<s>", "eos_token": "</s>"},
+        reader=_idefics_reader,
+    ),
+    "kosmos-2": Recipe(
+        ("<s>", "<image>", "</image>", "<unk>"),
+        lambda ids: {
+            # The files of its processor do not keep another number.
+            "latent_query_num": 64,
+            "text_config": {
+                "attention_heads": 4,
+                "embed_dim": 64,
+                "layers": 2,
+                "max_position_embeddings": 1040,
+                "pad_token_id": 1,
+            },
+            "vision_config": {},
+        },
+        _kosmos2,
+        "<image></image>",
+        {"bos_token": "<s>", "unk_token": "<unk>"},
+        most=1,
+        placed=True,
+        speaker=lambda model: model.text_model,
+    ),
     "kosmos-2.5": Recipe(
         ("<s>", "<image>", "</image>"),
         lambda ids: {
@@ -490,11 +596,12 @@ RECIPES: dict[str, Recipe] = {
         lambda tokenizer: transformers.Kosmos2_5Processor(
             transformers.Kosmos2_5ImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer, num_image_tokens=6
         ),
-        "",
+        "<image></image>",
         {"bos_token": "<s>", "boi_token": "<image>", "eoi_token": "</image>", "image_token": "<s>"},
         most=1,
         alone=False,
         sizes={"max_patches": 16},
+        placed=True,
     ),
     "lfm3_vl": Recipe(
         GRID,

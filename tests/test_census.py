@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.text_types import TEXT_TYPES
-from tests import census
+from tests import census, census_media, tiny
 from tests.long import LONG
 
 # Of the text types that run, those whose layers or caches no row of the oracle has.
@@ -28,7 +29,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine", "git"]
 
 
 def installed(kind: str) -> bool:
@@ -58,13 +59,18 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
     (row,) = (row for row in registry.facts(registry.find(kind)).tested if row.name == kind)
     assert row.by_census
     assert kind in census.media_types()
+    # What a row says that it takes is asked about.
+    recipe = census.RECIPES[kind]
+    assert ("image" in row.modalities, "audio" in row.modalities) == (bool(recipe.image), bool(recipe.audio))
 
 
 REFUSED = {
     "deepseek_v32": "of kind 'indexed_attention'",
+    "glm5_next": "hyper-connections carry several residual streams",
     "kyutai_speech_to_text": "embedded together with the audio codes of its moment",
     "minimax": "of kind 'linear_attention'",
     "minicpmv4_7": "positions on a canvas",
+    "qwen4_exp": "embed hashed n-grams of the last tokens",
     "t5gemma2": "is an encoder-decoder model",
     "udop": "adds a learned bias to each score",
     "voxtral_realtime": "added to the embedding of every token of its answer",
@@ -92,6 +98,56 @@ def test_these_are_refused(kind: str, said: str) -> None:
     found = census.examine(kind)
     assert found.verdict == "refused"
     assert said in found.said
+
+
+class _Model:
+    """What compare asks an engine for: the answers that it was made with."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = answers
+
+    def __enter__(self) -> _Model:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        return None
+
+    def generate(self, *unused: object, **options: object) -> list[Any]:
+        return self._answers
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, chosen: int, others: torch.Tensor) -> str:
+    """Compare one question with one image: an engine that answers `chosen`, and log-probabilities that agree.
+
+    `others` (V) are the logits about another image.
+    """
+    recipe = census_media.Recipe((), lambda ids: {}, lambda tokenizer: None, "<image>", most=1)
+    logits_V = torch.tensor([2.0, 1.0, 0.0])
+    image, other = tiny.picture(84, 56, 1), tiny.picture(84, 56, 9)
+
+    def expected(model: Any, processor: Any, recipe: Any, asked: Any) -> tuple[list[int], list[int], torch.Tensor]:
+        about_other = bool(asked) and asked[0].tobytes() == other.tobytes()
+        return [5], [0], (others if about_other else logits_V)[None]
+
+    logprob = float(logits_V.log_softmax(-1)[chosen])
+    sample = SimpleNamespace(token_ids=[chosen], logprobs=[{chosen: SimpleNamespace(logprob=logprob)}])
+    answer = SimpleNamespace(prompt_token_ids=[5], outputs=[sample])
+    monkeypatch.setattr(census_media, "questions", lambda recipe: [[], [image]])
+    monkeypatch.setattr(census_media, "expected", expected)
+    monkeypatch.setattr("beheld.LLM", lambda **options: _Model([answer, answer]))
+    return census_media.compare(Path("unused"), None, None, recipe)
+
+
+def test_another_token_must_be_as_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log-probability of its own may be right of a token that is not the answer."""
+    others = torch.tensor([0.0, 1.0, 2.0])
+    assert compared(monkeypatch, 0, others) == ""
+    assert "token 0 is not the most likely one" in compared(monkeypatch, 1, others)
+
+
+def test_another_image_must_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it does not, an engine that shows a wrong image would pass."""
+    assert compared(monkeypatch, 0, torch.tensor([2.0, 1.0, 0.001])) == "the answers do not depend on the image"
 
 
 def test_other_answers_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         model_type=config.model_type,
         family=package,
         checkpoint_dtype=_dtype_name(config, text),
-        vocab_size=text.vocab_size,
+        vocab_size=text.vocab_size if family.head_size is None else family.head_size(config),
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=getattr(text, "decoder_layers", text.num_hidden_layers) if encodes else text.num_hidden_layers,

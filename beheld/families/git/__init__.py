@@ -1,10 +1,22 @@
-"""GIT, which cannot be run yet."""
+"""GIT: one image before the prompt, whose positions begin after it; a caption needs no prompt."""
 
 from __future__ import annotations
 
-from beheld.families.family import Family
+from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("git",),
-    refused="its attention calls no AttentionInterface, and its images stand before the prompt's first position",
+    tested=(
+        KnownCheckpoint(
+            "git",
+            "GitForCausalLM",
+            "microsoft/git-base-coco",
+            IMAGE,
+            "one image, before the prompt, whose positions begin after it",
+            one_image=True,
+            by_census=True,
+        ),
+    ),
+    placeholder_tokens={"image": "[PAD]"},
+    both_ways="media",
 )
