@@ -204,7 +204,9 @@ def _without(together: StepResult, alone: StepResult) -> StepResult:
     """The results of a plan's sound sequences, and the failures of its culprits."""
     by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
     bad = alone.culprits
-    kept = {name: {r: own for r, own in getattr(together, name).items() if r not in bad} for name in by_row}
+    kept: dict[str, Any] = {
+        name: {row: own for row, own in getattr(together, name).items() if row not in bad} for name in by_row
+    }
     kept["failed"] |= {row: alone.failed[row] for row in bad}
     return dataclasses.replace(alone, **kept, encode_s=alone.encode_s + together.encode_s)
 
