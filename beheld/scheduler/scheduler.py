@@ -33,6 +33,7 @@ from beheld.core.plan import (
     NAN,
     STUCK,
     Admission,
+    PromptLogprobs,
     SeqSlice,
     StepPlan,
     StepResult,
@@ -534,7 +535,7 @@ class Scheduler:
             sequence.num_redone = 0
             given = tokens.get(row, ()) if wanted else ()
             if sequence.prompt_logprobs is not None:
-                _collect_prompt(sequence, piece, result.prompt_logprobs.get(row, ()))
+                _collect_prompt(sequence, piece, result.prompt_logprobs.get(row))
             if given:
                 sequence.token_ids += given
                 # What stands behind the drafts that are right was computed for nothing.
@@ -695,7 +696,7 @@ class Scheduler:
         sequence.silent = False
         prompt = None
         if given and sequence.prompt_logprobs is not None:
-            prompt = tuple(sequence.prompt_logprobs)
+            prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
         cached = sequence.num_cached or 0
         waited = sequence.waited_s
         return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled)
@@ -842,9 +843,10 @@ def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
 
 
-def _collect_prompt(sequence: Sequence, piece: SeqSlice, logprobs: tuple[TokenLogprobs, ...]) -> None:
+def _collect_prompt(sequence: Sequence, piece: SeqSlice, report: PromptLogprobs | None) -> None:
     """Append those of positions start + 1, start + 2, ... that have not arrived before a preemption."""
     have = sequence.prompt_logprobs
-    if have is not None and logprobs:
-        assert piece.start <= len(have), "log-probabilities of the prompt are missing"
-        have.extend(logprobs[len(have) - piece.start :])
+    if have is not None and report is not None and len(report):
+        count = sequence.num_reported
+        assert piece.start <= count, "log-probabilities of the prompt are missing"
+        have.append(report.since(count - piece.start))
