@@ -186,6 +186,8 @@ class EngineCore:
 
         A product of another number of rows may round otherwise, in float32 too, and the best of two close tokens
         changes then. What the parts wrote is written again: keys and values, and the newest tokens.
+        Only the dense copies of keys that a CPU keeps in float32 do not follow a retry: attention may sum in another
+        order then.
         """
         stand_ins = self.scheduler.stand_ins(plan, culprits)
         kept = tuple(admission for admission in plan.admitted if admission.row not in culprits)
