@@ -19,7 +19,7 @@ import numpy as np
 from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo, StateShape
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Pooling, Sampling
-from beheld.core.plan import Admission, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import Admission, PromptLogprobs, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest, Request
 from beheld.executor.executor import ModelSize, Watch
 from tests.fake_caches import KINDS, Cell, Read
@@ -242,7 +242,7 @@ class FakeRunner:
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         vectors: dict[int, np.ndarray] = {}
         drafts: dict[int, tuple[int, ...]] = {}
-        prompt: dict[int, tuple[TokenLogprobs, ...]] = {}
+        prompt: dict[int, PromptLogprobs] = {}
         failed: dict[int, str] = {}
         used: set[bytes] = set()
         # As on a real device, the whole batch writes its keys and values before any of it reads.
@@ -276,7 +276,8 @@ class FakeRunner:
                 drafts[piece.row] = self.drafts(row.states[-1], most) if most else ()
             if params.prompt_logprobs is not None:
                 last = min(piece.stop + 1, row.admission.num_prompt)
-                prompt[piece.row] = tuple(map(fake_logprobs, row.token_ids[piece.start + 1 : last]))
+                told = [*map(fake_logprobs, row.token_ids[piece.start + 1 : last])]
+                prompt[piece.row] = prompt_columns(told)
         encoded = {item.digest for item in plan.encode}
         assert again or encoded <= used | set(lost), "something was encoded that no slice uses"
         self._results.append(StepResult(plan.id, tokens, logprobs, prompt, vectors, drafts, failed, lost))
@@ -538,6 +539,17 @@ def _embed_places(span: SpanView) -> dict[int, tuple[bytes, int]]:
     places = [span.start + offset for offset, takes in enumerate(mask) if takes]
     assert len(places) == span.num_embeds
     return {place: (span.digest, index) for index, place in enumerate(places)}
+
+
+def prompt_columns(entries: Sequence[TokenLogprobs]) -> PromptLogprobs:
+    """Reports of a prompt's positions as columns; all have as many candidates."""
+    return PromptLogprobs(
+        np.array([one.token_id for one in entries], np.int32),
+        np.array([one.logprob for one in entries], np.float32),
+        np.array([one.rank for one in entries], np.int32),
+        np.array([one.top_ids for one in entries], np.int32).reshape(len(entries), -1 if entries else 0),
+        np.array([one.top_logprobs for one in entries], np.float32).reshape(len(entries), -1 if entries else 0),
+    )
 
 
 def fake_logprobs(token: int) -> TokenLogprobs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from beheld.core.errors import BeheldError
 from beheld.core.grounding import GroundedObject
 from beheld.core.media import MediaReceipt
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.core.request import FinishReason, LoRARequest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TokenEvent(NamedTuple):
     finish: FinishReason | None = None
     stop_id: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     num_cached: int = 0
     error: BeheldError | None = None
     waited_s: float = 0.0

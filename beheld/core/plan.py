@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,8 @@ NAN = "nan"
 STUCK = "stuck"
 # The most draft tokens in one slice. A sampler remembers at least this many past tokens of a row.
 MAX_DRAFT_TOKENS = 24
+# Positions of a prompt that are objects at a time.
+_TOLD = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +138,63 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, eq=False)
+class PromptLogprobs:
+    """Log-probabilities at T positions of a prompt, as columns.
+
+    Those of many long prompts wait in the engine until they are answered, and objects take far more memory.
+
+    Attributes:
+        token_ids: (T), int32.
+        logprobs: (T), float32.
+        ranks: (T), from 1, int32.
+        top_ids, top_logprobs: (T, K), of the best K, int32 and float32.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    ranks: np.ndarray
+    top_ids: np.ndarray
+    top_logprobs: np.ndarray
+
+    def __post_init__(self) -> None:
+        shapes = {column.shape for column in (self.token_ids, self.logprobs, self.ranks)}
+        if shapes != {self.top_ids.shape[:1]} or self.top_ids.shape != self.top_logprobs.shape:
+            raise ValueError("the columns of log-probabilities differ in length")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        """One position after another; few of them are objects at a time."""
+        for start in range(0, len(self), _TOLD):
+            columns = [column.tolist() for column in self._columns(slice(start, start + _TOLD))]
+            for token, logprob, rank, top_ids, top_logprobs in zip(*columns, strict=True):
+                yield TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
+
+    def since(self, start: int) -> PromptLogprobs:
+        """Those at positions from `start` on."""
+        return PromptLogprobs(*self._columns(slice(start, None)))
+
+    @staticmethod
+    def joined(parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+        """Those of consecutive parts, which have the same K; of none, those of no position."""
+        import numpy as np
+
+        if not parts:
+            ids, values = np.zeros(0, np.int32), np.zeros(0, np.float32)
+            return PromptLogprobs(ids, values, ids, ids.reshape(0, 0), values.reshape(0, 0))
+        columns = zip(*(part._columns(slice(None)) for part in parts), strict=True)
+        return PromptLogprobs(*(np.concatenate(column) for column in columns))
+
+    def _columns(self, place: slice) -> list[np.ndarray]:
+        columns = (self.token_ids, self.logprobs, self.ranks, self.top_ids, self.top_logprobs)
+        return [column[place] for column in columns]
+
+
+@dataclass(frozen=True, eq=False)
 class StepResult:
     """The device's result of one step.
 
@@ -159,7 +218,7 @@ class StepResult:
     plan_id: int
     tokens: Mapping[int, tuple[int, ...]]
     logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
-    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
     pooled: Mapping[int, np.ndarray] = field(default_factory=dict)
     draft_ids: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     failed: Mapping[int, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
-        *(outputs.TokenEvent, plan.TokenLogprobs),
+        *(outputs.TokenEvent, plan.TokenLogprobs, plan.PromptLogprobs),
         *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
         repetition.RepetitionDetectionParams,
         *(request.Request, request.LoRARequest, request.FinishReason),

@@ -39,6 +39,7 @@ class EngineCore:
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
         self._overlap = executor.config.overlap
+        self._recurrent = info.recurrent
         self._steps = 0
         self._retried = 0
         self._death: EngineDeadError | None = None
@@ -157,7 +158,9 @@ class EngineCore:
         return StepResult(plan.id, {}, failed=failed, lost=self._missing(plan))
 
     def _retry(self, plan: StepPlan, reason: str) -> StepResult:
-        """Run a failed plan again, one sequence at a time, so that only the faulty one fails."""
+        """Run a failed plan again so that only the faulty sequences fail, and the others get the tokens they would have
+        got: one by one to find the faulty ones, then together in the shape of the plan, with stand-ins for these.
+        """
         self._retried += 1
         logger.warning("A step failed (%s); retrying its %d sequences one by one.", reason, len(plan.slices))
         parts: list[StepResult] = []
@@ -172,7 +175,42 @@ class EngineCore:
                 own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)}, culprits=frozenset({piece.row}))
             parts.append(own)
         # Ask the device for lost items: a part may have failed before it could report them.
-        return _merged(plan.id, parts, self._missing(plan))
+        alone = _merged(plan.id, parts, self._missing(plan))
+        if len(plan.slices) == 1 or len(alone.culprits) == len(plan.slices) or self._recurrent:
+            return alone
+        together = self._together(plan, alone.culprits)
+        return alone if together is None else _without(together, alone)
+
+    def _together(self, plan: StepPlan, culprits: frozenset[int]) -> StepResult | None:
+        """The result of a plan with stand-ins for its culprits; None if it fails still, as one that is too large does.
+
+        A product of another number of rows may round otherwise, in float32 too, and the best of two close tokens
+        changes then. What the parts wrote is written again: keys and values, and the newest tokens.
+        Only the dense copies of keys that a CPU keeps in float32 do not follow a retry: attention may sum in another
+        order then.
+        """
+        stand_ins = self.scheduler.stand_ins(plan, culprits)
+        kept = tuple(admission for admission in plan.admitted if admission.row not in culprits)
+        masks = {row: allowed for row, allowed in plan.masks.items() if row not in culprits}
+        again = dataclasses.replace(plan, admitted=(*kept, *stand_ins), encode=(), released=(), forget=(), masks=masks)
+        try:
+            return self.executor.collect(self.executor.launch(again))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            logger.warning("The retried sequences cannot be run together (%s).", _reason(error))
+            return None
+
+
+def _without(together: StepResult, alone: StepResult) -> StepResult:
+    """The results of a plan's sound sequences, and the failures of its culprits."""
+    by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
+    bad = alone.culprits
+    kept: dict[str, Any] = {
+        name: {row: own for row, own in getattr(together, name).items() if row not in bad} for name in by_row
+    }
+    kept["failed"] |= {row: alone.failed[row] for row in bad}
+    return dataclasses.replace(alone, **kept, encode_s=alone.encode_s + together.encode_s)
 
 
 def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> StepResult:

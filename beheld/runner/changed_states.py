@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.errors import StatesLostError
-from beheld.core.plan import SeqSlice, StepPlan, TokenLogprobs
+from beheld.core.plan import PromptLogprobs, SeqSlice, StepPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Computed:
     logits_BV: Tensor | None = None
     places_B: Tensor | None = None
     best: tuple[Tensor, Tensor] | None = None
-    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
     drafts: bool = False
 
     def of(self, rows: set[int]) -> Computed:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs
 from beheld.parallel.group import RankGroup
 from beheld.sample.filters import Masks
 from beheld.sample.sampler import SampleOutput, Sampler
@@ -71,6 +71,6 @@ class RankSampler:
         if self._sampler is not None:
             self._sampler.append(rows, ids_B)
 
-    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> list[TokenLogprobs]:
-        """See Sampler."""
-        return [] if self._sampler is None else self._sampler.prompt_logprobs(logits_TV, target_ids_T, k)
+    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> PromptLogprobs | None:
+        """See Sampler; None on the other ranks."""
+        return None if self._sampler is None else self._sampler.prompt_logprobs(logits_TV, target_ids_T, k)

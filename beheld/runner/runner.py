@@ -17,7 +17,16 @@ from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
 from beheld.core.media import MediaItem
 from beheld.core.params import Sampling
-from beheld.core.plan import NAN, Admission, EncodeItem, SeqSlice, StepPlan, StepResult, TokenLogprobs
+from beheld.core.plan import (
+    NAN,
+    Admission,
+    EncodeItem,
+    PromptLogprobs,
+    SeqSlice,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
@@ -68,7 +77,7 @@ class Handle:
 
     plan_id: int
     lost: tuple[bytes, ...] = ()
-    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     slices: Sequence[SeqSlice] = ()
     sampled: Sequence[SampleOutput] = ()
     pooled: Sequence[PooledValues] = ()
@@ -240,7 +249,7 @@ class ModelRunner:
             return Computed(prompt_logprobs=prompts)
         return Computed(batch.sampling, sampled_SV, batch.sampled_P, None, prompts, laid.drafts)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, tuple[TokenLogprobs, ...]]]:
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, PromptLogprobs]]:
         """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
         with self._pass(batch) as hidden_TH:
             logits_SV = self._head(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
@@ -316,21 +325,23 @@ class ModelRunner:
         states, backend = self.caches.states, self._cross_backend
         return None if found is None or states is None or backend is None else states.context(backend, found)
 
-    def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, tuple[TokenLogprobs, ...]]:
+    def _report_prompts(self, batch: Batch, hidden_TH: torch.Tensor) -> dict[int, PromptLogprobs]:
         """Reports of prompts, whose logits are never held all at once."""
         parts = [
             (piece.row, slice(start, min(start + PROMPT_ROWS, part.stop)), target[start - part.start :][:PROMPT_ROWS])
             for piece, part, target in batch.prompt_targets
             for start in range(part.start, part.stop, PROMPT_ROWS)
         ]
-        reports: dict[int, list[TokenLogprobs]] = {}
+        reports: dict[int, list[PromptLogprobs]] = {}
         for row, part, target in parts:
             logits_TV = self._adapter.logits(of_wanted(hidden_TH, batch.wanted_S[part]))
             target_T = torch.from_numpy(target).to(logits_TV.device)
             params = self.rows[row].params
             k = params.prompt_logprobs or 0 if isinstance(params, Sampling) else 0
-            reports.setdefault(row, []).extend(self.sampler.prompt_logprobs(logits_TV, target_T, k))
-        return {row: tuple(report) for row, report in reports.items()}
+            report = self.sampler.prompt_logprobs(logits_TV, target_T, k)
+            if report is not None:
+                reports.setdefault(row, []).append(report)
+        return {row: PromptLogprobs.joined(parts) for row, parts in reports.items()}
 
     def _sample(
         self,

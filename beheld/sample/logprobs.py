@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.platform.host_copy import copied
 
 # Prompt positions handled at once, so that float32 copies of bfloat16 logits stay small.
@@ -40,6 +41,12 @@ class LogprobTensors:
             )
         ]
 
+    def as_columns(self) -> PromptLogprobs:
+        """Convert the report, with the best K of each row. Waits for the device if the tensors are there."""
+        whole, real = np.int32, np.float32
+        columns = zip(self._columns(), (whole, real, whole, whole, real), strict=True)
+        return PromptLogprobs(*(column.cpu().numpy().astype(dtype) for column, dtype in columns))
+
     def _columns(self) -> tuple[Tensor, ...]:
         return (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
 
@@ -66,10 +73,10 @@ def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
     )
 
 
-def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int) -> list[TokenLogprobs]:
+def report_prompt(logits_TV: Tensor, targets_T: Tensor, num_top: int) -> PromptLogprobs:
     """The report of each position's known next token, on the host."""
     parts = [
         report(logits_TV[start : start + _CHUNK], targets_T[start : start + _CHUNK], num_top)
         for start in range(0, len(targets_T), _CHUNK)
     ]
-    return [entry for part in parts for entry in part.to_host([num_top] * len(part.ids_L))]
+    return PromptLogprobs.joined([part.as_columns() for part in parts])

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Sampling
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.platform.host_copy import copied
 from beheld.platform.registry import platform_of
 from beheld.sample import noise
@@ -153,7 +153,7 @@ class Sampler:
                 state.tokens[state.length :] = [ids[b]]
 
     @torch.inference_mode()
-    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits_TV: Tensor, target_ids_T: Tensor, k: int) -> PromptLogprobs:
         """Log-probabilities of `target_ids_T` and of the `k` best at each position; waits for the device."""
         return report_prompt(logits_TV, target_ids_T, k)
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from beheld.core.plan import (
     NAN,
     STUCK,
     Admission,
+    PromptLogprobs,
     SeqSlice,
     StepPlan,
     StepResult,
@@ -533,7 +535,7 @@ class Scheduler:
             sequence.num_redone = 0
             given = tokens.get(row, ()) if wanted else ()
             if sequence.prompt_logprobs is not None:
-                _collect_prompt(sequence, piece, result.prompt_logprobs.get(row, ()))
+                _collect_prompt(sequence, piece, result.prompt_logprobs.get(row))
             if given:
                 sequence.token_ids += given
                 # What stands behind the drafts that are right was computed for nothing.
@@ -570,6 +572,19 @@ class Scheduler:
         if sequence.epoch == epoch:
             self._preempt(sequence)
             self._num_preemptions += 1
+
+    def stand_ins(self, plan: StepPlan, rows: Collection[int]) -> tuple[Admission, ...]:
+        """Admissions that put harmless sequences of the same lengths, in the same blocks, in the place of these rows.
+
+        The plan can then be run in its shape without what made it fail. Only for rows whose sequences fail with it:
+        their tokens, keys and values are no longer theirs.
+        """
+        admitted = {admission.row: admission for admission in plan.admitted}
+        return tuple(
+            _stand_in(sequence, piece, admitted.get(piece.row))
+            for piece, sequence in zip(plan.slices, self._flights[plan.id].sequences, strict=True)
+            if piece.row in rows
+        )
 
     def awaits(self, plan: StepPlan) -> bool:
         """True if the result of `plan` has not been taken in."""
@@ -681,7 +696,7 @@ class Scheduler:
         sequence.silent = False
         prompt = None
         if given and sequence.prompt_logprobs is not None:
-            prompt = tuple(sequence.prompt_logprobs)
+            prompt = PromptLogprobs.joined(sequence.prompt_logprobs)
         cached = sequence.num_cached or 0
         waited = sequence.waited_s
         return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, prompt, cached, error, waited, pooled)
@@ -808,13 +823,30 @@ def _failure(reason: str, *, culprit: bool) -> BeheldError:
     return CulpritError(reason) if culprit else StepError(reason)
 
 
+def _stand_in(sequence: Sequence, piece: SeqSlice, admission: Admission | None) -> Admission:
+    """A sequence of zeros that computes `piece`; `admission` is the row's own in the same plan, if it has one."""
+    params = sequence.params
+    if isinstance(params, Sampling):
+        params = Sampling(prompt_logprobs=params.prompt_logprobs)
+    zeros = (0,) * max(sequence.num_prompt, piece.stop)
+    if admission is not None:
+        return replace(admission, token_ids=(0,) * len(admission.token_ids), spans=(), params=params)
+    if piece.start >= sequence.num_prompt and piece.stop - piece.start == (len(piece.token_ids) or 1):
+        # A token that the host does not know remains one.
+        zeros = zeros[: piece.start]
+    # Its block tables are on the device.
+    blocks: tuple[tuple[int, ...], ...] = ((),) * len(piece.new_blocks)
+    return Admission(piece.row, zeros, sequence.num_prompt, (), params, sequence.request.lora, piece.start, blocks)
+
+
 def _order(sequence: Sequence) -> tuple[int, float, int]:
     return sequence.order
 
 
-def _collect_prompt(sequence: Sequence, piece: SeqSlice, logprobs: tuple[TokenLogprobs, ...]) -> None:
+def _collect_prompt(sequence: Sequence, piece: SeqSlice, report: PromptLogprobs | None) -> None:
     """Append those of positions start + 1, start + 2, ... that have not arrived before a preemption."""
     have = sequence.prompt_logprobs
-    if have is not None and logprobs:
-        assert piece.start <= len(have), "log-probabilities of the prompt are missing"
-        have.extend(logprobs[len(have) - piece.start :])
+    if have is not None and report is not None and len(report):
+        count = sequence.num_reported
+        assert piece.start <= count, "log-probabilities of the prompt are missing"
+        have.append(report.since(count - piece.start))

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Pooling, Sampling
-from beheld.core.plan import SpanView, TokenLogprobs
+from beheld.core.plan import PromptLogprobs, SpanView
 from beheld.core.repetition import RepetitionRuns
 from beheld.core.request import Request
 
@@ -103,7 +103,7 @@ class Sequence:
         checkpoints: blocks of its prompt after which a recurrent state is kept for others, see checkpoints.py; None if
             none is kept, of its answer neither.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
-        prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived; None if not asked for.
+        prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived, in parts; None if not asked for.
         repetition: follows an answer that ends if it repeats itself; else None.
         silent: True until the first event.
         added_s: when it arrived, on the monotonic clock.
@@ -125,7 +125,7 @@ class Sequence:
     embed_ranges: tuple[EmbedRange, ...]
     views: tuple[SpanView, ...]
     state_items: tuple[MediaItem, ...]
-    prompt_logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[PromptLogprobs] | None
     end: int
     atomic: tuple[tuple[int, int], ...] = ()
     joint: tuple[int, int] | None = None
@@ -207,11 +207,16 @@ class Sequence:
         return self.num_computed < len(self.token_ids) - 1
 
     @property
+    def num_reported(self) -> int:
+        """Positions of the prompt, from 1 on, whose log-probabilities have arrived."""
+        return sum(map(len, self.prompt_logprobs or ()))
+
+    @property
     def may_hit(self) -> bool:
         """False while something of every position is wanted: logits and hidden states exist only where computed."""
         if isinstance(self.params, Pooling):
             return not self.params.reads_all
-        return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt - 1
+        return self.prompt_logprobs is None or self.num_reported >= self.num_prompt - 1
 
     def num_wanted(self, start: int, stop: int) -> int:
         """How many of the positions from `start` to before `stop` give something, see SeqSlice."""

@@ -10,7 +10,7 @@ from beheld.core.errors import BeheldError, ParamsError
 from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
-from beheld.core.plan import TokenLogprobs
+from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.text import grounding
 from beheld.text.detokenize import BROKEN, Detokenizer, known_texts, token_bytes, token_text, whole_characters
@@ -203,6 +203,8 @@ class Collector:
             for index, request in enumerate(requests)
         }
         assert len(self._answers) == len(requests), "two answers with the same id"
+        # Columns, until they are asked for: as objects they take far more memory.
+        self._prompt_columns: PromptLogprobs | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._reported_prompt_logprobs = False
         self._num_cached = 0
@@ -224,11 +226,8 @@ class Collector:
             # The other answers always hit the first one's prompt in the cache, which says nothing about the user's
             # prompt.
             self._num_cached = max(self._num_cached, event.num_cached)
-        if event.prompt_logprobs is not None and self._prompt_logprobs is None:
-            wanted = self._params.prompt_logprobs or 0
-            candidates = _Candidates(self._tokenizer if self._params.detokenize else None)
-            positions = (candidates.of(entry, wanted) for entry in event.prompt_logprobs)
-            self._prompt_logprobs = [None, *positions]
+        if event.prompt_logprobs is not None and self._prompt_columns is None:
+            self._prompt_columns = event.prompt_logprobs
         return self._answers[event.request_id].push(event)
 
     @property
@@ -239,7 +238,7 @@ class Collector:
     def output(self) -> RequestOutput:
         """The whole output so far."""
         answers = [] if self._error is not None else [answer.output() for answer in self._answers.values()]
-        return self._output(answers, self._prompt_logprobs, self._prompt_ids.copy())
+        return self._output(answers, self._told_prompt(), self._prompt_ids.copy())
 
     def delta(self) -> RequestOutput:
         """The output with only the new parts since the last call, and only of answers that have one.
@@ -248,9 +247,17 @@ class Collector:
         list each time.
         """
         fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
-        prompt_logprobs = None if self._reported_prompt_logprobs else self._prompt_logprobs
-        self._reported_prompt_logprobs = self._prompt_logprobs is not None
+        prompt_logprobs = None if self._reported_prompt_logprobs else self._told_prompt()
+        self._reported_prompt_logprobs = self._prompt_columns is not None
         return self._output([answer for answer in fresh if answer is not None], prompt_logprobs, self._prompt_ids)
+
+    def _told_prompt(self) -> list[dict[int, Logprob] | None] | None:
+        """The prompt's log-probabilities in the user's form; None if there are none."""
+        if self._prompt_columns is not None and self._prompt_logprobs is None:
+            wanted = self._params.prompt_logprobs or 0
+            candidates = _Candidates(self._tokenizer if self._params.detokenize else None)
+            self._prompt_logprobs = [None, *(candidates.of(entry, wanted) for entry in self._prompt_columns)]
+        return self._prompt_logprobs
 
     def _output(
         self,

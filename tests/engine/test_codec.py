@@ -23,7 +23,7 @@ from beheld.core.request import FinishReason, Request
 from beheld.engine.codec import CODEC
 from beheld.engine.columns import columns_of, events_of
 from beheld.engine.messages import Abort, Events, Submit
-from tests.fakes import fake_config, fake_item, fake_request
+from tests.fakes import fake_config, fake_item, fake_request, prompt_columns
 
 encode, decode = CODEC.encode, CODEC.decode
 
@@ -102,14 +102,14 @@ def test_events_and_errors_come_back() -> None:
     logprobs = TokenLogprobs(5, -math.inf, 3, (1, 2), (-0.5, -1.25))
     error = DecodeError("It is broken.", "Mend it.", item="image 2", param="x")
     events = (
-        TokenEvent("a", (5,), FinishReason.STOP, 5, (logprobs,), (logprobs,), 7),
+        TokenEvent("a", (5,), FinishReason.STOP, 5, (logprobs,), prompt_columns([logprobs] * 300), 7),
         TokenEvent("b", (), FinishReason.ERROR, error=error),
         TokenEvent("c", (), FinishReason.ERROR, error=StepError("nan")),
     )
     found = through(Events(events)).events
     assert found[0].finish is FinishReason.STOP
     assert found[0].logprobs[0].logprob == -math.inf
-    assert (found[0].num_cached, found[0].stop_id, found[0].prompt_logprobs[0].top_ids) == (7, 5, (1, 2))
+    assert (found[0].num_cached, found[0].stop_id, [*found[0].prompt_logprobs][299].top_ids) == (7, 5, (1, 2))
     assert type(found[1].error) is DecodeError
     assert str(found[1].error) == str(error)
     assert found[1].error.param == "x"
@@ -131,7 +131,7 @@ def test_events_cross_as_columns_in_their_order() -> None:
         TokenEvent("c", (0,), num_cached=16, waited_s=0.5),
         TokenEvent("d", (3,), stop_id=3),
         TokenEvent("e", (3,), logprobs=(logprobs,)),
-        TokenEvent("f", (3,), prompt_logprobs=(logprobs,)),
+        TokenEvent("f", (3,), prompt_logprobs=prompt_columns([logprobs])),
         TokenEvent("g", (3,), waited_s=0.25),
         TokenEvent("h", (), error=StepError("nan")),
         TokenEvent("i", (), FinishReason.STOP, pooled=np.arange(20, dtype=np.float32) / 7),

@@ -28,6 +28,11 @@ OPTIONS |= {"dtype": "float32", "seed": 0, "media_workers": 0}
 ENGINES = ["in step", "overlap", "graphs"]
 PROMPTS = [{"prompt_token_ids": list(range(10, 10 + n))} for n in (8, 6, 7)]
 
+
+def prompt(*tokens: int) -> dict[str, Any]:
+    return {"prompt_token_ids": list(tokens)}
+
+
 OUT = torch.OutOfMemoryError
 
 
@@ -167,6 +172,55 @@ def fail_everywhere(llm: LLM, function: Callable[..., Any], calls: Sequence[int]
 @pytest.mark.parametrize("function", PLACES, ids=lambda function: function.__qualname__)
 def test_a_failure_after_any_statement_changes_no_answer(llm: LLM, function: Callable[..., Any]) -> None:
     assert fail_everywhere(llm, function, [3]) > 2
+
+
+MATES = [prompt(*range(10 + n, 40 + n)) for n in range(3)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def _refuse(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no such token")
+
+
+def _refuse_later(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+    return logits if len(ids) < 3 else _refuse(ids, logits)
+
+
+@pytest.mark.parametrize("culprit", [_refuse, _refuse_later], ids=["prompt", "answer"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in step", "overlap"])
+def test_beside_a_culprit_the_others_get_the_same_bits(
+    dtype: str, overlap: bool, culprit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retried alone, a sequence's products have one row instead of four and round otherwise, in float32 too."""
+    seen: list[torch.Tensor] = []
+    sample = Sampler.sample
+
+    def noted(self: Sampler, logits_BV: torch.Tensor, rows: Any, *rest: Any) -> Any:
+        seen.append(logits_BV[: len(MATES)].clone())
+        return sample(self, logits_BV, rows, *rest)
+
+    monkeypatch.setattr(Sampler, "sample", noted)
+    options = {**OPTIONS, "dtype": dtype, "async_scheduling": overlap, "enable_prefix_caching": False}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        # With overlap, the step after the failing one is planned before the culprit is known.
+        steps = (1 if culprit is _refuse else 4) + overlap
+        short = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
+        bad = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logits_processors=[culprit])
+        prompts = [*MATES, prompt(*range(50, 80))]
+        llm.generate(prompts, [GREEDY] * 3 + [short], use_tqdm=False)
+        clean = [step for step in seen if len(step) == len(MATES)]
+        seen.clear()
+        outputs = llm.generate(prompts, [GREEDY] * 3 + [bad], use_tqdm=False, on_error="return")
+        assert llm.stats().retried == 1
+        assert "no such token" in str(outputs[3].error)
+        whole = [step for step in seen if len(step) == len(MATES)]
+        # The step that failed had its logits, too.
+        failed = 0 if culprit is _refuse else 3
+        del whole[failed]
+        assert len(whole) == len(clean) == GREEDY.max_tokens
+        assert all(torch.equal(one, other) for one, other in zip(whole, clean, strict=True))
+        idle(llm)
 
 
 @pytest.mark.parametrize("llm", ["graphs"], indirect=True)

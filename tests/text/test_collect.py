@@ -11,6 +11,7 @@ from beheld.core.params import Sampling, SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.text.collect import Collector
+from tests.fakes import prompt_columns
 from tests.text import tokenizers_small as small
 
 TOKENIZER = small.byte_level()
@@ -109,6 +110,7 @@ def test_deltas_add_up() -> None:
     texts, ids, logprobs = ["", ""], [[], []], [[], []]
     finishes: list[tuple[int, str]] = []
     prompt_logprobs = []
+    prompt = prompt_columns([TokenLogprobs(2, -1.0, 3), TokenLogprobs(3, -2.0, 4)])
     for step in range(max(map(len, lines))):
         for index, line in enumerate(lines):
             if step >= len(line):
@@ -118,7 +120,7 @@ def test_deltas_add_up() -> None:
                 (line[step],),
                 FinishReason.LENGTH if step == len(line) - 1 else None,
                 logprobs=(TokenLogprobs(line[step], -0.5, 2, (7,), (-0.25,)),),
-                prompt_logprobs=(TokenLogprobs(2, -1.0, 3), TokenLogprobs(3, -2.0, 4)) if step == 0 else None,
+                prompt_logprobs=prompt if step == 0 else None,
             )
             assert not collected.push(event)
             delta = collected.delta()
@@ -149,7 +151,8 @@ def test_logprobs_have_the_token_itself_the_best_and_their_texts() -> None:
     collected = collector(SamplingParams(logprobs=2, prompt_logprobs=1))
     entry = TokenLogprobs(circle, -3.0, 9, (red, blue, 5), (-0.5, -1.5, -2.5))
     same = TokenLogprobs(red, -0.5, 1, (red, blue), (-0.5, -1.5))
-    prompt = (TokenLogprobs(2, -1.0, 3, (red,), (-0.1,)), TokenLogprobs(red, -0.1, 1, (red,), (-0.1,)))
+    both = TokenLogprobs(2, -1.0, 3, (red,), (-0.1,)), TokenLogprobs(red, -0.1, 1, (red,), (-0.1,))
+    prompt = prompt_columns(both)
     collected.push(TokenEvent("r-0", (circle,), logprobs=(entry,), prompt_logprobs=prompt, num_cached=2))
     collected.push(TokenEvent("r-0", (red,), FinishReason.LENGTH, logprobs=(same,)))
     output = collected.output()
@@ -201,7 +204,7 @@ def test_a_candidates_text_is_never_a_part_of_a_character() -> None:
     broken = [token for token in ids if "\ufffd" in TOKENIZER.decode([token])]
     assert broken, "each token is a whole character: nothing is tested"
     collected = collector(SamplingParams(logprobs=1, prompt_logprobs=0))
-    prompt = tuple(TokenLogprobs(token, -1.0, 1, (), ()) for token in ids)
+    prompt = prompt_columns([TokenLogprobs(token, -1.0, 1, (), ()) for token in ids])
     for place, token in enumerate(ids):
         top = TokenLogprobs(token, -1.0, 1, (token,), (-1.0,))
         last = place == len(ids) - 1
