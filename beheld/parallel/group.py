@@ -154,7 +154,7 @@ class RankGroup:
             try:
                 right = found.tried()
             except Exception as error:
-                # Also that the kernel cannot be compiled: the others are told below, and do without it.
+                # Also that the kernel cannot be compiled: the others learn it below, and do without the kernel.
                 reason = str(error)
             if self.least([right])[0]:
                 return found
