@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,17 @@ _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 _TRIAL_S = 120.0
 # A rank without such memory sends as many bytes in a handle's place.
 _HANDLE_BYTES = 64
+
+_HOST_BYTES = 16
+
+
+def _host() -> bytes:
+    """Return bytes that are the same in all processes of this host since it started, and others elsewhere."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        boot = socket.gethostname().encode()
+    return hashlib.sha256(boot).digest()[:_HOST_BYTES]
 
 
 class PeerSums:
@@ -52,12 +66,14 @@ class PeerSums:
         # All ranks take part in the exchange, whatever has failed on this one.
         size = 0 if self._memory is None else self._memory.handle_bytes
         try:
-            told = exchange((b"\1" if handle else b"\0") + (handle or b"").ljust(max(size, _HANDLE_BYTES), b"\0"))
+            own = (b"\1" if handle else b"\0") + _host() + (handle or b"").ljust(max(size, _HANDLE_BYTES), b"\0")
+            told = exchange(own)
             if not all(each[0] for each in told):
                 raise RuntimeError(str(refused) if refused else "a GPU has no memory that others can reach")
-            bases = [
-                address if other == rank else self._memory.open(each[1 : 1 + size]) for other, each in enumerate(told)
-            ]
+            if len({each[1 : 1 + _HOST_BYTES] for each in told}) > 1:
+                raise RuntimeError("the GPUs are of several hosts")
+            handles = [each[1 + _HOST_BYTES : 1 + _HOST_BYTES + size] for each in told]
+            bases = [address if other == rank else self._memory.open(each) for other, each in enumerate(handles)]
             self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
             self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)
             self._stop = torch.zeros(1, dtype=torch.int32).pin_memory()

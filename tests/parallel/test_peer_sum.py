@@ -99,7 +99,16 @@ def test_a_rank_takes_part_in_the_exchange_whatever_has_failed(monkeypatch: pyte
 
     with pytest.raises(RuntimeError, match="no such library"):
         PeerSums(0, 2, CPU, exchange)
-    assert [len(each) for each in said] == [65]
+    assert [len(each) for each in said] == [1 + 16 + 64]
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
+def test_a_handle_of_another_host_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(fails=False)
+    monkeypatch.setattr(peers, "platform_of", lambda device: SimpleNamespace(peer_memory=lambda: memory))
+    with pytest.raises(RuntimeError, match="several hosts"):
+        PeerSums(0, 2, CPU, lambda own: [own, own[:1] + b"x" * 16 + own[17:]])
+    assert memory.closed == 1
 
 
 class Tried:
