@@ -29,7 +29,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "musicflamingo", "canary", "moonshine", "git"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "canary"]
 
 
 def installed(kind: str) -> bool:

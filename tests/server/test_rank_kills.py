@@ -115,7 +115,9 @@ def quick() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "split", SPLITS, ids=lambda split: "-".join(f"{name[:6]}{size}" for name, size in split.items())
+    "split",
+    SPLITS if LONG else SPLITS[:1],
+    ids=lambda split: "-".join(f"{name[:6]}{size}" for name, size in split.items()),
 )
 def test_a_rank_that_is_killed_at_any_step(
     quick: None, split: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
