@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -107,12 +108,13 @@ def _set_log_level(arguments: argparse.Namespace) -> None:
     """Choose the level before the first logger is made, for this process and those that it starts."""
     if arguments.command in _QUIET and arguments.verbose:
         env.set_log_level("DEBUG" if env.LOG_LEVEL() == "DEBUG" else "INFO")
-    elif env.LOG_LEVEL():
-        return
-    elif arguments.command in _QUIET:
+    elif not env.LOG_LEVEL() and arguments.command in _QUIET:
         env.set_log_level("WARNING")
-    elif arguments.command in _LOGGING and at_terminal():
+    elif not env.LOG_LEVEL() and arguments.command in _LOGGING and at_terminal():
         env.set_log_level("INFO")
+    if env.LOG_LEVEL():
+        # Also for loggers that modules of commands made when they were imported.
+        logging.getLogger("beheld").setLevel(env.LOG_LEVEL())
 
 
 def _check_environment() -> None:

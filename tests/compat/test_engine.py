@@ -173,5 +173,5 @@ def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     script.write_text(f"import os\n{line}\n", encoding="utf-8")
     assert main(["run-vllm", str(script)]) == 1
     place, error = capsys.readouterr().err.splitlines()
-    assert place == f"{script}:2:"
+    assert place == f"{script}:2: {line}"
     assert told in error

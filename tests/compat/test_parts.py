@@ -70,4 +70,4 @@ def test_parts_of_several_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="several ranks of another engine"):
         weight_files(tmp_path)
     with pytest.raises(ModelError, match="no safetensors"):
-        save(tmp_path / "nothing", tmp_path)
+        save(tmp_path / "nothing", tmp_path / "new")

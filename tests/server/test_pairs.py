@@ -113,7 +113,14 @@ CLASHING = {frozenset((one, other)) for left, right in CLASHES for one in left f
 # Fields without a column: what a column says by another field, and what needs a trusting server or a talk of its own.
 NO_COLUMN = {
     *("max_completion_tokens", "top_logprobs", "tool_choice", "messages"),
-    *("chat_template", "mm_processor_kwargs", "continue_final_message", "use_beam_search", "length_penalty"),
+    *(
+        "chat_template",
+        "mm_processor_kwargs",
+        "continue_final_message",
+        "use_beam_search",
+        "length_penalty",
+        "grounding",
+    ),
 }
 
 
