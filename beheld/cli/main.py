@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env, working_directory
-from beheld.utils.log import at_terminal
+from beheld.utils.log import apply_level, at_terminal
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -105,16 +104,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _set_log_level(arguments: argparse.Namespace) -> None:
-    """Choose the level before the first logger is made, for this process and those that it starts."""
+    """Choose the level, for this process and those that it starts."""
     if arguments.command in _QUIET and arguments.verbose:
         env.set_log_level("DEBUG" if env.LOG_LEVEL() == "DEBUG" else "INFO")
     elif not env.LOG_LEVEL() and arguments.command in _QUIET:
         env.set_log_level("WARNING")
     elif not env.LOG_LEVEL() and arguments.command in _LOGGING and at_terminal():
         env.set_log_level("INFO")
-    if env.LOG_LEVEL():
-        # Also for loggers that modules of commands made when they were imported.
-        logging.getLogger("beheld").setLevel(env.LOG_LEVEL())
+    apply_level()
 
 
 def _check_environment() -> None:

@@ -21,9 +21,14 @@ def get_logger(name: str) -> logging.Logger:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%m-%d %H:%M:%S"))
         root.addHandler(handler)
-        root.setLevel(env.LOG_LEVEL() or ("WARNING" if at_terminal() else "INFO"))
         root.propagate = False
+        apply_level()
     return logging.getLogger(name if name.startswith(_NAME) else f"{_NAME}.{name}")
+
+
+def apply_level() -> None:
+    """Take the level from the environment, also where it was set after the first logger was made."""
+    logging.getLogger(_NAME).setLevel(env.LOG_LEVEL() or ("WARNING" if at_terminal() else "INFO"))
 
 
 def at_terminal() -> bool:

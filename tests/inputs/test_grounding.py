@@ -17,6 +17,7 @@ from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from beheld.text.grounding import read
 from tests import tiny
 from tests.inputs import pipes
+from tests.long import LONG
 
 
 def ask(pipe: InputPipeline, *media: dict[str, Any]) -> Request:
@@ -35,7 +36,7 @@ def seen_by_the_tower(request: Request) -> np.ndarray:
     return packed.transpose(0, 2, 4, 1, 3, 5).reshape(rows * side, columns * side)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=8 if LONG else 3, deadline=None)
 @given(st.data())
 def test_a_box_in_the_towers_pixels_is_the_box_that_was_drawn(data: st.DataObject) -> None:
     """For a model that answers in pixels of the resized image, whatever the size, the orientation and the place."""
