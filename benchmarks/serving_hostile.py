@@ -332,9 +332,10 @@ def _one(
         with origin(*attack.origin) as origin_port:
             payloads = attack.payloads(origin_port)
             _ready(port)
-            calm = peak_mib(process.pid)
             with watched(port, process.pid) as idle:
                 time.sleep(given.seconds)
+            # Behind the first chats, which read libraries' pages for the first time.
+            calm = peak_mib(process.pid)
             with watched(port, process.pid) as told:
                 time.sleep(1.0)
                 threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
@@ -406,16 +407,25 @@ def _ready(port: int) -> None:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process and its children had."""
-    pids, total = [pid], 0.0
-    for one in pids:
+    """The most memory that a process and its children had.
+
+    A child that was forked, and so has its parent's command line, shares what the parent has: what it has beyond counts.
+    """
+    total = 0.0
+    left = [(pid, "", 0.0)]
+    while left:
+        one, parents_command, parents_mib = left.pop()
         with contextlib.suppress(OSError):
+            with open(f"/proc/{one}/cmdline") as file:
+                command = file.read()
             with open(f"/proc/{one}/status") as file:
-                total += sum(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+                fields = dict(line.split(":", 1) for line in file)
+            most, now = (int(fields[name].split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+            total += max(0.0, most - parents_mib) if command == parents_command else most
             # Each thread has the children that it began.
             for thread in os.listdir(f"/proc/{one}/task"):
                 with open(f"/proc/{one}/task/{thread}/children") as file:
-                    pids += [int(word) for word in file.read().split()]
+                    left += [(int(word), command, now) for word in file.read().split()]
     return total
 
 
