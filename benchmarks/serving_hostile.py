@@ -409,7 +409,7 @@ def _ready(port: int) -> None:
 def peak_mib(pid: int) -> float:
     """The most memory that a process and its children had.
 
-    A child that was forked, and so has its parent's command line, shares what the parent has: what it has beyond counts.
+    A forked child has its parent's command line and shares its memory: only what it has beyond counts.
     """
     total = 0.0
     left = [(pid, "", 0.0)]

@@ -137,8 +137,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
     """Serve until a signal; returns after the drain.
 
-    Threads that read bodies and prompts compute beside the event loop, which takes the interpreter lock again after each
-    system call: with the usual switch interval two such threads let a request for /health wait 340 ms.
+    Threads that read bodies and prompts compute while the event loop runs, which takes the interpreter lock again after
+    each system call: with the usual switch interval two such threads let a request for /health wait 340 ms.
     """
     _raise_descriptors()
     server, _ = make(llm, options)
