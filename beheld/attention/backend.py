@@ -183,7 +183,7 @@ class Sharing(NamedTuple):
     min_total: int
 
 
-class Beside(NamedTuple):
+class Further(NamedTuple):
     """Attention to something else than positions, which a layer's softmax also covers; see attention/cross.py.
 
     Attributes:
@@ -194,9 +194,9 @@ class Beside(NamedTuple):
     sums_TH: Tensor
     values_THC: Tensor
 
-    def rows(self, rows: slice) -> Beside:
+    def rows(self, rows: slice) -> Further:
         """Return that of these tokens."""
-        return Beside(self.sums_TH[rows], self.values_THC[rows])
+        return Further(self.sums_TH[rows], self.values_THC[rows])
 
 
 class AttentionBackend(Protocol):

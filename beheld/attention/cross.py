@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention.backend import Beside
+from beheld.attention.backend import Further
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index
         out_THC[place] = _attend(q_THC[place], k_EKC, v_EKC, scale)
 
 
-def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Beside:
+def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
     """Attend every token to its run's states, for a layer whose softmax also covers positions.
 
     It computes whole scores: a run's tokens times its states.
@@ -245,7 +245,7 @@ def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: 
         sums_TH[place] = torch.logsumexp(scores_PKGE, dim=-1).flatten(1)
         weights_PKGE = torch.softmax(scores_PKGE, dim=-1).to(v_EKC.dtype)
         values_THC[place] = torch.einsum("pkge,ekc->pkgc", weights_PKGE, v_EKC).flatten(1, 2)
-    return Beside(sums_TH, values_THC)
+    return Further(sums_TH, values_THC)
 
 
 def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:

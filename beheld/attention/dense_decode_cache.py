@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, Beside, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV
 from beheld.platform.registry import platform_of
 
 # Copies have room for this many steps, and are then made again.
@@ -133,11 +133,11 @@ class DenseDecodeCache:
         softcap: float | None,
         sinks_H: Tensor | None = None,
         bias_HD: Tensor | None = None,
-        beside: Beside | None = None,
+        further: Further | None = None,
     ) -> Tensor:
         """Attend one query per sequence to its columns, (B, H, D).
 
-        The paged cache already holds the new keys and values. `bias_HD` and `beside` are TorchBackend.attend's.
+        The paged cache already holds the new keys and values. `bias_HD` and `further` are TorchBackend.attend's.
         """
         B, K, C = k_BKC.shape
         N, D = B * K, v_BKD.shape[2]
@@ -174,8 +174,8 @@ class DenseDecodeCache:
         out_NGD = torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD)
         if sinks_H is not None:
             out_NGD *= left_by_sinks(scores_NGL, sinks_H.view(K, -1).repeat(B, 1))
-        if beside is not None:
-            out_NGD = joined(out_NGD, scores_NGL, beside.sums_TH, beside.values_THC)
+        if further is not None:
+            out_NGD = joined(out_NGD, scores_NGL, further.sums_TH, further.values_THC)
         return out_NGD.view(B, -1, D)
 
     def _copies(self, kv: LayerKV, N: int, C: int, D: int, capacity: int) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ def left_by_sinks(scores_L: Tensor, sinks: Tensor) -> Tensor:
 
 
 def joined(out_C: Tensor, scores_L: Tensor, sums: Tensor, values_C: Tensor) -> Tensor:
-    """Return what one softmax over two sets of scores makes: outputs (..., C) by scores (..., L), and Beside's set.
+    """Return what one softmax over two sets of scores makes: outputs (..., C) by scores (..., L), and Further's set.
 
     The sums and values of that have the same elements as (...) and (..., C), in the same order.
     """

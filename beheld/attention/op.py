@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import Beside, LayerKV, LayerLatent
+from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import current
 from beheld.attention.cross import attend_with_sums
 from beheld.attention.torch_ref import TorchBackend
@@ -32,11 +32,11 @@ def attend_layer(
     softcap: float | None,
     sinks_H: Tensor | None = None,
     bias_HD: Tensor | None = None,
-    beside: Beside | None = None,
+    further: Further | None = None,
 ) -> Tensor:
     """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
 
-    `bias_HD` and `beside` are TorchBackend.attend's, for families with `plain_attention`.
+    `bias_HD` and `further` are TorchBackend.attend's, for families with `plain_attention`.
 
     Raises:
         ModelError: the text model has no such layer, or its cache was made for another window or shape.
@@ -63,11 +63,11 @@ def attend_layer(
     context.called[layer] = context.called.get(layer, 0) + 1
     q_THC, k_TKC, v_TKD = (each[0].transpose(0, 1) for each in (q_1HTC, k_1KTC, v_1KTD))
     backend = context.backend
-    if bias_HD is None and beside is None:
+    if bias_HD is None and further is None:
         return backend.attend(q_THC, k_TKC, v_TKD, kv, metadata, scale, softcap, sinks_H).unsqueeze(0)
     assert isinstance(backend, TorchBackend), "the family does not say plain_attention"
     return backend.attend(
-        q_THC, k_TKC, v_TKD, kv, metadata, scale, softcap, sinks_H, bias_HD, beside
+        q_THC, k_TKC, v_TKD, kv, metadata, scale, softcap, sinks_H, bias_HD, further
     ).unsqueeze(0)  # fmt: skip
 
 
@@ -123,8 +123,8 @@ def attend_merged(
         raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
     cross.called[layer] = cross.called.get(layer, 0) + 1
     q_THC = q_1HTC[0].transpose(0, 1)
-    beside = attend_with_sums(q_THC, cross.index_by_layer[layer], cross.metadata, scale)
-    return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, beside=beside)
+    further = attend_with_sums(q_THC, cross.index_by_layer[layer], cross.metadata, scale)
+    return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, further=further)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:

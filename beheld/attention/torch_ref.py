@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, Beside, GroupMetadata, LayerKV, LayerLatent, Sharing
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent, Sharing
 from beheld.attention.dense_decode_cache import DenseDecodeCache, joined, left_by_sinks
 from beheld.attention.latent import absorbed, absorbs, expanded, raised
 
@@ -52,14 +52,14 @@ class TorchBackend:
         softcap: float | None,
         sinks_H: Tensor | None = None,
         bias_HD: Tensor | None = None,
-        beside: Beside | None = None,
+        further: Further | None = None,
     ) -> Tensor:
         """Store, then attend; see AttentionBackend. What only this backend computes:
 
         Args:
             bias_HD: added to each head's scaled scores by the distance from a query back to the key; farther keys than
                 D - 1 have the last.
-            beside: what the queries also attend to, with neither soft cap nor sinks.
+            further: what the queries also attend to, with neither soft cap nor sinks.
         """
         group = metadata.groups[kv.group]
         if not metadata.stored:
@@ -71,7 +71,7 @@ class TorchBackend:
             rows = slice(decodes)
             out_THC[rows] = self._decodes(
                 q_THC[rows], k_TKC[rows], v_TKC[rows], kv, metadata, group, scale, softcap, sinks_H, bias_HD,
-                None if beside is None else beside.rows(rows),
+                None if further is None else further.rows(rows),
             )  # fmt: skip
         token = decodes
         for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
@@ -81,7 +81,7 @@ class TorchBackend:
                 k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
             else:
                 k_LKC, v_LKC = kv.read(slots_L, q_THC.dtype)
-            own = None if beside is None else beside.rows(rows)
+            own = None if further is None else further.rows(rows)
             out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H, bias_HD, own)
             token += count
         return out_THC
@@ -98,16 +98,16 @@ class TorchBackend:
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
         bias_HD: Tensor | None = None,
-        beside: Beside | None = None,
+        further: Further | None = None,
     ) -> Tensor:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
-            return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, beside)
+            return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)
         if "decode" not in group.extra:
             group.extra["decode"] = _decode_slots(metadata, group)
         slots_BL, hidden_BL = group.extra["decode"]
-        return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H, bias_HD, beside)
+        return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H, bias_HD, further)
 
     def attend_latent(
         self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
@@ -229,7 +229,7 @@ def _decode(
     softcap: float | None,
     sinks_H: Tensor | None,
     bias_HD: Tensor | None = None,
-    beside: Beside | None = None,
+    further: Further | None = None,
 ) -> Tensor:
     """Attend one query per sequence to its whole context; returns (B, H, C)."""
     B, L = slots_BL.shape
@@ -239,7 +239,7 @@ def _decode(
     # Query heads that share a key are laid out as queries of one head, so that keys are read in place and never
     # repeated.
     q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)
-    if softcap is None and sinks_H is None and bias_HD is None and beside is None:
+    if softcap is None and sinks_H is None and bias_HD is None and further is None:
         mask_BKGL = None
         if hidden_BL is not None:
             mask_BL = torch.zeros(B, L, dtype=k_BKLC.dtype, device=slots_BL.device)
@@ -260,8 +260,8 @@ def _decode(
     out_BKGC = torch.matmul(weights_BKGL, v_BKLC)
     if sinks_H is not None:
         out_BKGC *= left_by_sinks(scores_BKGL, sinks_H.view(K, -1))
-    if beside is not None:
-        out_BKGC = joined(out_BKGC, scores_BKGL, beside.sums_TH, beside.values_THC)
+    if further is not None:
+        out_BKGC = joined(out_BKGC, scores_BKGL, further.sums_TH, further.values_THC)
     return out_BKGC.flatten(1, 2).to(q_BHC.dtype)
 
 
@@ -274,14 +274,14 @@ def _prefill(
     softcap: float | None,
     sinks_H: Tensor | None,
     bias_HD: Tensor | None = None,
-    beside: Beside | None = None,
+    further: Further | None = None,
 ) -> Tensor:
     """Attend one sequence's P new tokens, the last of L positions, causally to all of them; returns (P, H, C)."""
     G = q_PHC.shape[1] // k_LKC.shape[1]
     q_HPC = q_PHC.transpose(0, 1)
     k_HLC = k_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
     v_HLC = v_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
-    if softcap is None and sinks_H is None and bias_HD is None and beside is None:
+    if softcap is None and sinks_H is None and bias_HD is None and further is None:
         out = F.scaled_dot_product_attention(
             q_HPC[None], k_HLC[None], v_HLC[None], attn_mask=mask_PL, is_causal=mask_PL is None, scale=scale
         )
@@ -308,8 +308,8 @@ def _prefill(
         own_out_HPC = torch.matmul(torch.softmax(scores_HPL, dim=-1).to(v_HLC.dtype), v_HLC)
         if sinks_H is not None:
             own_out_HPC *= left_by_sinks(scores_HPL, sinks_H[:, None])
-        if beside is not None:
-            sums_PH, values_PHC = beside.rows(own)
+        if further is not None:
+            sums_PH, values_PHC = further.rows(own)
             own_out_HPC = joined(own_out_HPC, scores_HPL, sums_PH.T, values_PHC.transpose(0, 1))
         out.copy_(own_out_HPC.transpose(0, 1))
     return out_PHC

@@ -39,16 +39,18 @@ class SelfAttention(nn.Module):
         self.layer_idx = layer
         self._head_dim: int = old.head_dim
         self._scale: float = old.scaling
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        self._inputs, self._output = ("q_proj", "k_proj", "v_proj"), "out_proj"
+        for name in (*self._inputs, self._output):
             self.add_module(name, getattr(old, name))
 
     def forward(self, hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
         """Attend (1, T, S) -> (1, T, S) to the sequences' known positions."""
-        heads = (
-            project(hidden_states).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = (
+            getattr(self, name)(hidden_states).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+            for name in self._inputs
         )
-        out: Tensor = self.out_proj(attend_layer(self.layer_idx, *heads, None, self._scale, None).flatten(-2))
+        out_1THC = attend_layer(self.layer_idx, query, key, value, None, self._scale, None)
+        out: Tensor = getattr(self, self._output)(out_1THC.flatten(-2))
         return out, None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.errors import PromptError
-from beheld.families._shared.one_image import seen
+from beheld.families._shared.one_image.inputs import seen
 from beheld.families.inputs import FamilyInputs
 
 _START = "<pad>"
@@ -30,7 +30,7 @@ def states(outputs: Mapping[str, Any], folder: Path) -> int:
 
 
 def variant(folder: Path) -> FamilyInputs:
-    """Return the inputs of a checkpoint: one that answers questions takes no text beside the image."""
+    """Return the inputs of a checkpoint: one that answers questions takes no text with the image."""
     if not (read_json(folder / "preprocessor_config.json") or _within(folder)).get("is_vqa"):
         return INPUTS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beheld.families._shared.t5_decoder import T5Decoder
+from beheld.families._shared.t5.model import T5Decoder
 from beheld.families.model import FamilyModel
 from beheld.models.surgery.operation import Changes
 

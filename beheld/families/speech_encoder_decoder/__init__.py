@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.config import KVGroup
-from beheld.families._shared.parts import check_parts, start_of
+from beheld.families._shared.joined.config import check_parts, start_of
 from beheld.families.family import AUDIO, Family, KnownCheckpoint, decoder_group
 from beheld.families.speecht5 import convolved
 

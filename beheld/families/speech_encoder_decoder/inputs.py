@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.families._shared.hearing.inputs import heard
-from beheld.families._shared.parts import start_token
+from beheld.families._shared.joined.inputs import start_token
 from beheld.families.inputs import FamilyInputs
 from beheld.families.speech_encoder_decoder import states_of
 

@@ -46,7 +46,7 @@ class _Merged(CrossAttention):
         query, key, value = (self._heads(kind, hidden_states).transpose(1, 2) for kind in "qkv")
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings[self._kind])
         out_1THC = attend_merged(self.layer, query, key, value, self._window, self.scale)
-        out: Tensor = self.o_proj(out_1THC.flatten(-2))
+        out: Tensor = getattr(self, self._projections["o"])(out_1THC.flatten(-2))
         return out, None, None
 
 

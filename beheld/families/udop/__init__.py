@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families._shared.t5 import BIASED, t5_group
+from beheld.families._shared.t5.config import BIASED, t5_group
 from beheld.families.family import IMAGE, Family, KnownCheckpoint
 
 # Of a question, a page's words and its patches. Positions are relative, so only memory bounds them.

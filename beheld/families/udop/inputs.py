@@ -24,12 +24,12 @@ def load(path: Path) -> Any:
     from transformers import AutoProcessor
     from transformers.models.layoutlmv3.image_processing_layoutlmv3 import LayoutLMv3ImageProcessorKwargs
 
-    class Page(LayoutLMv3ImageProcessorKwargs, total=False):
+    class PageOptions(LayoutLMv3ImageProcessorKwargs, total=False):
         words: list[str]
         boxes: list[list[int]]
 
     processor = AutoProcessor.from_pretrained(str(path))
-    processor.image_processor.valid_kwargs = Page
+    processor.image_processor.valid_kwargs = PageOptions
     config = read_json(path / CONFIG)
     processor.patches_of_side = config.get("image_size", 224) // config.get("patch_size", 16)
     return processor

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem
-from beheld.families._shared.t5_decoder import T5Decoder
+from beheld.families._shared.t5.model import T5Decoder
 from beheld.families.model import FamilyModel
 
 # Where transformers' tokenizer puts the end of a question.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.families._shared.one_image import pixels, seen
-from beheld.families._shared.parts import start_token
+from beheld.families._shared.joined.inputs import start_token
+from beheld.families._shared.one_image.inputs import pixels, seen
 from beheld.families.inputs import FamilyInputs
 from beheld.families.vision_encoder_decoder import states_of
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.errors import ModelError
 
 DECODERS = ("mbart", "trocr")
@@ -31,14 +29,3 @@ def start_of(config: Any) -> int:
     named = (getattr(part, "decoder_start_token_id", None) for part in (config, config.decoder))
     start: int = next((found for found in named if found is not None), config.decoder.bos_token_id)
     return start
-
-
-def start_token(folder: Path) -> str:
-    """Return the token that starts every answer, by the checkpoint's files."""
-    from beheld.checkpoint.info import added_tokens
-
-    config = read_json(folder / CONFIG)
-    decoder = config.get("decoder") or {}
-    named = (part.get("decoder_start_token_id") for part in (config, decoder))
-    start = next((found for found in named if found is not None), decoder.get("bos_token_id"))
-    return next((token for token, index in added_tokens(folder).items() if index == start), "<s>")
