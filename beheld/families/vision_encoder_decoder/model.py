@@ -20,6 +20,13 @@ class VisionEncoderDecoder(EncoderDecoder):
         super().__init__(model)
         # Of TrOCR, each layer ends with a norm.
         self.norm = "layer_norm" if hasattr(self._decoder, "layer_norm") else ""  # type: ignore[misc]
+        self._table: Tensor | None = None
+        table = self._decoder.embed_positions
+        if hasattr(table, "weights"):
+            # It is no buffer, so that what loads a model leaves it without numbers.
+            made = table.get_embedding(len(table.weights), table.embedding_dim, table.padding_idx)
+            weight = model.get_input_embeddings().weight
+            self._table = made.to(weight.device, weight.dtype)[table.padding_idx + 1 :]
 
     @classmethod
     def decoder(cls, model: Any) -> Any:
@@ -44,10 +51,7 @@ class VisionEncoderDecoder(EncoderDecoder):
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Add positions, learned or, of some TrOCR, sinusoidal; normalize unless a checkpoint does not."""
         table, norm = self._decoder.embed_positions, self._decoder.layernorm_embedding
-        if hasattr(table, "weights"):
-            places = table.weights.to(embeds_1TS)[positions_T + table.padding_idx + 1]
-        else:
-            places = table(None, position_ids=positions_T)
+        places = table(None, position_ids=positions_T) if self._table is None else self._table[positions_T]
         embeds_1TS = embeds_1TS + places
         return embeds_1TS if norm is None else norm(embeds_1TS), {}
 

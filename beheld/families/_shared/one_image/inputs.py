@@ -33,7 +33,8 @@ def seen(
         return features(processor.image_processor, item, options), (processor.tokenizer.convert_tokens_to_ids(start),)
 
     def rewrite(text: str, counts: Mapping[str, int]) -> str:
-        return text if start in text else start + text
+        # Without an image there is nothing to answer about, which is said later.
+        return text if start in text or not counts.get("image") else start + text
 
     return FamilyInputs(
         placeholders={"image": start},
