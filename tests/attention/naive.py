@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, Beside, GroupMetadata, LayerKV, LayerLatent
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent
 
 
 @dataclass
@@ -87,7 +87,7 @@ def expected(
     softcap: float | None,
     sinks_H: Tensor | None = None,
     bias_HD: Tensor | None = None,
-    beside: Beside | None = None,
+    beside: Further | None = None,
 ) -> Tensor:
     """What attention must give, (T, H, C) in float64, one query and one head at a time."""
     group = case.metadata.groups[0]
@@ -187,10 +187,10 @@ def biases(heads: int, distances: int = 5) -> Tensor:
     return torch.randn(heads, distances, generator=torch.Generator().manual_seed(7)) * 2
 
 
-def beside(num_tokens: int, heads: int, size: int) -> Beside:
+def beside(num_tokens: int, heads: int, size: int) -> Further:
     """What each token also attends to: little, nearly all, or nothing."""
     generator = torch.Generator().manual_seed(8)
     sums_TH = torch.randn(num_tokens, heads, generator=generator) * 3 + 1
     values_THC = torch.randn(num_tokens, heads, size, generator=generator)
     sums_TH[0], values_THC[0] = float("-inf"), 0.0
-    return Beside(sums_TH, values_THC)
+    return Further(sums_TH, values_THC)
