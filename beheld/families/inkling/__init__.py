@@ -6,6 +6,6 @@ from beheld.families.family import Family
 
 FAMILY = Family(
     model_types=("inkling_mm_model", "inkling2"),
-    refused="each query makes a bias of its own for every distance, and a layer convolves keys, values and what its two "
-    "halves give with the tokens before; neither is computed here yet",
+    refused="each query makes a bias of its own for every distance, and a layer convolves keys, values and what its "
+    "two halves give with the tokens before; neither is computed here yet",
 )
