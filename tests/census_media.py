@@ -57,7 +57,9 @@ class Recipe:
         options: what transformers' processor must be told to make inputs that its model takes.
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
         generating: keyword arguments of transformers' generate().
-        start: for a decoder behind an encoder that hears, the token that its prompts start with.
+        start: for a decoder behind an encoder that hears or sees, the token that its prompts start with.
+        always: whether every prompt has an image.
+        begins: for a decoder whose encoder reads the prompt, the token that starts its answers.
         placed: whether the processor places an image itself, so that prompts do not have its text.
         speaker: returns the part of transformers' model that generates from a text alone.
         unlisted: places of an image, before the prompt, that have no ids in transformers.
@@ -81,6 +83,8 @@ class Recipe:
     rate: int = 16000
     generating: Mapping[str, Any] = field(default_factory=dict)
     start: str = ""
+    begins: str = ""
+    always: bool = False
     placed: bool = False
     speaker: Callable[[Any], Any] = lambda model: model
     unlisted: int = 0
@@ -130,7 +134,12 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *recipe.tokens)
     settings = {"extra_special_tokens": dict(recipe.named)} | dict(recipe.named) if recipe.named else {}
     ids = text.write_qwen_tokenizer(folder, specials, "<|im_end|>", settings)
-    processor = recipe.processor(AutoTokenizer.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = recipe.processor(tokenizer)
+    if getattr(processor, "tokenizer", tokenizer) is not tokenizer:
+        # It has one of its own kind.
+        for file in folder.iterdir():
+            file.unlink()
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
     kind_of_model = getattr(transformers, recipe.wrapped_by or media_classes()[kind])
@@ -164,7 +173,7 @@ def _sound(recipe: Recipe, seconds: float, seed: int) -> Any:
 
 def questions(recipe: Recipe) -> list[Any]:
     """Return the media of all prompts that are compared: lists of images, Sounds and CLIP."""
-    asked: list[Any] = [] if recipe.start else [[]]
+    asked: list[Any] = [] if recipe.start or recipe.always else [[]]
     if recipe.image:
         fitting = [images for images in QUESTIONS if 0 < len(images) <= recipe.most]
         if recipe.alike:
@@ -186,7 +195,8 @@ def prompt(recipe: Recipe, media: Any) -> str:
     """Return a prompt of these media."""
     if recipe.start:
         # The words that a decoder continues, in one prompt of two.
-        return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
+        longer = len(media[0]) > recipe.rate if isinstance(media, Sounds) else media[0].width > 84
+        return recipe.start + ("What is it" if longer else "")
     image = "" if recipe.placed else recipe.image
     marks = recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else image) * len(media)
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
@@ -203,7 +213,10 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
     if isinstance(asked, Sounds):
         media = {"audio": list(asked)}
     if recipe.start:
-        inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+        if isinstance(asked, Sounds):
+            inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+        else:
+            inputs = dict(processor.image_processor(asked, return_tensors="pt", **recipe.sizes))
         inputs["decoder_input_ids"] = torch.tensor([processor.tokenizer(words, add_special_tokens=False)["input_ids"]])
     else:
         reads = processor if recipe.reader is None else recipe.reader(processor)
@@ -211,7 +224,8 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         told = recipe.options | recipe.sizes if media else {}
         inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
-    begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    starts = recipe.start or recipe.begins
+    begins = {"decoder_start_token_id": processor.tokenizer.convert_tokens_to_ids(starts)} if starts else {}
     model = model if media else recipe.speaker(model)
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
@@ -223,6 +237,8 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
             return_dict_in_generate=True,
         )
     ids = inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
+    if recipe.begins:
+        ids = [begins["decoder_start_token_id"]]
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
 
 
@@ -368,6 +384,23 @@ def _idefics_reader(processor: Any) -> Any:
     return read
 
 
+def _udop(tokenizer: Any) -> Any:
+    """Its tokenizer is of another kind."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,?<>|_"
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -3.0) for letter in ("▁", *letters))]
+    images = transformers.LayoutLMv3ImageProcessor(apply_ocr=False, size={"height": 32, "width": 32})
+    return transformers.UdopProcessor(images, transformers.UdopTokenizer(vocab=vocab))
+
+
+def _udop_reader(processor: Any) -> Any:
+    """As UDOP is asked: a question, words and their places."""
+
+    def read(text: list[str], images: Any, words: list[str], boxes: list[list[int]], return_tensors: str) -> Any:
+        return processor(images[0], text[0], text_pair=words, boxes=boxes, return_tensors=return_tensors)
+
+    return read
+
+
 # Sizes to which images may be resized before they are cut into tiles.
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 _DEEP_ENCODER = {
@@ -393,7 +426,146 @@ MINICPM_NAMES = {
 }
 
 
+_T5: dict[str, Any] = {"d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": tiny.VOCAB}
+_MBART: dict[str, Any] = {
+    "d_model": 64,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_layers": 2,
+    "forced_eos_token_id": None,
+    "max_position_embeddings": 256,
+    "vocab_size": tiny.VOCAB,
+}
+_GEMMA: dict[str, Any] = {
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "max_position_embeddings": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 5,
+    "vocab_size": tiny.VOCAB,
+}
+_SIGLIP: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "image_size": 56,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "patch_size": 14,
+}
+
+
 RECIPES: dict[str, Recipe] = {
+    "udop": Recipe(
+        (),
+        lambda ids: {
+            **_T5,
+            "d_model": 64,
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "image_size": 32,
+            "max_2d_position_embeddings": 1024,
+            "pad_token_id": 0,
+            "patch_size": 8,
+        },
+        _udop,
+        "<pad>",
+        most=1,
+        sizes={"words": ["Date", "Total", "nine"], "boxes": [[0, 0, 0, 0], [10, 20, 300, 40], [700, 800, 950, 999]]},
+        placed=True,
+        begins="<pad>",
+        always=True,
+        reader=_udop_reader,
+    ),
+    "pix2struct": Recipe(
+        ("<pad>",),
+        lambda ids: {
+            "text_config": {
+                **_T5,
+                "decoder_start_token_id": ids["<pad>"],
+                "hidden_size": 64,
+                "pad_token_id": ids["<pad>"],
+                # Answers are longer than the exact buckets and than the farthest distance.
+                "relative_attention_max_distance": 6,
+                "relative_attention_num_buckets": 6,
+            },
+            "vision_config": {
+                "d_ff": 48,
+                "d_kv": 16,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "patch_embed_hidden_size": 48,
+                "seq_len": 32,
+            },
+        },
+        lambda tokenizer: transformers.Pix2StructProcessor(
+            transformers.Pix2StructImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer
+        ),
+        "<pad>",
+        {"pad_token": "<pad>"},
+        most=1,
+        sizes={"max_patches": 16},
+        start="<pad>",
+    ),
+    "t5gemma2": Recipe(
+        ("<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        lambda ids: {
+            "decoder": {**_GEMMA, "bos_token_id": ids["<bos>"]},
+            "encoder": {
+                "boi_token_index": ids["<start_of_image>"],
+                "eoi_token_index": ids["<end_of_image>"],
+                "image_token_index": ids["<image_soft_token>"],
+                "mm_tokens_per_image": 4,
+                "text_config": {"model_type": "t5gemma2_text", **_GEMMA, "bos_token_id": ids["<bos>"]},
+                "vision_config": _SIGLIP,
+            },
+            "image_token_index": ids["<image_soft_token>"],
+        },
+        lambda tokenizer: transformers.Gemma3Processor(
+            transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<start_of_image>",
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        begins="<bos>",
+    ),
+    "vision-encoder-decoder": Recipe(
+        ("<s_docvqa>",),
+        lambda ids: {
+            "decoder": {
+                "model_type": "mbart",
+                **_MBART,
+                "add_cross_attention": True,
+                "is_decoder": True,
+                "is_encoder_decoder": False,
+                "scale_embedding": True,
+            },
+            "decoder_start_token_id": ids["<s_docvqa>"],
+            "encoder": {
+                "model_type": "donut-swin",
+                "depths": [1, 1],
+                "embed_dim": 32,
+                "image_size": [64, 56],
+                "num_heads": [2, 2],
+                "patch_size": 4,
+                "window_size": 4,
+            },
+        },
+        lambda tokenizer: transformers.DonutProcessor(
+            transformers.DonutImageProcessor(size={"height": 64, "width": 56}), tokenizer
+        ),
+        "<s_docvqa>",
+        most=1,
+        room=256,
+        start="<s_docvqa>",
+    ),
     "cosmos3_edge": Recipe(
         GRID,
         lambda ids: {

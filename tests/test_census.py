@@ -29,7 +29,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "canary"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "canary", "pix2struct", "t5gemma2"]
 
 
 def installed(kind: str) -> bool:
@@ -71,8 +71,7 @@ REFUSED = {
     "minimax": "of kind 'linear_attention'",
     "minicpmv4_7": "positions on a canvas",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
-    "t5gemma2": "is an encoder-decoder model",
-    "udop": "adds a learned bias to each score",
+    "pop2piano": "its answer is notes of a MIDI file",
     "voxtral_realtime": "added to the embedding of every token of its answer",
 }
 

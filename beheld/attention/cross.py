@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beheld.attention.backend import Further
+
 
 @dataclass(frozen=True)
 class CrossView:
@@ -226,6 +228,24 @@ def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index
         k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
         place = run.place(q_THC.device)
         out_THC[place] = _attend(q_THC[place], k_EKC, v_EKC, scale)
+
+
+def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+    """Attend every token to its run's states, for a layer whose softmax also covers positions.
+
+    It computes whole scores: a run's tokens times its states.
+    """
+    values_THC = torch.zeros_like(q_THC)
+    sums_TH = torch.full(q_THC.shape[:2], float("-inf"), dtype=torch.float32, device=q_THC.device)
+    for run in metadata.runs:
+        k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
+        place = run.place(q_THC.device)
+        q_PKGC = q_THC[place].unflatten(1, (k_EKC.shape[1], -1))
+        scores_PKGE = torch.einsum("pkgc,ekc->pkge", q_PKGC * scale, k_EKC).float()
+        sums_TH[place] = torch.logsumexp(scores_PKGE, dim=-1).flatten(1)
+        weights_PKGE = torch.softmax(scores_PKGE, dim=-1).to(v_EKC.dtype)
+        values_THC[place] = torch.einsum("pkge,ekc->pkgc", weights_PKGE, v_EKC).flatten(1, 2)
+    return Further(sums_TH, values_THC)
 
 
 def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:

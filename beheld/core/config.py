@@ -250,6 +250,8 @@ class ModelInfo:
             `joint_ids`; one step computes the first to the last of them), or "prompt" (the whole prompt; one step
             computes it, and no other prompt shares it).
         joint_ids: see `both_ways`.
+        plain_attention: why only the backend in plain PyTorch computes its attention, as a half sentence; empty if all
+            backends do.
         encoder_reads: for an encoder-decoder, what the encoder reads: "prompt", so that the decoder writes only the
             answer, or the modality of the one item of each prompt, which is the decoder's; empty for other models.
         decoder_start_id: the token that starts every answer of an encoder-decoder model.
@@ -282,6 +284,7 @@ class ModelInfo:
     atomic_spans: bool = False
     both_ways: str = "nowhere"
     joint_ids: frozenset[int] = frozenset()
+    plain_attention: str = ""
     encoder_reads: str = ""
     decoder_start_id: int | None = None
     rope_switch: int | None = None

@@ -158,6 +158,7 @@ class FamilyInputs:
         added: special tokens that the processor adds to its tokenizer, in this order, if they are missing.
         closes: why a conversation's last message cannot be continued, as a half sentence: what the processor appends.
             Empty if it can.
+        barred: tokens that no prompt with media may have -> why not, as a half sentence.
         most: modality -> the largest number of items in one prompt, if the processor has a limit.
         embedded: modality -> text before and after embeddings that replace an item, with "{setting}" for the item's
             setting; or a function that makes the whole text from an image's size, which then goes with the embeddings;
@@ -202,6 +203,7 @@ class FamilyInputs:
     pieces: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     closes: str = ""
+    barred: Mapping[str, str] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | BySize | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)

@@ -73,7 +73,12 @@ class HFAdapter:
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
-        speaker, cores = speaker_and_cores(model) if info.pooler is None else (model, (core_of(model),))
+        speaker, cores = model, (model,)
+        if info.pooler is not None:
+            cores = (core_of(model),)
+        elif self._cross is None or not family.plain_head:
+            # A family that runs its own layers before a plain head needs neither.
+            speaker, cores = speaker_and_cores(model)
         self._hidden = form_of(family, model, cores[0], info.hidden_size, self._columns, self._cross)
         self._head: Head = model.get_output_embeddings()
         self._pool = None if info.pooler is None else head_of(model, info)
