@@ -210,6 +210,11 @@ ATTACKS: dict[str, Attack] = {
     # 128 megapixels are the most that an image may have; opened images take turns at a gibibyte.
     "largest_pictures": Attack(lambda port: [_pictured("image", large_png(16_000, 8000))] * 8, body_mib=1024),
     "many_frames": Attack(lambda port: [_pictured("video", many_frames(1280, 720, 6000))] * 4, body_mib=4),
+    # Answers of hundreds of megabytes, and 27 MiB of columns while they are read.
+    "prompt_logprobs": Attack(
+        lambda port: [post(COMPLETE, {"prompt": [[5] * 8000] * 64, "max_tokens": 1, "prompt_logprobs": 5})],
+        body_mib=4,
+    ),
     "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
 }
 

@@ -123,6 +123,12 @@ CASES: dict[int, str] = {
     110: "large images where memory is limited",
     118: "documents that are broken, encrypted, endless or huge",
     109: "one client's media beside another's",
+    119: "log-probabilities of many long prompts",
+    120: "items whose tower fails beside others",
+    121: "standard streams that are closed",
+    122: "tokenizers that make much of little text, or take long",
+    123: "damaged and hostile adapters",
+    124: "frames of a video in memory",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
