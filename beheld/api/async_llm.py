@@ -591,9 +591,7 @@ class AsyncLLM:
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
         first = await self._prepared(order)
         requests = answers(first, chosen, seed)
-        collector = collector_of(
-            name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt
-        )
+        collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
         live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
         self._check_alive()

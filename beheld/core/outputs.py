@@ -55,7 +55,7 @@ class Logprob:
 
 
 class PromptEntries(Protocol):
-    """The entries of `RequestOutput.prompt_logprobs`, made anew whenever they are read: objects take far more memory."""
+    """The entries of `RequestOutput.prompt_logprobs`, made anew whenever they are read: all at once are large."""
 
     def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
         """One position after another."""

@@ -42,8 +42,8 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADER_BYTES = 64 << 20
 # Of the header of the weights: for each of a site's two matrices one line, and their metadata.
 _LINE_BYTES, _METADATA_BYTES = 1 << 10, 1 << 20
-# Seconds for all patterns of ranks and scales: a pattern of a few letters may take for ever.
-_PATTERNS_S = 2.0
+# Seconds of the processor for all patterns of ranks and scales: a pattern of a few letters may take for ever.
+PATTERNS_S = 1.0
 _SHOWN = 128
 
 # Per existing file: its name, inode number, size and time.
@@ -125,7 +125,11 @@ class Form:
 
 @dataclass(frozen=True)
 class _Scales:
-    """Ranks and scales from adapter_config.json, by layer path; matching ends at the time `until`."""
+    """Ranks and scales from adapter_config.json, by layer path.
+
+    Attributes:
+        until: seconds that the thread has computed when matching ends.
+    """
 
     rank: int
     alpha: float
@@ -275,7 +279,7 @@ def _scales(name: str, config: Mapping[str, Any], max_rank: int) -> _Scales:
         raise LoRAError(f"{CONFIG} of the adapter {name!r} has no usable r and lora_alpha.", "Save the adapter again.")
     if rank > max_rank and not patterns[0]:
         raise _too_wide(name, rank, max_rank)
-    until = time.monotonic() + _PATTERNS_S
+    until = time.thread_time() + PATTERNS_S
     return _Scales(rank, alpha, patterns[0], patterns[1], config.get("use_rslora"), until)
 
 
@@ -284,7 +288,7 @@ def _scale_of(name: str, scales: _Scales, path: str) -> tuple[int, float]:
         rank, scale = scales.of(path)
     except TimeoutError as error:
         raise LoRAError(
-            f"The rank_pattern or alpha_pattern in {CONFIG} of the adapter {name!r} takes more than {_PATTERNS_S:g} s "
+            f"The rank_pattern or alpha_pattern in {CONFIG} of the adapter {name!r} takes more than {PATTERNS_S:g} s "
             "to match.",
             "Name the layers in full there.",
             param="rank_pattern",
@@ -307,7 +311,7 @@ def _scale_of(name: str, scales: _Scales, path: str) -> tuple[int, float]:
 def _matching(pattern: Mapping[str, Any], path: str, default: Any, until: float) -> Any:
     """Return the first entry whose key matches the end of the path, as peft does."""
     for key, value in pattern.items():
-        left = until - time.monotonic()
+        left = until - time.thread_time()
         if left <= 0:
             raise TimeoutError
         if regex.match(rf"(.*\.)?({key})$", path, timeout=left):
@@ -328,7 +332,9 @@ def _tensors(name: str, body: bytes, max_header: int) -> dict[str, Tensor]:
     try:
         return read(body)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise LoRAError(f"{WEIGHTS} of the adapter {name!r} is broken: {str(error)[:_SHOWN]}.", "Fetch it again.") from error
+        raise LoRAError(
+            f"{WEIGHTS} of the adapter {name!r} is broken: {str(error)[:_SHOWN]}.", "Fetch it again."
+        ) from error
 
 
 def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -365,8 +371,8 @@ def _check_shapes(
         )
     if (down_rI.shape[1], up_Or.shape[0]) != (site.num_inputs, site.num_outputs):
         raise LoRAError(
-            f"{WEIGHTS} of the adapter {name!r} was made for another model: {site.name!r} has {site.num_inputs} inputs and "
-            f"{site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
+            f"{WEIGHTS} of the adapter {name!r} was made for another model: {site.name!r} has {site.num_inputs} inputs "
+            f"and {site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
             f"It was made for {_base(config)}.",
         )
     if down_rI.shape[0] != rank:

@@ -107,7 +107,7 @@ class AdmissionControl:
         if num_bytes > self._max_held:
             raise HttpError(
                 400,
-                f"The log-probabilities of these prompts take up to {num_bytes >> 20} MiB, and the server holds at most "
+                f"The log-probabilities of these prompts take up to {num_bytes >> 20} MiB; the server holds at most "
                 f"{self._max_held >> 20} MiB.",
                 "Send fewer prompts in one request, or ask for fewer candidates.",
                 param="prompt_logprobs",

@@ -57,7 +57,9 @@ def columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_
     if num_top is None:
         return 0
     # A letter is at most four bytes, and a token at least one.
-    longest = (4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt) for prompt in prompts)
+    longest = (
+        4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt) for prompt in prompts
+    )
     return sum(min(max_model_len, length + 1) for length in longest) * PromptLogprobs.position_bytes(num_top)
 
 
@@ -182,7 +184,12 @@ class EchoedTokens:
                 continue
             text = candidates[token].decoded_token or ""
             best = sorted(candidates, key=lambda one: -candidates[one].logprob)[:num_top]
-            yield text, candidates[token].logprob, {one: candidates[one] for one in dict.fromkeys((*best, token))}, offset
+            yield (
+                text,
+                candidates[token].logprob,
+                {one: candidates[one] for one in dict.fromkeys((*best, token))},
+                offset,
+            )
             offset += len(text)
 
     def column(self, name: str) -> Iterator[Any]:
@@ -310,9 +317,7 @@ def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int
         lists[name].append(value)
 
 
-def _entries(
-    text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int
-) -> dict[str, Any]:
+def _entries(text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> dict[str, Any]:
     """A token's entry in each list."""
     likely: dict[str, float] | None = None
     if candidates:

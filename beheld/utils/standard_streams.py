@@ -21,4 +21,5 @@ def ensure() -> None:
             assert opened == number
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)

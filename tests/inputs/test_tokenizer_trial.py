@@ -26,7 +26,7 @@ _AROUND = {"type": "TemplateProcessing", "single": [_TEXT], "pair": [_TEXT], "sp
 _PADDING = {"strategy": "BatchLongest", "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
 # Entries of tokenizer.json, and the key that the refusal names.
 FILES: dict[str, tuple[dict[str, Any], str]] = {
-    "decoder": ({"decoder": {"type": "Sequence", "decoders": [_DOUBLING] * 40}}, "decoder"),
+    "decoder": ({"decoder": {"type": "Sequence", "decoders": [_DOUBLING] * 40}}, r"decoder.decoders\[5\]"),
     "slow decoder": (
         {"decoder": _DOUBLING | {"pattern": {"Regex": "(a+)+b"}, "content": "a"}},
         "decoder.pattern.Regex",
@@ -76,7 +76,7 @@ def test_what_other_formats_say_is_refused() -> None:
     with pytest.raises(ModelError, match=r"pre_tokenizer.pattern.Regex"):
         try_tokenizer(made(pre_tokenizer=pre_tokenizers.Split(Regex("(?:a+)+b"), "isolated")))
     with pytest.raises(ModelError, match="post_processor"):
-        try_tokenizer(made(post_processor=processors.TemplateProcessing(single="$A " * 50, special_tokens=[])))
+        try_tokenizer(made(post_processor=processors.TemplateProcessing(single=["$A"] * 50, special_tokens=[])))
 
 
 _TRIAL = """

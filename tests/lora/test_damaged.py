@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from beheld.core.errors import LoRAError
-from beheld.lora.load import CONFIG, WEIGHTS, Form, LoRAWeights, Site, load
+from beheld.lora.load import CONFIG, PATTERNS_S, WEIGHTS, Form, LoRAWeights, Site, load
 from tests.checkpoint.test_generated_damage import HOSTILE, damage, damages, places
 from tests.long import sized
 
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.case(123)
 
 _MOST_S = 5.0
 _SHAPES = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (32, 16), "mlp.down_proj": (48, 32)}
-_SITES = {
-    f"layers.{n}.{name}": Site(f"layers.{n}.{name}", *shape) for n in range(3) for name, shape in _SHAPES.items()
-}
+_SITES = {f"layers.{n}.{name}": Site(f"layers.{n}.{name}", *shape) for n in range(3) for name, shape in _SHAPES.items()}
 _FORM = Form(_SITES, ("model.language_model.", "model."), 8, torch.float32)
 _HEALTHY = {
     "peft_type": "LORA",
@@ -57,12 +55,13 @@ def healthy(folder: Path) -> Path:
 
 def tried(folder: Path) -> LoRAWeights | LoRAError:
     """What loading gives, soon."""
-    begin = time.perf_counter()
+    # Not of the clock: other processes may take it.
+    begin = time.thread_time()
     try:
         found: LoRAWeights | LoRAError = load("mine", str(folder), _FORM)
     except LoRAError as error:
         found = error
-    assert time.perf_counter() - begin < _MOST_S
+    assert time.thread_time() - begin < _MOST_S
     return found
 
 
@@ -131,7 +130,7 @@ def test_a_damaged_adapter_is_refused_or_fits(tmp_path: Path) -> None:
     refused: list[bool] = []
 
     @settings(
-        max_examples=sized(120, 5000),
+        max_examples=sized(80, 5000),
         derandomize=True,
         deadline=None,
         database=None,
@@ -172,10 +171,10 @@ def _huge(entries: dict[str, Any]) -> dict[str, Any]:
     return entries | {name: entries[name] | {"shape": [1 << 40, 1 << 20]}}
 
 
-_SLOW = "(([a-z_0-9]+[.]?)+)+!"
+_SLOW = "(?:.|.)*[A-Z]"
 HOSTILE_ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pattern that backtracks": (_config(rank_pattern={_SLOW: 4}), "rank_pattern"),
-    "another": (_config(alpha_pattern={".*" * 12 + "!": 4}), "alpha_pattern"),
+    "another": (_config(alpha_pattern={"(?:[a-z_.0-9]|[a-z_.0-9])+[A-Z]": 4}), "alpha_pattern"),
     "many patterns": (_config(alpha_pattern={f".*{n}.*!": 4 for n in range(50_000)}), "alpha_pattern"),
     "a rank of ten digits": (_config(r=10**9), "max_lora_rank"),
     "a rank of forty digits": (_config(r=10**40), "max_lora_rank"),
@@ -188,14 +187,18 @@ HOSTILE_ADAPTERS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a tensor of exabytes": (_header(_huge), WEIGHTS),
     "a key of a megabyte": (_header(lambda entries: entries | {"x" * 900_000: next(iter(entries.values()))}), WEIGHTS),
     "many tensors of nothing": (
-        _header(lambda entries: {f"x{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(30_000)}),
+        _header(
+            lambda entries: {f"x{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(30_000)}
+        ),
         WEIGHTS,
     ),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE_ADAPTERS)
-def test_hostile_adapters_are_refused_soon(name: str, tmp_path: Path) -> None:
+def test_hostile_adapters_are_refused_soon(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PATTERNS_S <= 1.0
+    monkeypatch.setattr("beheld.lora.load.PATTERNS_S", 0.1)
     folder = healthy(tmp_path)
     spoil, words = HOSTILE_ADAPTERS[name]
     spoil(folder)

@@ -67,7 +67,7 @@ def test_an_item_whose_tower_fails_takes_no_other_with_it() -> None:
 
 
 class Rounding(FakeAdapter):
-    """A tower that multiplies the items of a call together: the sums of one row are rounded otherwise than of several."""
+    """A tower that multiplies the items of a call together: one row is rounded otherwise than several."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def _sent() -> bytes:
 
 @pytest.mark.parametrize("values", [[], [1], list(range(30_000))], ids=len)
 def test_the_text_is_that_of_plain_lists(values: list[int]) -> None:
-    word = "café \"x\" \n"
+    word = 'café "x" \n'
     long = {"a": word, "b": [{"c": LongList(lambda: iter(values)), "d": LongList(lambda: values, lambda: [word])}]}
     plain = {"a": word, "b": [{"c": values, "d": [*values, word]}]}
     pieces = list(LongJson(long).pieces())
