@@ -38,7 +38,8 @@ def test_the_text_is_that_of_plain_lists(values: list[int]) -> None:
     plain = {"a": word, "b": [{"c": values, "d": [*values, word]}]}
     pieces = list(LongJson(long).pieces())
     assert b"".join(pieces) == json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
-    assert max(map(len, pieces)) < 33 << 10
+    assert max(map(len, pieces)) < 17 << 10
+    assert max(piece.count(b",") for piece in pieces) < 260
     assert list(LongJson(long).pieces()) == pieces
 
 
