@@ -181,7 +181,7 @@ def _check_count(count: int, limits: MediaLimits) -> None:
 def _stacked(found: Iterable[tuple[int, Any]], most: int, limits: MediaLimits) -> tuple[tuple[int, ...], Any]:
     """The indices of at most `most` frames, and their array (frames, height, width, 3).
 
-    Each is copied when it comes: kept beside the array, all of them would take its memory again.
+    Each is copied when it comes: all of them together would take the memory of the array again.
 
     Raises:
         DecodeError: there are none, or they differ in size.
