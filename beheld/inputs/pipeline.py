@@ -34,6 +34,7 @@ from beheld.inputs.prompt.reader import PromptReader
 from beheld.inputs.prompt.rendering import render_type
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
+from beheld.inputs.prompt.tokenizer_trial import try_tokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.sampling import option_checks, resolve_pooling
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
@@ -111,11 +112,12 @@ class InputPipeline:
             self.workers.warm()
 
     def _check_tokenizer(self) -> None:
-        """Refuse a tokenizer that makes nothing of a text.
+        """Refuse a tokenizer that makes nothing of a text, or far too much.
 
         Raises:
             ModelError: it does.
         """
+        try_tokenizer(self._tokenizer.inner)
         reason = ""
         try:
             nothing = any(not self._tokenizer.encode(_TEXT, add_special_tokens=ends) for ends in (False, True))
