@@ -25,21 +25,39 @@ from beheld.models.surgery.operation import Changes
 _SOME = True
 
 
+def attending(attention: Any) -> Any:
+    """Return the forward of a decoder's self-attention that calls our attention, for classes that ask no interface."""
+
+    def forward(hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
+        """Attend (1, T, S) -> (1, T, S)."""
+        query, key, value = (
+            part(hidden_states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        out_1THC, _ = hook.paged_attention(attention, query, key, value, None, attention.scaling)
+        made: Tensor = attention.out_proj(out_1THC.flatten(-2))
+        return made, None
+
+    return forward
+
+
 class EncoderDecoder:
     """See CrossInputs; a family's subclass gives what it leaves open.
 
     Attributes:
         norm: the decoder's module after its layers; empty if there is none.
         output: the name of the last projection of the layers' cross-attention.
+        crossing: the name of that cross-attention in a layer.
     """
 
     norm: ClassVar[str] = "layer_norm"
     output: ClassVar[str] = "out_proj"
+    crossing: ClassVar[str] = "encoder_attn"
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._decoder = self.decoder(model)
-        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
+        self._layers: list[Any] = [getattr(layer, self.crossing) for layer in self._decoder.layers]
 
     @classmethod
     def decoder(cls, model: Any) -> Any:
@@ -89,11 +107,11 @@ class EncoderDecoder:
         config._attn_implementation = hook.register()
         for index, layer in enumerate(decoder.layers):
             changes.set(layer.self_attn, "config", config)
-            old = layer.encoder_attn
+            old = getattr(layer, cls.crossing)
             projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
             projections["o"] = (cls.output, getattr(old, cls.output))
             new = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
-            changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
+            changes.exchange(layer, cls.crossing, new, [name for name, _ in new.named_children()])
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Return keys and values of each item in all layers."""
@@ -107,7 +125,8 @@ class EncoderDecoder:
         """Return last hidden states (T, S) of the decoder, whose tokens belong to several sequences."""
         hidden_1TS, keywords = self.begin(embeds_TH.unsqueeze(0), positions[0])
         for layer in self._decoder.layers:
-            hidden_1TS = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
+            made = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
+            hidden_1TS = made[0] if isinstance(made, tuple) else made
         if self.norm:
             hidden_1TS = getattr(self._decoder, self.norm)(hidden_1TS)
         hidden_TS: Tensor = hidden_1TS[0]
