@@ -64,6 +64,7 @@ class Recipe:
         frames: of the video.
         asked: makes transformers' inputs of a prompt, and the prompt's ids as they are in the end, from the processor,
             the prompt and its media; None for the usual way.
+        settle: changes what random weights leave as it is made.
         load: makes the processor of a folder, if transformers' needs a library that is not wanted here.
     """
 
@@ -90,6 +91,7 @@ class Recipe:
     unlisted: int = 0
     frames: int = 8
     asked: Callable[[Any, str, Any], tuple[dict[str, Any], Callable[[], list[int]]]] | None = None
+    settle: Callable[[Any], None] = lambda model: None
     load: Callable[[Path], Any] | None = None
 
 
@@ -144,6 +146,7 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
     tiny._fill(model.model if recipe.wrapped_by else model)
+    recipe.settle(model)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     loaded = kind_of_model.from_pretrained(folder, dtype=torch.float32).eval()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from beheld.attention.backend import LayerKV, LayerLatent
 from beheld.attention.context import current
+from beheld.attention.cross import read_states
 from beheld.core.errors import ModelError
 
 
@@ -105,6 +106,21 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
         raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
     cross.called[layer] = cross.called.get(layer, 0) + 1
     return cross.backend.attend(q_1THC[0], cross.index_by_layer[layer], cross.metadata, scale).unsqueeze(0)
+
+
+def states_at(layer: int, places_T: Tensor) -> Tensor:
+    """Return, for each token, the state of its item at a place of its own: (T, 2, K, C).
+
+    It is zero for tokens without an item, and behind an item's last state.
+
+    Raises:
+        ModelError: the pass has no states for this layer.
+    """
+    cross = current().cross
+    if cross is None or layer not in cross.index_by_layer:
+        raise ModelError(f"States were asked for layer {layer}, which has none.")
+    cross.called[layer] = cross.called.get(layer, 0) + 1
+    return read_states(cross.metadata.runs, cross.index_by_layer[layer], places_T)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:
