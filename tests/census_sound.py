@@ -106,7 +106,7 @@ def _codebooks(model: Any) -> None:
     """Give a codec's books codes that differ; they are kept as sums."""
     for name, table in model.codec_model.named_buffers():
         if name.endswith("embed_sum"):
-            table.copy_(torch.randn_like(table))
+            table.copy_(6 * torch.randn_like(table))
 
 
 def _kyutai_asked(processor: Any, words: str, sounds: Any) -> tuple[dict[str, Any], Callable[[], list[int]]]:
@@ -325,7 +325,7 @@ RECIPES: dict[str, Recipe] = {
             "vocab_size": tiny.VOCAB,
         },
         lambda tokenizer: transformers.KyutaiSpeechToTextProcessor(
-            transformers.KyutaiSpeechToTextFeatureExtractor(audio_delay_seconds=0.5, audio_silence_prefix_seconds=0.2),
+            transformers.KyutaiSpeechToTextFeatureExtractor(audio_delay_seconds=0.5, audio_silence_prefix_seconds=0.1),
             tokenizer,
         ),
         audio="<s>",
