@@ -208,8 +208,11 @@ RECIPES: dict[str, Recipe] = {
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
                 "ssm_state_size": 16,
+                # The audio's token has no row in the table.
+                "vocab_size": ids["<|audio|>"],
             },
             "word_timestamp_config": {
+                "blank_token_id": tiny.VOCAB - 1,
                 "hidden_size": 32,
                 "intermediate_size": 48,
                 "num_attention_heads": 2,

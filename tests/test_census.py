@@ -67,13 +67,10 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
 REFUSED = {
     "deepseek_v32": "of kind 'indexed_attention'",
     "glm5_next": "hyper-connections carry several residual streams",
-    "kyutai_speech_to_text": "embedded together with the audio codes of its moment",
     "minimax": "of kind 'linear_attention'",
-    "minicpmv4_7": "positions on a canvas",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
     "t5gemma2": "is an encoder-decoder model",
     "udop": "adds a learned bias to each score",
-    "voxtral_realtime": "added to the embedding of every token of its answer",
 }
 
 

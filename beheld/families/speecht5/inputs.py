@@ -23,9 +23,7 @@ def first(folder: Path) -> int:
 def run(processor: Any, item: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Run the feature extractor on one audio."""
     extractor = processor.feature_extractor
-    made = extractor(
-        audio=[item], **{**options, "return_tensors": "pt", "sampling_rate": extractor.sampling_rate}
-    )
+    made = extractor(audio=[item], **{**options, "return_tensors": "pt", "sampling_rate": extractor.sampling_rate})
     return {name: made[name] for name in ("input_values", "attention_mask") if name in made}
 
 
