@@ -29,7 +29,7 @@ def known(kind: str) -> bool:
     return kind in CONFIG_MAPPING
 
 
-FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "canary"]
+FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, "minicpmv4_6", "canary", "instructblip"]
 
 
 def installed(kind: str) -> bool:
@@ -66,8 +66,10 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
 
 REFUSED = {
     "deepseek_v32": "of kind 'indexed_attention'",
+    "dots3_note": "an indexer chooses the positions",
     "glm5_next": "hyper-connections carry several residual streams",
     "minimax": "of kind 'linear_attention'",
+    "pi0": "the motions of a robot",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
     "t5gemma2": "is an encoder-decoder model",
     "udop": "adds a learned bias to each score",
