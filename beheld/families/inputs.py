@@ -140,7 +140,7 @@ class FamilyInputs:
         embeds_all: modalities whose embeddings replace all ids of an item, also those around the placeholders.
         embedded_as: modality -> the modality whose placeholder its embeddings use, if it has none.
         numbered: modalities whose items depend on their number in the prompt.
-        reads_prompt: for towers that read an item together with the words beside it: returns what the words add to the
+        reads_prompt: for towers that read an item together with its prompt's words: returns what the words add to the
             item's features. Such an item is encoded, and shared, with the same words only.
         depends_on: modality -> the other modality whose presence in a prompt changes its items.
         rewrite: what the processor does to a prompt's text before it is encoded, given the number of items by modality.

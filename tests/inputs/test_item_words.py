@@ -1,4 +1,4 @@
-"""Items that a tower reads together with the prompt's words are told apart by both."""
+"""Items that a tower reads together with the prompt's words differ where the words do."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from beheld.families.family import Family
 FAMILY = Family(
     model_types=("dots3_note",),
     refused=(
-        "an indexer chooses the positions that its latent layers see, beside latent layers with a window; neither is "
-        "computed here yet"
+        "an indexer chooses the positions that its latent layers see, and other latent layers have a window; neither "
+        "is computed here yet"
     ),
 )

@@ -63,7 +63,7 @@ def variant(folder: Path) -> FamilyInputs:
         count = made["input_ids"].shape[1]
         if count > most:
             raise PromptTooLongError(
-                f"The prompt has {count} tokens for the Q-Former, which reads at most {most} beside the {modality}.",
+                f"The prompt has {count} tokens for the Q-Former, which reads at most {most} with one {modality}.",
                 "Shorten it.",
             )
         return {"qformer_input_ids": made["input_ids"]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.families._shared.timeline import Timeline
+from beheld.families._shared.timeline.model import HearingDecoder
 from beheld.families.model import FamilyModel
 from beheld.models.surgery.operation import Changes
 
@@ -21,8 +21,8 @@ def adapt(model: Any, changes: Changes) -> None:
     changes.set(model, "get_input_embeddings", lambda: model.model.embed_tokens.embed_tokens)
 
 
-class Kyutai(Timeline):
-    """See Timeline."""
+class Kyutai(HearingDecoder):
+    """See HearingDecoder."""
 
     def rows(self, item: EncodeItem) -> Tensor:
         """Return the summed embeddings of codes (1 + F, H): of the codes before the first frame, and of each frame."""
@@ -40,7 +40,7 @@ class Kyutai(Timeline):
         return rows_EH
 
     def layers(self, embeds_1TH: Tensor, positions: Tensor) -> Tensor:
-        """See Timeline; transformers applies the window by its cache alone."""
+        """See HearingDecoder; transformers applies the window by its cache alone."""
         core = self._model.model
         for layer in core.layers:
             embeds_1TH = layer(

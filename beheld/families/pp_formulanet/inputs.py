@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.families._shared.seeing import seen
+from beheld.families._shared.seeing.inputs import seen
 
 _FIRST_ID = 2
 

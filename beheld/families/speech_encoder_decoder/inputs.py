@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.speech import SpeechForm
-from beheld.families._shared.seeing import seen
+from beheld.families._shared.seeing.inputs import seen
 from beheld.families.vision_encoder_decoder import first_token
 
 

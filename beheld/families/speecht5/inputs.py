@@ -8,7 +8,7 @@ from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.speech import SpeechForm
-from beheld.families._shared.seeing import seen
+from beheld.families._shared.seeing.inputs import seen
 
 _FIRST_ID = 2
 # Kernels and strides of the convolutions, where config.json leaves them out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from beheld.families._shared.seeing import seen
+from beheld.families._shared.seeing.inputs import seen
 from beheld.families.vision_encoder_decoder import first_token
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families._shared.timeline_facts import timeline_group
+from beheld.families._shared.timeline.config import timeline_group
 from beheld.families.family import AUDIO, Family, KnownCheckpoint
 
 # Ten minutes, at 12.5 tokens per second.

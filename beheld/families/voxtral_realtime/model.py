@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from beheld.core.plan import EncodeItem
-from beheld.families._shared.timeline import Timeline
+from beheld.families._shared.timeline.model import HearingDecoder
 from beheld.families.model import FamilyModel
 
 
-class VoxtralRealtime(Timeline):
-    """See Timeline."""
+class VoxtralRealtime(HearingDecoder):
+    """See HearingDecoder."""
 
     def rows(self, item: EncodeItem) -> Tensor:
         """Return what is heard during each token (E, H)."""
@@ -24,7 +24,7 @@ class VoxtralRealtime(Timeline):
         return rows_EH
 
     def layers(self, embeds_1TH: Tensor, positions: Tensor) -> Tensor:
-        """See Timeline."""
+        """See HearingDecoder."""
         core = self._model.model
         delay = torch.full_like(embeds_1TH[0, 0, :1], self._model.config.default_num_delay_tokens)
         output = core.language_model(

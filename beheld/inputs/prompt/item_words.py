@@ -1,7 +1,7 @@
 """Items whose features depend on the prompt's words, because their tower reads both together.
 
-The processed pixels are cached by the content alone; what the tower makes of them, and what shares a prefix, is told
-apart by the words as well.
+The processed pixels are cached by the content alone; what the tower makes of them, and a prefix, are shared with the
+same words only.
 """
 
 from __future__ import annotations

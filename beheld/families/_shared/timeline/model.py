@@ -20,7 +20,7 @@ from beheld.attention.op import states_at
 from beheld.core.plan import EncodeItem, SpanView
 
 
-class Timeline:
+class HearingDecoder:
     """See CrossInputs; a family's subclass gives what it leaves open."""
 
     def __init__(self, model: Any) -> None:

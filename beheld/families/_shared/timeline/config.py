@@ -1,4 +1,4 @@
-"""The facts of models whose tokens keep time with an audio; see timeline.py."""
+"""The facts of models whose tokens keep time with an audio; see model.py."""
 
 from __future__ import annotations
 
