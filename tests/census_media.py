@@ -688,35 +688,6 @@ RECIPES: dict[str, Recipe] = {
     ),
     "instructblip": _instructblip("InstructBlip"),
     "instructblipvideo": _instructblip("InstructBlipVideo"),
-    "vision-encoder-decoder": Recipe(
-        ("</s>",),
-        lambda ids: {
-            "decoder": {
-                "model_type": "trocr",
-                "bos_token_id": ids["</s>"],
-                "d_model": 64,
-                "decoder_attention_heads": 4,
-                "decoder_ffn_dim": 96,
-                "decoder_layers": 2,
-                "decoder_start_token_id": ids["</s>"],
-                "eos_token_id": ids["</s>"],
-                "is_decoder": True,
-                "add_cross_attention": True,
-                "max_position_embeddings": 1024,
-                "vocab_size": tiny.VOCAB,
-            },
-            "decoder_start_token_id": ids["</s>"],
-            "encoder": {"model_type": "vit", **_TOWER},
-            "is_encoder_decoder": True,
-        },
-        lambda tokenizer: transformers.TrOCRProcessor(
-            transformers.ViTImageProcessor(size={"height": 56, "width": 56}), tokenizer
-        ),
-        "</s>",
-        most=1,
-        placed=True,
-        start="</s>",
-    ),
     "pp_formulanet": Recipe(
         ("</s>",),
         lambda ids: {

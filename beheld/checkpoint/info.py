@@ -408,8 +408,7 @@ def _reach(text: Any) -> int:
     # `dir` does not read: of what differs from layer to layer, transformers' configurations give no one value.
     unbounded = "num_attention_heads" not in {*dir(text), *text.attribute_map}
     # Decoders after speech encoders have a length of their own.
-    names = ("max_position_embeddings", "max_target_positions", "max_text_positions")
-    lengths = (getattr(text, name, None) for name in names)
+    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
     named = int(next((length for length in lengths if length), 0))
     known = named if named > 0 else _UNBOUNDED if unbounded else 2048
     rope = _rope(text) or {}

@@ -25,22 +25,6 @@ from beheld.models.surgery.operation import Changes
 _SOME = True
 
 
-def attending(attention: Any) -> Any:
-    """Return the forward of a decoder's self-attention that calls our attention, for classes that ask no interface."""
-
-    def forward(hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
-        """Attend (1, T, S) -> (1, T, S)."""
-        query, key, value = (
-            part(hidden_states).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
-            for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        out_1THC, _ = hook.paged_attention(attention, query, key, value, None, attention.scaling)
-        made: Tensor = attention.out_proj(out_1THC.flatten(-2))
-        return made, None
-
-    return forward
-
-
 class EncoderDecoder:
     """See CrossInputs; a family's subclass gives what it leaves open.
 
@@ -125,8 +109,7 @@ class EncoderDecoder:
         """Return last hidden states (T, S) of the decoder, whose tokens belong to several sequences."""
         hidden_1TS, keywords = self.begin(embeds_TH.unsqueeze(0), positions[0])
         for layer in self._decoder.layers:
-            made = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
-            hidden_1TS = made[0] if isinstance(made, tuple) else made
+            hidden_1TS = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
         if self.norm:
             hidden_1TS = getattr(self._decoder, self.norm)(hidden_1TS)
         hidden_TS: Tensor = hidden_1TS[0]
