@@ -82,6 +82,24 @@ class CrossMetadata:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+def read_states(runs: Sequence[CrossRun], index: int, places_T: Tensor) -> Tensor:
+    """Return the state at each token's place, (T, 2, K, C), in layer `index` of the group; zero where there is none.
+
+    Args:
+        runs: of one item each.
+        places_T: indices into the states of the token's item.
+    """
+    first = runs[0].states[0]
+    out = first.new_zeros((len(places_T), *first.shape[2:]))
+    for run in runs:
+        (states,) = run.states
+        tokens = run.place(places_T.device)
+        wanted_P = places_T[tokens]
+        found = states[wanted_P.clamp(max=len(states) - 1), index]
+        out[tokens] = found * (wanted_P < len(states))[:, None, None, None]
+    return out
+
+
 class CrossBackend(Protocol):
     """Computes attention to states."""
 

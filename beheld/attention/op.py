@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import current
-from beheld.attention.cross import attend_with_sums
+from beheld.attention.cross import attend_with_sums, read_states
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 
@@ -125,6 +125,21 @@ def attend_merged(
     q_THC = q_1HTC[0].transpose(0, 1)
     further = attend_with_sums(q_THC, cross.index_by_layer[layer], cross.metadata, scale)
     return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, further=further)
+
+
+def states_at(layer: int, places_T: Tensor) -> Tensor:
+    """Return, for each token, the state of its item at a place of its own: (T, 2, K, C).
+
+    It is zero for tokens without an item, and behind an item's last state.
+
+    Raises:
+        ModelError: the pass has no states for this layer.
+    """
+    cross = current().cross
+    if cross is None or layer not in cross.index_by_layer:
+        raise ModelError(f"States were asked for layer {layer}, which has none.")
+    cross.called[layer] = cross.called.get(layer, 0) + 1
+    return read_states(cross.metadata.runs, cross.index_by_layer[layer], places_T)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:

@@ -177,9 +177,6 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
 
 
 def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
-    text = config.get_text_config(decoder=True)
-    check_heads(text)
-    generation = read_json(path / "generation_config.json")
     package = _family(path, config)
     family = registry.facts(package)
     if family.refused:
@@ -187,6 +184,9 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"{_architecture(config)} cannot be run yet: {family.refused}.",
             "`beheld models` lists the families that can.",
         )
+    text = config.get_text_config(decoder=True)
+    check_heads(text)
+    generation = read_json(path / "generation_config.json")
     encodes = bool(getattr(config, "is_encoder_decoder", False))
     if encodes and not family.encoder_reads:
         runs = [kind for each in registry.families().values() if each.encoder_reads for kind in each.model_types]

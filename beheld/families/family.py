@@ -24,6 +24,7 @@ TOLERANCE = 1e-4
 """The largest difference of log-probabilities from transformers', unless a checkpoint sets another."""
 
 IMAGE = ("image",)
+VIDEO = ("video",)
 IMAGE_AND_VIDEO = ("image", "video")
 AUDIO = ("audio",)
 IMAGE_AND_AUDIO = ("image", "audio")

@@ -159,7 +159,7 @@ class HFAdapter:
             # A class around another model holds its configuration, and the text's only in it.
             routed, config = self._core, self._core.config
         if text is config:
-            towers = {"vision_config", "audio_config"} & set(config.sub_configs)
+            towers = {"vision_config", "audio_config", "codec_config"} & set(config.sub_configs)
             routed.set_attn_implementation({"": name, **dict.fromkeys(towers, "sdpa")} if towers else name)
         else:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
@@ -302,9 +302,7 @@ class HFAdapter:
         """Return the model's positions of tokens of these types, with items of this layout."""
         assert self._rope_index is not None
         known = inspect.signature(self._rope_index).parameters
-        options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
-        # One number per item becomes a row.
-        options = {k: v.flatten() if v.shape[-1] == 1 else v for k, v in options.items()}
+        options = {k: _table(v) for k, v in layout.items() if k in known}
         ids = torch.tensor([list(token_ids)])
         if "attention_mask" in known:
             options["attention_mask"] = torch.ones_like(ids)
@@ -364,3 +362,12 @@ class HFAdapter:
         """Return the bytes that the weights take."""
         packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
         return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def _table(rows: list[Any]) -> Any:
+    """Return the numbers of items as a tensor (items, numbers); as they are where some have more than others."""
+    if len({len(row) for row in rows}) > 1:
+        return rows
+    made = torch.tensor(rows)
+    # One number per item becomes a row.
+    return made.flatten() if made.shape[-1] == 1 else made
