@@ -25,6 +25,7 @@ from beheld.core.config import (
     ModelInfo,
 )
 from beheld.core.errors import ConfigError
+from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
@@ -488,8 +489,9 @@ def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
 
 def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     limits = dict.fromkeys(info.modalities, _MANY)
+    chunks = 0
     for modality, limit in (args.limit_mm_per_prompt or {}).items():
-        if modality not in ("image", "video", "audio"):
+        if modality not in (*MODALITIES, CHUNKS):
             raise ConfigError(
                 f"limit_mm_per_prompt names the unknown modality {modality!r}.",
                 "Known: image, video, audio.",
@@ -503,6 +505,10 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             )
         if modality in limits:
             limits[modality] = count
+        elif modality == CHUNKS:
+            chunks = count
+    if chunks and "image" in limits:
+        limits["image"] = max(limits["image"], chunks)
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(

@@ -48,6 +48,20 @@ def _opt(folder: Path) -> None:
     tiny._write_model(folder, config, {"eos_token_id": ids["</s>"]}, ids, seed=9)
 
 
+def _census(kind: str, positions: int = 32768) -> Make:
+    """A checkpoint of a type of the census."""
+
+    def make(folder: Path) -> None:
+        from tests import census_media
+
+        census_media.make(kind, census_media.RECIPES[kind], folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["text_config"]["max_position_embeddings"] = positions
+        text.write_json(folder / "config.json", config)
+
+    return make
+
+
 def _encoder(architecture: str, **changes: Any) -> Make:
     from tests.pool import checkpoints
 
@@ -60,6 +74,16 @@ def _classifier(family: str, architecture: str, **changes: Any) -> Make:
     def make(folder: Path) -> None:
         folder.rmdir()
         checkpoints.classifier(family, folder, architecture, **changes)
+
+    return make
+
+
+def _contrastive(kind: str) -> Make:
+    from tests.pool import test_contrastive
+
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        test_contrastive.checkpoint(test_contrastive.FAMILIES[kind], folder)
 
     return make
 
@@ -92,27 +116,53 @@ _ADAPTERS = [
 REPOSITORIES: Mapping[str, Make] = {
     **dict.fromkeys(_LLAMAS, _of("llama")),
     **dict.fromkeys(_ADAPTERS, _adapter),
+    "allenai/Molmo2-8B": _of("molmo2"),
     "BAAI/bge-m3": _encoder("XLMRobertaModel"),
     "BAAI/bge-reranker-v2-gemma": _of("gemma2"),
     "BAAI/bge-reranker-v2-m3": _encoder("XLMRobertaForSequenceClassification", num_labels=1),
     "boltuix/NeuroBERT-NER": _encoder("BertForTokenClassification", num_labels=5),
+    "deepseek-ai/DeepSeek-OCR-2": _census("deepseek_ocr2"),
     "facebook/opt-125m": _opt,
     "fixie-ai/ultravox-v0_5-llama-3_2-1b": _of("ultravox"),
+    "google/gemma-4-31B-it": _of("gemma4"),
+    "google/siglip-base-patch16-224": _contrastive("siglip"),
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": _of("smolvlm"),
+    "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
+    "internlm/Intern-S1-mini": _of("interns1"),
     "intfloat/e5-small": _encoder("BertModel"),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
+    "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
+    "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
+    "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4"),
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
     "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
+    "mistralai/Voxtral-Mini-3B-2507": _of("voxtral"),
+    "moonshotai/Kimi-K2.5": _census("kimi_k25"),
+    "naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B": _of("hyperclovax_vlm"),
+    "Open-Bee/Bee-8B-RL": _of("bee"),
+    "openai/clip-vit-base-patch32": _contrastive("clip"),
     "openai/whisper-large-v3-turbo": lambda folder: laid._fill(
         folder, laid.Laid("whisper", positions=None, config={"max_target_positions": 448})
     ),
+    "OpenGVLab/InternVL3-2B": _of("internvl_chat_qwen2"),
+    "PaddlePaddle/PaddleOCR-VL": _of("paddleocr_vl"),
     "Qwen/Qwen2.5-3B-Instruct": _of("qwen2"),
     "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
     "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
     "Qwen/Qwen3-Reranker-0.6B": _of("qwen2"),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),
+    "Qwen/Qwen3-VL-4B-Instruct": _of("qwen3_vl"),
+    "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
+    "Qwen/Qwen3.5-4B": _of("qwen3_5"),
+    "royokong/e5-v": _of("llava_next"),
+    "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),
+    "TIGER-Lab/VLM2Vec-Qwen2VL-2B": _of("qwen2_vl"),
+    "zai-org/GLM-OCR": _of("glm_ocr"),
 }
 
 

@@ -175,8 +175,18 @@ def _variants(script: Path, name: str) -> list[str | None]:
     table = re.search(r"model_example_map = \{(.*?)\}", source, re.DOTALL)
     if table is None:
         return [None]
-    keys = re.findall(r'"([^"]+)":', table[1])
-    return [f"-m {key}" for key in keys if any(map(example_repositories.known, _repositories(source, ["-m", key])))]
+    found = []
+    for key, function in re.findall(r'"([^"]+)": (\w+)', table[1]):
+        if any(map(example_repositories.known, _repositories(source, ["-m", key]))):
+            found += [f"-m {key}{words}" for words in _modalities(source.split(f"def {function}(")[1].split("\ndef ")[0])]
+    return found
+
+
+def _modalities(body: str) -> list[str]:
+    """The words that ask for each kind of media that the function of a model key writes prompts for."""
+    only = re.search(r"assert modality (?:==|in) (.+)", body)
+    named = re.findall(r'"([\w+]+)"', only[1] if only else " ".join(re.findall(r"modality == .+", body)))
+    return [f" --modality {kind}" if kind != "image" else "" for kind in dict.fromkeys(named)] or [""]
 
 
 if __name__ == "__main__":

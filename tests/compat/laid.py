@@ -96,6 +96,7 @@ REPOSITORIES: dict[str, Laid] = {
     "rednote-hilab/dots.ocr": Laid("dots_ocr"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
+    "zai-org/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
     "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
     "zai-org/GLM-4.5V": Laid("glm4v_moe"),
     "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8"),

@@ -15,7 +15,7 @@ from beheld.core.media import MODALITIES, MediaRef
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.media.decode import is_array, is_image, is_tensor
-from beheld.inputs.prompt import explicit_prompt
+from beheld.inputs.prompt import explicit_prompt, vision_chunks
 
 _RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
 PromptType = str | Sequence[int] | Mapping[str, Any]
@@ -137,6 +137,7 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
         raise PromptError(
             '"multi_modal_data" must be a mapping.', 'Write for example {"image": ...}.', param="multi_modal_data"
         )
+    data, uuids = vision_chunks.as_images(data, uuids or {})
     refs: list[MediaRef] = []
     for modality, value in data.items():
         if modality not in MODALITIES:
@@ -144,13 +145,13 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
             raise PromptError(f"Unknown modality {modality!r}.", remedy, param="multi_modal_data")
         if value is None:
             continue
-        names = (uuids or {}).get(modality)
+        names = uuids.get(modality)
         if modality not in info.modalities:
             refs.append(MediaRef(modality, value))
             continue
         sources = _sources(modality, value, info, merge_size)
         refs += _named(modality, sources, names)
-    for modality in uuids or {}:
+    for modality in uuids:
         if modality not in data:
             raise PromptError(
                 f"multi_modal_uuids has {modality!r}, but multi_modal_data does not.", param="multi_modal_uuids"
