@@ -86,6 +86,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.entrypoints": {},
     "vllm.entrypoints.chat_utils": {"load_chat_template": "beheld.compat.templates:load_chat_template"},
     "vllm.entrypoints.llm": _LLM,
+    "vllm.entrypoints.pooling": {},
+    "vllm.entrypoints.pooling.utils": {
+        name: f"beheld.compat.serial:{name}" for name in ("MetadataItem", "decode_pooling_output")
+    },
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
     "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
@@ -132,7 +136,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.utils.network_utils": _PORT,
     "vllm.utils.serial_utils": {
         name: f"beheld.compat.serial:{name}"
-        for name in ("EMBED_DTYPE_TO_TORCH_DTYPE", "ENDIANNESS", "binary2tensor", "tensor2binary")
+        for name in (
+            *("EMBED_DTYPE_TO_TORCH_DTYPE", "ENDIANNESS", "MetadataItem", "binary2tensor", "decode_pooling_output"),
+            "tensor2binary",
+        )
     },
     "vllm.v1": {},
     "vllm.v1.engine": {},
@@ -149,7 +156,6 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 _ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
 _SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
-_NO_BODY = "The server gives vectors as numbers or as base64, not as a bare body."
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
     "vllm.benchmarks.serve": "`beheld bench` measures a server.",
@@ -163,8 +169,6 @@ ABSENT: Mapping[str, str] = {
     "vllm.forward_context": _PROCESSES,
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.ModelRegistry": "A model is added as a family: docs/how-to/add-a-model.md.",
-    "vllm.utils.serial_utils.MetadataItem": _NO_BODY,
-    "vllm.utils.serial_utils.decode_pooling_output": _NO_BODY,
     "vllm.v1.core": _PROCESSES,
     "vllm.v1.metrics.loggers": "/metrics has the figures.",
     "vllm.v1.request": _PROCESSES,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from beheld.api.vector_bytes import ORDERS, TYPES, from_bytes, to_bytes
@@ -19,3 +22,23 @@ def binary2tensor(binary: bytes, shape: tuple[int, ...], embed_dtype: str, endia
     """The tensor of bytes; one size of `shape` may be -1."""
     found: torch.Tensor = from_bytes(binary, shape, embed_dtype, endianness)
     return found
+
+
+@dataclass
+class MetadataItem:
+    """Where a vector lies in a body, as the header `metadata` of an answer in bytes says it."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: tuple[int, ...]
+
+
+def decode_pooling_output(items: Sequence[MetadataItem], body: bytes) -> list[torch.Tensor]:
+    """The vectors of a body, in the order of the request's inputs."""
+    return [
+        binary2tensor(body[item.start : item.end], tuple(item.shape), item.embed_dtype, item.endianness)
+        for item in sorted(items, key=lambda item: item.index)
+    ]
