@@ -113,6 +113,7 @@ class EngineArgs:
     mm_processor_cache_gb: float | None = None
     disable_mm_preprocessor_cache: bool = False
     enable_mm_embeds: bool = True
+    enable_prompt_embeds: bool = False
     encoder_urls: list[str] | None = None
     mm_encoder_budget: int | None = None
     media_workers: int | None = None
@@ -360,6 +361,7 @@ class EngineConfig:
         expert_parallel: whether ranks share experts out whole, not a part of each.
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
         over_hosts: whether Ray places the ranks, on several hosts.
+        prompt_embeds: whether prompts may be embeddings.
     """
 
     device: str
@@ -401,6 +403,7 @@ class EngineConfig:
     expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
     over_hosts: bool = False
+    prompt_embeds: bool = False
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

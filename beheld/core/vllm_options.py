@@ -140,7 +140,6 @@ _refused(
 )
 _refused("Give a folder or a hub name as the model.", "model_weights")
 _refused("`revision` is that of the code too.", "code_revision")
-_refused("Give prompts as texts or token ids.", switches="enable_prompt_embeds")
 _refused("Embeddings of media are taken; prompts are text or ids.", switches="tokens_only")
 _refused(
     "Answers have tokens and log-probabilities; leave it out.",

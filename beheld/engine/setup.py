@@ -311,6 +311,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
         over_hosts=args.distributed_executor_backend == "ray",
+        prompt_embeds=_prompt_embeds(args, info),
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,
@@ -485,6 +486,21 @@ def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
             param="max_model_len",
         )
     return args.max_model_len
+
+
+def _prompt_embeds(args: EngineArgs, info: ModelInfo) -> bool:
+    """Whether prompts may be embeddings.
+
+    Raises:
+        ConfigError: this model cannot take any.
+    """
+    if args.enable_prompt_embeds and (info.modalities or info.is_encoder_decoder or info.both_ways != "nowhere"):
+        raise ConfigError(
+            f"enable_prompt_embeds needs a decoder of text alone; {info.architecture} is none.",
+            "Leave it out, and send text or token ids.",
+            param="enable_prompt_embeds",
+        )
+    return args.enable_prompt_embeds
 
 
 def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:

@@ -17,7 +17,15 @@ from beheld.server.sampling import beams_of, check_answers, sampling
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk, grounding_of, usage_of
 
-Prompt = str | list[int]
+
+@dataclass(frozen=True)
+class Embedded:
+    """A prompt of embeddings: base64 of a tensor."""
+
+    text: str
+
+
+Prompt = str | list[int] | Embedded
 # OpenAI's four lists of a choice's tokens, by name.
 Lists = dict[str, list[Any]]
 _LEAST = -9999.0
@@ -33,6 +41,10 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     given: Any = body.prompt
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     prompts: list[Prompt] = [given] if one else list(given)
+    if body.prompt_embeds:
+        _check_embedded(body)
+        texts = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+        prompts = [Embedded(text) for text in texts]
     if not prompts:
         raise HttpError(400, "There is no prompt.", "Send a text or token ids.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
@@ -44,6 +56,14 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
             param="prompt",
         )
     return prompts
+
+
+def _check_embedded(body: CompletionRequest) -> None:
+    """Raise HttpError if a request with embeddings has a prompt besides, or asks for its text."""
+    if body.prompt:
+        raise HttpError(400, "A request has a prompt or prompt_embeds.", 'Send "prompt": "".', param="prompt")
+    if body.echo:
+        raise HttpError(400, "prompt_embeds have no text to echo.", "Leave echo out.", param="echo")
 
 
 def chunks(
@@ -139,8 +159,11 @@ class Echo:
 
 
 def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
-    name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return {name: prompt} if salt is None else {name: prompt, "cache_salt": salt}
+    if isinstance(prompt, Embedded):
+        found: dict[str, Any] = {"prompt_embeds": prompt.text}
+    else:
+        found = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    return found if salt is None else found | {"cache_salt": salt}
 
 
 async def _chunks(

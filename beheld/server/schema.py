@@ -506,6 +506,7 @@ class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
     prompt: Prompt
+    prompt_embeds: str | Texts | None = None
     logprobs: Whole | None = None
     echo: bool | None = None
 
