@@ -78,6 +78,26 @@ def _classifier(family: str, architecture: str, **changes: Any) -> Make:
     return make
 
 
+def _described(family: str, **entries: Any) -> Make:
+    """The tiny checkpoint under the configuration of a model that is not built."""
+
+    def make(folder: Path) -> None:
+        _of(family, None)(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text.write_json(folder / "config.json", config | entries)
+
+    return make
+
+
+def _rotary(folder: Path) -> None:
+    """An encoder with the entries of jina-embeddings-v3 that say what is special about it."""
+    from tests.pool import checkpoints
+
+    checkpoints.encoder(folder, "XLMRobertaModel")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text.write_json(folder / "config.json", config | {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+
+
 def _contrastive(kind: str) -> Make:
     from tests.pool import test_contrastive
 
@@ -130,8 +150,12 @@ REPOSITORIES: Mapping[str, Make] = {
     "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
     "internlm/Intern-S1-mini": _of("interns1"),
+    "internlm/internlm2-1_8b-reward": _described(
+        "llama", architectures=["InternLM2ForRewardModel"], model_type="internlm2"
+    ),
     "intfloat/e5-small": _encoder("BertModel"),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
+    "jinaai/jina-embeddings-v3": _rotary,
     "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
     "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
     "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
