@@ -48,6 +48,14 @@ def _opt(folder: Path) -> None:
     tiny._write_model(folder, config, {"eos_token_id": ids["</s>"]}, ids, seed=9)
 
 
+# Messages of texts and images; IMAGE stands for an image's text.
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def _census(kind: str, positions: int = 32768) -> Make:
     """A checkpoint of a type of the census."""
 
@@ -58,6 +66,8 @@ def _census(kind: str, positions: int = 32768) -> Make:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["text_config"]["max_position_embeddings"] = positions
         text.write_json(folder / "config.json", config)
+        written = _CHAT.replace("IMAGE", census_media.RECIPES[kind].image)
+        (folder / "chat_template.jinja").write_text(written, encoding="utf-8")
 
     return make
 

@@ -178,8 +178,10 @@ def _variants(script: Path, name: str) -> list[str | None]:
     found = []
     for key, function in re.findall(r'"([^"]+)": (\w+)', table[1]):
         if any(map(example_repositories.known, _repositories(source, ["-m", key]))):
-            found += [f"-m {key}{words}" for words in _modalities(source.split(f"def {function}(")[1].split("\ndef ")[0])]
-    return found
+            kinds = _modalities(source.split(f"def {function}(")[1].split("\ndef ")[0])
+            found += [(number, f"-m {key}{words}") for number, words in enumerate(sorted(kinds))]
+    # Every key once comes first.
+    return [words for _, words in sorted(found, key=lambda one: one[0])]
 
 
 def _modalities(body: str) -> list[str]:
