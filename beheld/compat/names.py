@@ -50,7 +50,13 @@ _PROMPTS = {
 _PROMPT_PARTS = {
     name: f"beheld.compat.prompts:{name}"
     for name in (
-        *("EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "ModalityData", "MultiModalDataBuiltins", "MultiModalDataDict"),
+        *(
+            "EmbedsPrompt",
+            "ExplicitEncoderDecoderPrompt",
+            "ModalityData",
+            "MultiModalDataBuiltins",
+            "MultiModalDataDict",
+        ),
         *("MultiModalUUIDDict", "SingletonPrompt"),
     )
 }

@@ -16,6 +16,7 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.checkpoint.validate import validate
 from beheld.core.config import (
+    AT_LOAD_AS,
     KEPT_BITS,
     QUANTIZED_AT_LOAD,
     QUANTIZED_CHECKPOINTS,
@@ -450,9 +451,15 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     Raises:
         ConfigError: the device does not multiply such weights.
     """
-    if args.quantization not in QUANTIZED_AT_LOAD or args.quantization == info.quantized_by:
+    wanted = args.quantization
+    if wanted is None or wanted == info.quantized_by:
         return None
-    if args.quantization in ("fp8", "nf4") and not platform.shares_host_memory:
+    if wanted in AT_LOAD_AS:
+        logger.info("quantization=%r quantizes weights as they are loaded, as %r does.", wanted, AT_LOAD_AS[wanted])
+        wanted = AT_LOAD_AS[wanted]
+    if wanted not in QUANTIZED_AT_LOAD:
+        return None
+    if wanted in ("fp8", "nf4") and not platform.shares_host_memory:
         raise ConfigError(
             f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
             "are dequantized in each product.",
@@ -460,20 +467,20 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
             param="quantization",
         )
     missing = platform.no_grouped_products
-    if args.quantization == "int4" and missing is not None:
+    if wanted == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available on {platform.place}: {missing}.",
             "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
             param="quantization",
         )
-    if args.quantization == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
+    if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
         raise ConfigError(
             f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
             "AVX512-VNNI, AVX-VNNI or AMX.",
             "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
-    return args.quantization
+    return wanted
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:

@@ -88,6 +88,22 @@ def _classifier(family: str, architecture: str, **changes: Any) -> Make:
     return make
 
 
+def _quantized(method: str) -> Make:
+    """The tiny Llama as AWQ or GPTQ stores it."""
+
+    def make(folder: Path) -> None:
+        from tests.quant import stored_forms, test_awq, test_gptq
+
+        forms = {
+            "awq": (test_awq.ENTRY, stored_forms.awq(16)),
+            "gptq": (test_gptq.ENTRY | {"bits": 4, "group_size": 16}, stored_forms.gptq(4, 16, 1, act_order=True)),
+        }
+        folder.rmdir()
+        stored_forms.write(tiny.checkpoint("llama"), folder, *forms[method])
+
+    return make
+
+
 def _described(family: str, **entries: Any) -> Make:
     """The tiny checkpoint under the configuration of a model that is not built."""
 
@@ -133,8 +149,6 @@ _LLAMAS = [
     "meta-llama/Llama-3.2-1B-Instruct",
     "meta-llama/Llama-3.2-3B-Instruct",
     "meta-llama/Meta-Llama-3.1-8B-Instruct",
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ",
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ",
 ]
 _ADAPTERS = [
     "jashing/tinyllama-colorist-lora",
@@ -169,7 +183,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
     "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
     "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4"),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4", 1_048_576),
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
     "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
@@ -194,6 +208,8 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
     "Qwen/Qwen3.5-4B": _of("qwen3_5"),
     "royokong/e5-v": _of("llava_next"),
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": _quantized("awq"),
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": _quantized("gptq"),
     "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),
     "TIGER-Lab/VLM2Vec-Qwen2VL-2B": _of("qwen2_vl"),
     "zai-org/GLM-OCR": _of("glm_ocr"),

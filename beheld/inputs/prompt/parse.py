@@ -52,9 +52,7 @@ class ParsedPrompt:
     embeds: Any = None
 
 
-def parse(
-    prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = MediaLimits()
-) -> ParsedPrompt:
+def parse(prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = MediaLimits()) -> ParsedPrompt:
     """Recognize a prompt's form and check it.
 
     Args:
@@ -96,9 +94,7 @@ def processor_options(given: Any) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _parse_mapping(
-    prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, limits: MediaLimits
-) -> ParsedPrompt:
+def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, limits: MediaLimits) -> ParsedPrompt:
     for key in prompt:
         if key not in _KEYS:
             remedy = nearest(str(key), _KEYS) or f"Known: {', '.join(_KEYS)}."
