@@ -50,14 +50,8 @@ _PROMPTS = {
 _PROMPT_PARTS = {
     name: f"beheld.compat.prompts:{name}"
     for name in (
-        *(
-            "EmbedsPrompt",
-            "ExplicitEncoderDecoderPrompt",
-            "ModalityData",
-            "MultiModalDataBuiltins",
-            "MultiModalDataDict",
-        ),
-        *("MultiModalUUIDDict", "SingletonPrompt"),
+        *("EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "ModalityData", "MultiModalDataBuiltins"),
+        *("MultiModalDataDict", "MultiModalUUIDDict", "SingletonPrompt"),
     )
 }
 _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}

@@ -133,7 +133,7 @@ class ReadRequest:
 class RequestWithItems:
     """A request with its items by modality, and their receipts in the order of the prompt.
 
-    `ids` are the prompt's, with the items' texts around their placeholders; `spans` are those of a prompt of embeddings.
+    `ids` are the prompt's, with the items' texts around their placeholders; `spans` are of a prompt of embeddings.
     """
 
     read: ReadRequest

@@ -68,6 +68,12 @@ REPOSITORIES: dict[str, Laid] = {
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "THUDM/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": Laid(
+        "smolvlm",
+        # The script asks for tiles of 384.
+        config={"vision_config": {"image_size": 384, "patch_size": 96}},
+        preprocessor={"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 1536}},
+    ),
     "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
     "allenai/Molmo-7B-D-0924": Laid("molmo", positions=None),
@@ -97,9 +103,9 @@ REPOSITORIES: dict[str, Laid] = {
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
     "zai-org/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
-    "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
-    "zai-org/GLM-4.5V": Laid("glm4v_moe"),
-    "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8"),
+    "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v", positions=65536),
+    "zai-org/GLM-4.5V": Laid("glm4v_moe", positions=65536),
+    "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8", positions=65536),
 }
 
 

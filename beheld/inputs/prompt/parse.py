@@ -18,6 +18,7 @@ from beheld.inputs.media.decode import is_array, is_image, is_tensor
 from beheld.inputs.prompt import embedded_prompt, explicit_prompt, vision_chunks
 
 _RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
+_LIMITS = MediaLimits()
 PromptType = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = (
@@ -52,7 +53,7 @@ class ParsedPrompt:
     embeds: Any = None
 
 
-def parse(prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = MediaLimits()) -> ParsedPrompt:
+def parse(prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = _LIMITS) -> ParsedPrompt:
     """Recognize a prompt's form and check it.
 
     Args:
