@@ -50,8 +50,9 @@ def _opt(folder: Path) -> None:
 
 # Messages of texts and images; IMAGE stands for an image's text.
 _CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
-    "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
