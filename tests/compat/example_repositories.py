@@ -116,6 +116,26 @@ def _judge(folder: Path) -> None:
     text.write_json(file, content)
 
 
+def _with_code(family: str, module: str, name: str) -> Make:
+    """The tiny checkpoint, with a class where the repository has its own tokenizer's code, which scripts run."""
+
+    def make(folder: Path) -> None:
+        from beheld.checkpoint.info import read_info
+        from beheld.checkpoint.resolve import resolve
+        from beheld.core.config import EngineArgs
+        from beheld.inputs.prompt.tokenizer import load_tokenizer
+
+        _of(family)(folder)
+        args = EngineArgs(model=str(folder))
+        load_tokenizer(read_info(resolve(args), args), args).backend_tokenizer.save(str(folder / "tokenizer.json"))
+        code = (
+            f"from transformers import PreTrainedTokenizerFast\n\n\nclass {name}(PreTrainedTokenizerFast):\n    pass\n"
+        )
+        (folder / f"{module}.py").write_text(code, encoding="utf-8")
+
+    return make
+
+
 def _described(family: str, **entries: Any) -> Make:
     """The tiny checkpoint under the configuration of a model that is not built."""
 
@@ -184,7 +204,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "google/siglip-base-patch16-224": _contrastive("siglip"),
     "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
-    "internlm/Intern-S1-mini": _of("interns1"),
+    "internlm/Intern-S1-mini": _with_code("interns1", "tokenization_interns1", "InternS1Tokenizer"),
     "internlm/internlm2-1_8b-reward": _described(
         "llama", architectures=["InternLM2ForRewardModel"], model_type="internlm2"
     ),
@@ -206,6 +226,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "openai/whisper-large-v3-turbo": lambda folder: laid._fill(
         folder, laid.Laid("whisper", positions=None, config={"max_target_positions": 448})
     ),
+    "OpenGVLab/InternVL2-2B": _with_code("internvl_chat", "tokenization_internlm2", "InternLM2Tokenizer"),
     "OpenGVLab/InternVL3-2B": _of("internvl_chat_qwen2"),
     "PaddlePaddle/PaddleOCR-VL": _of("paddleocr_vl"),
     "Qwen/Qwen2.5-3B-Instruct": _of("qwen2"),
@@ -229,7 +250,7 @@ REPOSITORIES: Mapping[str, Make] = {
 
 def lay(hub: Path, name: str) -> Path:
     """The folder of a repository in the cache folder `hub`, laid if it is not there yet."""
-    if name in laid.REPOSITORIES:
+    if name in laid.REPOSITORIES and name not in REPOSITORIES:
         for further in laid.BESIDE.get(name, ()):
             laid.repository(hub, further)
         return laid.repository(hub, name)
