@@ -22,7 +22,7 @@ def _of(family: str, positions: int | None = 32768) -> Make:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if positions is not None:
             inner = config.get("thinker_config", config)
-            inner.get("text_config", inner)["max_position_embeddings"] = positions
+            inner.get("text_config", inner.get("llm_config", inner))["max_position_embeddings"] = positions
         text.write_json(folder / "config.json", config)
 
     return make

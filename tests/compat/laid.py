@@ -37,7 +37,8 @@ class Laid:
         positions: what its text model is said to be made for, 32768 where it is more; None leaves it as it is.
         rope: the scaling of its rotary positions.
         vocabulary: rows of its embeddings and its head, where a script names ids beyond the tiny ones.
-        config, preprocessor: changes of config.json, after which the weights are made anew, and of its preprocessor.
+        config, preprocessor, video: changes of config.json, after which the weights are made anew, of its preprocessor,
+            and of the one of videos.
         make: writes the tiny checkpoint in the repository's own layout, where transformers has another.
     """
 
@@ -47,6 +48,7 @@ class Laid:
     vocabulary: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[[Path], None] | None = None
 
 
@@ -73,6 +75,7 @@ REPOSITORIES: dict[str, Laid] = {
         # The script asks for tiles of 384.
         config={"vision_config": {"image_size": 384, "patch_size": 96}},
         preprocessor={"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 1536}},
+        video={"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 384}},
     ),
     "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
@@ -144,7 +147,11 @@ def _fill(folder: Path, laid: Laid) -> None:
             shutil.copy(file, folder)
         else:
             (folder / file.name).symlink_to(file)
-    for name, changes in (("config.json", laid.config), ("preprocessor_config.json", laid.preprocessor)):
+    for name, changes in (
+        ("config.json", laid.config),
+        ("preprocessor_config.json", laid.preprocessor),
+        ("video_preprocessor_config.json", laid.video),
+    ):
         if changes:
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             text.write_json(folder / name, _merged(content, changes))
