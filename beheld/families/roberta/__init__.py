@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from beheld.families._shared.encoder_positions import learned_only
+from beheld.families._shared.encoders.config import learned_only
 from beheld.families.family import Family
 
 _TYPES = ("roberta", "xlm-roberta", "camembert")
