@@ -27,7 +27,7 @@ from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
-from beheld.inputs.prompt import decoder_prompt, documents, encoder_prompt, expand, item_words
+from beheld.inputs.prompt import decoder_prompt, documents, embedded_prompt, encoder_prompt, expand, item_words
 from beheld.inputs.prompt.documents import FoundDocument
 from beheld.inputs.prompt.parse import PromptType
 from beheld.inputs.prompt.reader import PromptReader
@@ -236,6 +236,10 @@ class InputPipeline:
         """
         prompt = read.prompt
         media = prompt.parsed.media
+        if prompt.parsed.embeds is not None:
+            most = self._config.max_encoder_tokens
+            spans = embedded_prompt.spans(prompt.parsed.embeds, self._info, most)
+            return RequestWithItems(read, prompt.ids, {}, (), spans)
         if not media:
             return RequestWithItems(read, prompt.ids, {}, ())
         order = read.order
@@ -265,6 +269,7 @@ class InputPipeline:
             # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.places)
+        spans = made.spans or spans
         if self._info.encoder_reads == "prompt":
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, prompt.parsed.salt)
         elif self._info.encoder_reads:

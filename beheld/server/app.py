@@ -33,6 +33,7 @@ from beheld.server import (
     response_requests,
     resume,
     transcriptions,
+    vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
@@ -421,7 +422,7 @@ class Service:
             with self.admission.admitted(window):
                 try:
                     made = pooling.run(self.llm, work, head, body.priority or 0, window)
-                    return JSONResponse(await until_gone(made, request.receive))
+                    return vector_bodies.response(await until_gone(made, request.receive))
                 except CulpritError:
                     self._clients.blame(head.client)
                     raise

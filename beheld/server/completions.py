@@ -21,7 +21,15 @@ from beheld.server.schema import CompletionRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, usage_of
 from beheld.utils.loop_share import LoopShare
 
-Prompt = str | list[int]
+
+@dataclass(frozen=True)
+class Embedded:
+    """A prompt of embeddings: base64 of a tensor."""
+
+    text: str
+
+
+Prompt = str | list[int] | Embedded
 # OpenAI's four lists of a choice's tokens, by name.
 Lists = dict[str, list[Any]]
 # Tokens of a shown prompt in one event of a stream.
@@ -38,6 +46,10 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     given: Any = body.prompt
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     prompts: list[Prompt] = [given] if one else list(given)
+    if body.prompt_embeds:
+        _check_embedded(body)
+        texts = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+        prompts = [Embedded(text) for text in texts]
     if not prompts:
         raise HttpError(400, "There is no prompt.", "Send a text or token ids.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
@@ -56,11 +68,16 @@ def columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_
     num_top = _num_prompt_logprobs(body)
     if num_top is None:
         return 0
-    # A letter is at most four bytes, and a token at least one.
-    longest = (
-        4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt) for prompt in prompts
-    )
+    longest = (_most_tokens(prompt) for prompt in prompts)
     return sum(min(max_model_len, length + 1) for length in longest) * PromptLogprobs.position_bytes(num_top)
+
+
+def _most_tokens(prompt: Prompt) -> int:
+    """Return a bound on a prompt's tokens."""
+    if isinstance(prompt, Embedded):
+        return len(prompt.text)
+    # A letter is at most four bytes, and a token at least one.
+    return 4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt)
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
@@ -68,6 +85,14 @@ def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
     if body.echo and body.logprobs is not None:
         return max(body.logprobs, body.prompt_logprobs or 0)
     return body.prompt_logprobs
+
+
+def _check_embedded(body: CompletionRequest) -> None:
+    """Raise HttpError if a request with embeddings has a prompt besides, or asks for its text."""
+    if body.prompt:
+        raise HttpError(400, "A request has a prompt or prompt_embeds.", 'Send "prompt": "".', param="prompt")
+    if body.echo:
+        raise HttpError(400, "prompt_embeds have no text to echo.", "Leave echo out.", param="echo")
 
 
 def chunks(
@@ -209,8 +234,11 @@ class EchoedTokens:
 
 
 def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
-    name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return {name: prompt} if salt is None else {name: prompt, "cache_salt": salt}
+    if isinstance(prompt, Embedded):
+        found: dict[str, Any] = {"prompt_embeds": prompt.text}
+    else:
+        found = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    return found if salt is None else found | {"cache_salt": salt}
 
 
 async def _chunks(

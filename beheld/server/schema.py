@@ -536,6 +536,7 @@ class CompletionRequest(Sampled):
     """POST /v1/completions."""
 
     prompt: Prompt
+    prompt_embeds: str | Texts | None = None
     logprobs: Whole | None = None
     echo: bool | None = None
 
@@ -582,7 +583,7 @@ class ClassifyRequest(Pooled):
 class EmbeddingRequest(ClassifyRequest):
     """POST /v1/embeddings: texts, or a conversation."""
 
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     endianness: Literal["native", "big", "little"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None

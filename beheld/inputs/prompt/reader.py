@@ -95,7 +95,11 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is wrong.
         """
-        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
+        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
+        if parsed.embeds is not None:
+            self._checks.embedded_prompt(params)
+            self._checks.length(parsed.token_ids or (), (), ())
+            return ReadPrompt(parsed.token_ids or (), parsed)
         self._checks.modalities(parsed.media)
         counts = count_by_modality(parsed.media)
         text: PromptText | None = None
