@@ -85,12 +85,16 @@ def test_log_probabilities_come_in_pieces_and_keep_nobody_waiting(running: Runni
 
 @pytest.mark.case(119)
 def test_while_nobody_reads_little_is_made(running: Running) -> None:
+    # Connections have it from the listener; else the kernel may take the whole answer.
+    before = running.listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+    running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
     with socket.socket() as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         link.connect(("127.0.0.1", running.port))
         link.settimeout(20)
         link.sendall(_sent())
         assert link.recv(12) == b"HTTP/1.1 200"
+        running.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, before)
         time.sleep(0.1)
         # One position at a time, of 21 candidates; as objects there would be 50,000.
         assert sum(isinstance(found, Logprob) for found in gc.get_objects()) < 1000
