@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from beheld.parallel.meeting import Folder, Meeting, interface_of
+from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -35,14 +35,6 @@ _LIMIT = datetime.timedelta(minutes=60)
 _LEAVE_S = 5.0
 # Sends that are under way at once.
 _SENT = 32
-
-# What NCCL reads when a group is made, unless the user has set it: it leaves NVLink multicast off, and does not end
-# this process when another rank is gone, which the watchdog of the executor notices.
-_NCCL = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-}
 
 _groups: dict[int, RankGroup] = {}
 
@@ -71,6 +63,7 @@ class RankGroup:
         self._backend, self._ready = backend, ready
         self._host: Any = None
         self._device: Any = None
+        self._holds = False
         self._peers: PeerSums | None = None
         self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
@@ -93,9 +86,8 @@ class RankGroup:
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
         self._device = self._host
         if self._backend == "nccl":
-            interface = interface_of(address)
-            for name, value in (_NCCL | ({"NCCL_SOCKET_IFNAME": interface} if interface else {})).items():
-                os.environ.setdefault(name, value)
+            VARIABLES.hold(interface_of(address))
+            self._holds = True
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _LIMIT
             self._device = dist.ProcessGroupNCCL(dist.PrefixStore("device", store), self.rank, self.size, nccl)
@@ -248,6 +240,9 @@ class RankGroup:
         """
         _groups.pop(self.number, None)
         self._sent.clear()
+        if self._holds:
+            self._holds = False
+            VARIABLES.leave()
         device, host, peers = self._device, self._host, self._peers
         self._device = self._host = self._peers = None
         if peers is not None:
