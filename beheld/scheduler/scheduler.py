@@ -245,10 +245,10 @@ class Scheduler:
         """One slice for each running sequence that has something to compute."""
         none = self._cache.no_blocks
         index = 0
-        while index < len(self._running) and not step.full:
+        while index < len(self._running) and step.budget > 0:
             sequence = self._running[index]
             start, end = sequence.num_computed, sequence.end
-            if start >= end:
+            if start >= end or (step.full and not sequence.prefills):
                 index += 1
             elif end - start == 1 and sequence.num_prompt <= start < sequence.num_slots:
                 # Decoding into a block that the sequence has: by far the most frequent case, kept short.

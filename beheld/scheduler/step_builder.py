@@ -15,7 +15,7 @@ class StepBuilder:
 
     Attributes:
         budget: positions that may still be computed.
-        most: the most sequences that it computes.
+        most: it computes so many sequences, and beyond them only further parts of prompts.
         shares: for each client what is left of its share of prefill; None while there is one client alone.
         reserved: running sequence -> positions of its prompt that it may compute beyond its client's share, because
             others wait for the embeddings that it holds.
@@ -51,7 +51,7 @@ class StepBuilder:
 
     @property
     def full(self) -> bool:
-        """True if no further sequence has a place."""
+        """True if no sequence has a place that decodes or begins."""
         return self.budget <= 0 or len(self.slices) >= self.most
 
     def room(self, sequence: Sequence) -> int:
