@@ -346,6 +346,10 @@ class MultiExecutor:
         if self._watchdog.cause is not None:
             raise self._watchdog.error()
 
+    def on_loss(self, tell: Callable[[], None]) -> None:
+        """See Executor."""
+        self._watchdog.on_end(tell)
+
     def close(self) -> None:
         """See Executor."""
         try:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ class Watchdog:
         self._stuck_s = stuck_s
         self._turn = threading.Lock()
         self._closing = False
+        self._tell: Callable[[], None] | None = None
         self.cause: BeheldError | None = None
         # The last steps that failed on the first rank, and those that it has not begun while others may have.
         self._failed_here: tuple[int, ...] = ()
@@ -108,9 +109,20 @@ class Watchdog:
             if self.cause is not None or self._closing:
                 return
             self.cause = cause
+            tell = self._tell
         logger.error("%s", cause)
         self._kill()
         self._group.abort()
+        if tell is not None:
+            tell()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once all ranks have ended with a cause, or now if they have."""
+        with self._turn:
+            self._tell = tell
+            if self.cause is None:
+                return
+        tell()
 
     def _kill(self) -> None:
         for each in self._ranks:

@@ -19,7 +19,7 @@ from tests.pool.checkpoints import classifier, encoder
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
 RANKS: dict[str, Any] = {"distributed_executor_backend": "mp"}
 PARTS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
-TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square. " * 6, "Hello"]
+TEXTS = ["What is in this picture?", "A small red circle stands left of a large blue square. " * 2, "Hello"]
 LABELS = {"id2label": {0: "calm", 1: "glad", 2: "sad"}, "label2id": {"calm": 0, "glad": 1, "sad": 2}}
 BY_TOKENS = {"architectures": ["Qwen2ForSequenceClassification"], "classifier_from_token": ["n", "y"]}
 
@@ -77,7 +77,7 @@ def test_a_decoder_that_pools(tmp_path: Path, kind: str, split: dict[str, Any]) 
 
 def test_an_encoder_is_whole_on_every_rank_and_has_no_stages(tmp_path: Path) -> None:
     folder = str(encoder(tmp_path / "e", "BertModel"))
-    options = OPTIONS | {"max_model_len": 128}
+    options = OPTIONS | {"max_model_len": 130}
     with LLM(folder, **options) as llm:
         wanted = torch.tensor(vectors(llm))
     with LLM(folder, **options, **RANKS, **PARTS) as llm:
