@@ -257,7 +257,7 @@ class MultiExecutor:
         return step.handle
 
     def _begin_all(self) -> None:
-        while self._later:
+        while self._later and not self._group.broken:
             self._begin_next()
 
     def _begin_next(self) -> None:

@@ -53,11 +53,13 @@ class RankGroup:
         number: names the group in compiled code.
         entered: collectives that this rank has begun, since the start.
         waits_since: when it began the one that it waits in, by time.monotonic; None if it waits in none.
+        broken: a collective has failed, so none can be entered any more.
     """
 
     def __init__(self, rank: int, size: int, folder: Path | Meeting, backend: str, ready: Callable[[], None]) -> None:
         self.rank, self.size = rank, size
         self.entered = 0
+        self.broken = False
         self.waits_since: float | None = None
         self._meeting = Folder(folder) if isinstance(folder, Path) else folder
         self._backend, self._ready = backend, ready
@@ -104,12 +106,18 @@ class RankGroup:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        if self.broken:
+            # Gloo ends the process that goes on after that.
+            raise RuntimeError("The connection to another rank has failed.")
         if self._host is None:
             self._connect()
         self.entered += 1
         self.waits_since = time.monotonic()
         try:
             yield
+        except Exception:
+            self.broken = True
+            raise
         finally:
             self.waits_since = None
 
@@ -304,6 +312,11 @@ class RankGroups:
     def waits_since(self) -> float | None:
         """See RankGroup; of the one in which it waits."""
         return next((group.waits_since for group in self.all if group.waits_since is not None), None)
+
+    @property
+    def broken(self) -> bool:
+        """See RankGroup; of any."""
+        return any(group.broken for group in self.all)
 
     @property
     def lockstep(self) -> bool:
