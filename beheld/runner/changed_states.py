@@ -50,7 +50,7 @@ class Computed:
 
 
 @dataclass(eq=False)
-class _Plan:
+class _LaunchedPlan:
     """A plan, the rows whose states it has changed, and what its pass gave if it failed after that."""
 
     id: int | None = None
@@ -69,8 +69,8 @@ class ChangedStates:
 
     def __init__(self, *, recurrent: bool, sampled_elsewhere: bool = False, plans: int = 1) -> None:
         self._recurrent, self._elsewhere = recurrent, sampled_elsewhere
-        self._plan = _Plan()
-        self._newest: deque[_Plan] = deque(maxlen=plans)
+        self._plan = _LaunchedPlan()
+        self._newest: deque[_LaunchedPlan] = deque(maxlen=plans)
 
     def computed(self, plan: StepPlan) -> Computed | None:
         """What an earlier launch of the plan computed, if it failed only afterwards; None if it computed nothing.
@@ -82,7 +82,7 @@ class ChangedStates:
             return None
         known = next((each for each in self._newest if each.id == plan.id), None)
         if known is None:
-            known = _Plan(plan.id)
+            known = _LaunchedPlan(plan.id)
             self._newest.append(known)
         self._plan = known
         rows = {piece.row for piece in plan.slices}
