@@ -56,7 +56,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, Any], Callable[[LLM], l
     "classes": (three_classes, {}, classes),
     "tokens": (qwen2, {"hf_overrides": BY_TOKENS}, scores),
 }
-EVERY_TIME = [("vectors", PARTS), ("vectors", STAGES), ("tokens", PARTS)]
+EVERY_TIME = [("vectors", STAGES), ("tokens", PARTS)]
 
 
 @pytest.mark.parametrize(
