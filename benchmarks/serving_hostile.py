@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -51,11 +51,13 @@ class Attack:
         payloads: makes what each of its connections sends, again and again; it is given the port of a hostile origin.
         origin: what that origin answers to every request, as often as its client reads.
         body_mib: what the bodies in work have at most.
+        warm: a harmless request that starts the processes of the attack's kind of work, which count once.
     """
 
     payloads: Callable[[int], list[bytes]]
     origin: tuple[bytes, bytes] = (b"", b"")
     body_mib: int = 0
+    warm: Callable[[], bytes] | None = None
 
 
 def post(path: str, body: Any, *, key: bool = True) -> bytes:
@@ -209,8 +211,21 @@ ATTACKS: dict[str, Attack] = {
     "progressive_pictures": Attack(lambda port: [_pictured("image", many_scans(8000, 6000, 0))] * 4, body_mib=4 * 192),
     # 128 megapixels are the most that an image may have; opened images take turns at a gibibyte.
     "largest_pictures": Attack(lambda port: [_pictured("image", large_png(16_000, 8000))] * 8, body_mib=1024),
-    "many_frames": Attack(lambda port: [_pictured("video", many_frames(1280, 720, 6000))] * 4, body_mib=4),
-    "looping_templates": Attack(lambda port: [_said("a", chat_template=_LOOPS)] * 4),
+    # 16 frames of 2.6 MiB: twice in the server, where they are resized, and once in the worker that decodes them.
+    "many_frames": Attack(
+        lambda port: [_pictured("video", many_frames(1280, 720, 6000))] * 4,
+        body_mib=4,
+        warm=lambda: _pictured("video", many_frames(64, 64, 4)),
+    ),
+    # Answers of hundreds of megabytes, and 27 MiB of columns while they are read.
+    "prompt_logprobs": Attack(
+        lambda port: [post(COMPLETE, {"prompt": [[5] * 8000] * 64, "max_tokens": 1, "prompt_logprobs": 5})],
+        body_mib=4,
+    ),
+    "looping_templates": Attack(
+        lambda port: [_said("a", chat_template=_LOOPS)] * 4,
+        warm=lambda: _said("a", chat_template="{{ messages[0].content }}"),
+    ),
 }
 
 
@@ -331,10 +346,11 @@ def _one(
     try:
         with origin(*attack.origin) as origin_port:
             payloads = attack.payloads(origin_port)
-            _ready(port)
-            calm = peak_mib(process.pid)
+            _ready(port, [talk() for talk in (_hello, attack.warm) if talk is not None])
             with watched(port, process.pid) as idle:
                 time.sleep(given.seconds)
+            # Behind the first chats, which read libraries' pages for the first time.
+            calm = peak_mib(process.pid)
             with watched(port, process.pid) as told:
                 time.sleep(1.0)
                 threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
@@ -396,26 +412,38 @@ def _main_thread_s(pid: int) -> tuple[float, float]:
     return int(computed) / 1e9, int(waited) / 1e9
 
 
-def _ready(port: int) -> None:
-    """Wait until a chat is answered, and a few more, which warm what is made once."""
-    talk = post(CHAT, {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8})
-    for _ in range(5):
+def _hello() -> bytes:
+    return post(CHAT, {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8})
+
+
+def _ready(port: int, talks: Sequence[bytes]) -> None:
+    """Wait until each is answered, and a few more times, which warm what is made once."""
+    for talk in [*talks] * 5:
         with socket.create_connection(("127.0.0.1", port), 120) as link:
             link.sendall(talk)
             assert link.recv(12) == b"HTTP/1.1 200"
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process and its children had."""
-    pids, total = [pid], 0.0
-    for one in pids:
+    """The most memory that a process and its children had.
+
+    A forked child has its parent's command line and shares its memory: only what it has beyond counts.
+    """
+    total = 0.0
+    left = [(pid, "", 0.0)]
+    while left:
+        one, parents_command, parents_mib = left.pop()
         with contextlib.suppress(OSError):
+            with open(f"/proc/{one}/cmdline") as file:
+                command = file.read()
             with open(f"/proc/{one}/status") as file:
-                total += sum(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+                fields = dict(line.split(":", 1) for line in file)
+            most, now = (int(fields[name].split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+            total += max(0.0, most - parents_mib) if command == parents_command else most
             # Each thread has the children that it began.
             for thread in os.listdir(f"/proc/{one}/task"):
                 with open(f"/proc/{one}/task/{thread}/children") as file:
-                    pids += [int(word) for word in file.read().split()]
+                    left += [(int(word), command, now) for word in file.read().split()]
     return total
 
 

@@ -57,10 +57,17 @@ class Recipe:
         options: what transformers' processor must be told to make inputs that its model takes.
         alone: whether the processor also reads a text alone; if not, the tokenizer does.
         generating: keyword arguments of transformers' generate().
-        start: for a decoder behind an encoder that hears, the token that its prompts start with.
+        start: for a decoder behind an encoder that hears or sees, the token that its prompts start with.
+        always: whether every prompt has an image.
+        begins: for a decoder whose encoder reads the prompt, the token that starts its answers.
         placed: whether the processor places an image itself, so that prompts do not have its text.
         speaker: returns the part of transformers' model that generates from a text alone.
         unlisted: places of an image, before the prompt, that have no ids in transformers.
+        frames: of the video.
+        asked: makes transformers' inputs of a prompt, and the prompt's ids as they are in the end, from the processor,
+            the prompt and its media; None for the usual way.
+        settle: changes what random weights leave as it is made.
+        load: makes the processor of a folder, if transformers' needs a library that is not wanted here.
     """
 
     tokens: tuple[str, ...]
@@ -81,9 +88,15 @@ class Recipe:
     rate: int = 16000
     generating: Mapping[str, Any] = field(default_factory=dict)
     start: str = ""
+    begins: str = ""
+    always: bool = False
     placed: bool = False
     speaker: Callable[[Any], Any] = lambda model: model
     unlisted: int = 0
+    frames: int = 8
+    asked: Callable[[Any, str, Any], tuple[dict[str, Any], Callable[[], list[int]]]] | None = None
+    settle: Callable[[Any], None] = lambda model: None
+    load: Callable[[Path], Any] | None = None
 
 
 class Sounds(list[Any]):
@@ -130,17 +143,24 @@ def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
     specials = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *recipe.tokens)
     settings = {"extra_special_tokens": dict(recipe.named)} | dict(recipe.named) if recipe.named else {}
     ids = text.write_qwen_tokenizer(folder, specials, "<|im_end|>", settings)
-    processor = recipe.processor(AutoTokenizer.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = recipe.processor(tokenizer)
+    if getattr(processor, "tokenizer", tokenizer) is not tokenizer:
+        # It has one of its own kind.
+        for file in folder.iterdir():
+            file.unlink()
     processor.save_pretrained(folder)
     config = tiny_config(kind, recipe.config(ids))
     kind_of_model = getattr(transformers, recipe.wrapped_by or media_classes()[kind])
     torch.manual_seed(0)
     model = kind_of_model._from_config(config, dtype=torch.float32).eval()
     tiny._fill(model.model if recipe.wrapped_by else model)
+    recipe.settle(model)
     model.config.architectures = [type(model).__name__]
     model.save_pretrained(folder)
     loaded = kind_of_model.from_pretrained(folder, dtype=torch.float32).eval()
-    return loaded.model if recipe.wrapped_by else loaded, AutoProcessor.from_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(folder) if recipe.load is None else recipe.load(folder)
+    return loaded.model if recipe.wrapped_by else loaded, processor
 
 
 QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
@@ -148,13 +168,19 @@ QUESTIONS = ((), ((84, 56, 1),), ((56, 112, 2),), ((84, 56, 3), (112, 70, 4)))
 HEARD = (((2.7, 1),), ((0.9, 2),), ((1.3, 3), (2.0, 4)))
 
 
-FRAMES = 8
-TIMES = {"total_num_frames": FRAMES, "fps": 2.0, "duration": FRAMES / 2, "frames_indices": list(range(FRAMES))}
-CLIP = "a video"
+CLIP, OTHER_CLIP = "a video", "another video"
+_CLIPS = {CLIP: 5, OTHER_CLIP: 6}
+
+
+def times(count: int) -> dict[str, Any]:
+    """Return when the frames of a video are."""
+    return {"total_num_frames": count, "fps": 2.0, "duration": count / 2, "frames_indices": list(range(count))}
 
 
 def trial(recipe: Recipe) -> Any:
     """Return media of a prompt that shows whether transformers itself can run a type."""
+    if recipe.video and not recipe.image:
+        return CLIP
     return [tiny.picture(84, 56, 1)] if recipe.image else Sounds([_sound(recipe, 0.9, 2)])
 
 
@@ -164,7 +190,7 @@ def _sound(recipe: Recipe, seconds: float, seed: int) -> Any:
 
 def questions(recipe: Recipe) -> list[Any]:
     """Return the media of all prompts that are compared: lists of images, Sounds and CLIP."""
-    asked: list[Any] = [] if recipe.start else [[]]
+    asked: list[Any] = [] if recipe.start or recipe.always else [[]]
     if recipe.image:
         fitting = [images for images in QUESTIONS if 0 < len(images) <= recipe.most]
         if recipe.alike:
@@ -179,16 +205,21 @@ def given(recipe: Recipe, media: Any) -> dict[str, Any]:
     """Return the media of a prompt as the engine takes them."""
     if isinstance(media, Sounds):
         return {"audio": [(wave, recipe.rate) for wave in media]}
-    return {"video": (tiny.frames(FRAMES, 5), TIMES)} if media == CLIP else {"image": media} if media else {}
+    if isinstance(media, str):
+        return {"video": (tiny.frames(recipe.frames, _CLIPS[media]), times(recipe.frames))}
+    return {"image": media} if media else {}
 
 
 def prompt(recipe: Recipe, media: Any) -> str:
     """Return a prompt of these media."""
     if recipe.start:
         # The words that a decoder continues, in one prompt of two.
-        return recipe.start + ("What is it" if len(media[0]) > recipe.rate else "")
+        size, usual = (len(media[0]), recipe.rate) if isinstance(media, Sounds) else (media[0].width, 60)
+        return recipe.start + ("What is it" if size > usual else "")
     image = "" if recipe.placed else recipe.image
-    marks = recipe.video if media == CLIP else (recipe.audio if isinstance(media, Sounds) else image) * len(media)
+    marks = (recipe.audio if isinstance(media, Sounds) else image) * len(media)
+    if isinstance(media, str):
+        marks = "" if recipe.placed else recipe.video
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -198,12 +229,19 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
 
     words = prompt(recipe, asked)
     media: dict[str, Any] = {"images": [asked]} if asked else {}
-    if asked == CLIP:
-        media = {"videos": [tiny.frames(FRAMES, 5)], "video_metadata": [TIMES], "do_sample_frames": False}
+    if isinstance(asked, str):
+        clip, when = tiny.frames(recipe.frames, _CLIPS[asked]), times(recipe.frames)
+        media = {"videos": [clip], "video_metadata": [when], "do_sample_frames": False}
     if isinstance(asked, Sounds):
         media = {"audio": list(asked)}
-    if recipe.start:
-        inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+    found: Callable[[], list[int]] | None = None
+    if recipe.asked is not None:
+        inputs, found = recipe.asked(processor, words, asked)
+    elif recipe.start:
+        if isinstance(asked, Sounds):
+            inputs = dict(processor.feature_extractor(list(asked), return_tensors="pt", sampling_rate=recipe.rate))
+        else:
+            inputs = dict(processor.image_processor(asked, return_tensors="pt", **recipe.sizes))
         inputs["decoder_input_ids"] = torch.tensor([processor.tokenizer(words, add_special_tokens=False)["input_ids"]])
     else:
         reads = processor if recipe.reader is None else recipe.reader(processor)
@@ -211,9 +249,14 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         told = recipe.options | recipe.sizes if media else {}
         inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
-    begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()} if recipe.start else {}
+    begins = {}
+    if "decoder_input_ids" in inputs:
+        begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()}
+    elif recipe.begins:
+        begins = {"decoder_start_token_id": processor.tokenizer.convert_tokens_to_ids(recipe.begins)}
+    for part in (recipe.speaker(model), model):
+        part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     model = model if media else recipe.speaker(model)
-    model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
     with torch.inference_mode():
         made = model.generate(
             **inputs,
@@ -222,7 +265,9 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
             output_logits=True,
             return_dict_in_generate=True,
         )
-    ids = inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
+    ids = found() if found else inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
+    if recipe.begins:
+        ids = [begins["decoder_start_token_id"]]
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
 
 
@@ -236,7 +281,9 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     requests: list[Any] = []
     for media in asked:
         items = given(recipe, media)
-        requests.append({"prompt": prompt(recipe, media)} | ({"multi_modal_data": items} if items else {}))
+        words = prompt(recipe, media)
+        words = words.removeprefix(recipe.start) if recipe.placed else words
+        requests.append({"prompt": words} | ({"multi_modal_data": items} if items else {}))
     most = {"image": recipe.most} if recipe.image else {}
     most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
     with LLM(
@@ -248,7 +295,7 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         outputs = llm.generate(requests, params, use_tqdm=False)
     for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
         kind = "sounds" if isinstance(media, Sounds) else "images"
-        name = "a prompt with a video" if media == CLIP else f"a prompt of {len(media)} {kind}"
+        name = "a prompt with a video" if isinstance(media, str) else f"a prompt of {len(media)} {kind}"
         if list(output.prompt_token_ids)[recipe.unlisted * len(media) :] != ids:
             return f"the ids of {name} differ"
         count = len(output.outputs[0].token_ids)
@@ -264,26 +311,29 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
                     return f"of {name}, token {step} is not the most likely one"
                 break
     for kind, other in _others(recipe).items():
-        place = next(place for place, media in enumerate(asked) if media and media != CLIP and kind == _kind(media))
+        place = next(place for place, media in enumerate(asked) if media and kind == _kind(media))
         if not _shows(model, processor, recipe, other, wanted[place]):
             return f"the answers do not depend on the {kind}"
     return ""
 
 
 def _kind(media: Any) -> str:
-    return "sound" if isinstance(media, Sounds) else "image"
+    return "video" if isinstance(media, str) else "sound" if isinstance(media, Sounds) else "image"
 
 
 def _others(recipe: Recipe) -> dict[str, Any]:
     """Return, for each kind, other media in place of the first prompt's that has such ones, of the same size."""
     found: dict[str, Any] = {"image": [tiny.picture(*QUESTIONS[1][0][:2], 9)]} if recipe.image else {}
+    if recipe.video and not recipe.image:
+        found["video"] = OTHER_CLIP
     return found | ({"sound": Sounds([_sound(recipe, HEARD[0][0][0], 9)])} if recipe.audio else {})
 
 
 def _shows(model: Any, processor: Any, recipe: Recipe, other: Any, wanted: tuple[list[int], list[int], Any]) -> bool:
     """Return whether transformers answers otherwise about other media of the same size, so that wrong ones tell."""
     _, _, logits_NV = expected(model, processor, recipe, other)
-    moved = (logits_NV[0].log_softmax(-1) - wanted[2][0].log_softmax(-1)).abs().max()
+    count = min(len(logits_NV), len(wanted[2]))
+    moved = (logits_NV[:count].log_softmax(-1) - wanted[2][:count].log_softmax(-1)).abs().max()
     return float(moved) > 3 * _TOLERANCE
 
 
@@ -368,6 +418,130 @@ def _idefics_reader(processor: Any) -> Any:
     return read
 
 
+def _udop(tokenizer: Any) -> Any:
+    """Its tokenizer is of another kind."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,?<>|_"
+    vocab = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((letter, -3.0) for letter in ("▁", *letters))]
+    images = transformers.LayoutLMv3ImageProcessor(apply_ocr=False, size={"height": 32, "width": 32})
+    return transformers.UdopProcessor(images, transformers.UdopTokenizer(vocab=vocab))
+
+
+def _udop_reader(processor: Any) -> Any:
+    """As UDOP is asked: a question, words and their places."""
+
+    def read(text: list[str], images: Any, words: list[str], boxes: list[list[int]], return_tensors: str) -> Any:
+        return processor(images[0], text[0], text_pair=words, boxes=boxes, return_tensors=return_tensors)
+
+    return read
+
+
+# The tokens by which MiniCPM-V 4.7 finds its canvas.
+_CANVAS_MARKS = {
+    "image_end_id": "</image>",
+    "image_start_id": "<image>",
+    "newline_id": "\u010a",
+    "slice_end_id": "</slice>",
+    "slice_start_id": "<slice>",
+}
+
+
+def _minicpmv(name: str) -> Recipe:
+    """MiniCPM-V 4.6, and what is made as it is."""
+    return Recipe(
+        MINICPM_MARKS,
+        lambda ids: {
+            "image_token_id": ids["<|image_pad|>"],
+            "insert_layer_id": 0,
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "hidden_size": 64,
+                "head_dim": 32,
+                "rope_parameters": {
+                    "mrope_section": [2, 1, 1],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000.0,
+                    "rope_type": "default",
+                },
+            },
+            "video_token_id": ids["<|video_pad|>"],
+            **({key: ids[token] for key, token in _CANVAS_MARKS.items()} if name == "MiniCPMV4_7" else {}),
+            "vision_config": {"image_size": 112, "insert_layer_id": 0},
+        },
+        lambda tokenizer: getattr(transformers, f"{name}Processor")(
+            transformers.MiniCPMV4_6ImageProcessor(scale_resolution=56, patch_size=14),
+            transformers.MiniCPMV4_6VideoProcessor(scale_resolution=56, patch_size=14),
+            tokenizer,
+        ),
+        "<|image_pad|>",
+        {
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "image_start_token": "<image>",
+            "image_end_token": "</image>",
+            "slice_start_token": "<slice>",
+            "slice_end_token": "</slice>",
+            "image_id_start_token": "<image_id>",
+            "image_id_end_token": "</image_id>",
+        },
+        video="<|video_pad|>",
+    )
+
+
+def _blip_video_reader(processor: Any) -> Any:
+    """As InstructBLIP-Video is asked: its processor calls a video an image."""
+
+    def read(text: list[str], videos: Any, return_tensors: str = "pt", **unused: Any) -> dict[str, Any]:
+        made: dict[str, Any] = processor(images=videos, text=text, return_tensors=return_tensors)
+        return made
+
+    return read
+
+
+def _blip_asked(processor: Any, words: str, images: Any) -> tuple[dict[str, Any], Callable[[], list[int]]]:
+    """As BLIP is asked: its generate() puts the decoder's first token in place of [CLS], and drops the last token."""
+    ids = processor.tokenizer([f"{words}[SEP]"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+    inputs = dict(processor.image_processor(images, return_tensors="pt"), input_ids=ids)
+    return inputs, lambda: ids[0, :-1].tolist()
+
+
+def _instructblip(name: str) -> Recipe:
+    """InstructBLIP with Llama, for images or for videos."""
+    size = {"height": 56, "width": 56}
+    image = name == "InstructBlip"
+    mark = "<image>" if image else "<video>"
+
+    def made(tokenizer: Any) -> Any:
+        own: Any = transformers.BlipImageProcessor if image else transformers.InstructBlipVideoVideoProcessor
+        return getattr(transformers, f"{name}Processor")(own(size=size), tokenizer, tokenizer, num_query_tokens=5)
+
+    return Recipe(
+        (mark,),
+        lambda ids: {
+            f"{mark[1:-1]}_token_index": ids[mark],
+            "num_query_tokens": 5,
+            "qformer_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "vocab_size": tiny.VOCAB,
+            },
+            "text_config": {"model_type": "llama", **LANGUAGE},
+            "vision_config": {},
+        },
+        made,
+        mark if image else "",
+        video="" if image else mark,
+        most=1,
+        placed=True,
+        frames=4,
+        alone=False,
+        reader=None if image else _blip_video_reader,
+        speaker=lambda model: model.language_model,
+    )
+
+
 # Sizes to which images may be resized before they are cut into tiles.
 PINPOINTS = [[56, 112], [112, 56], [112, 112]]
 _DEEP_ENCODER = {
@@ -393,7 +567,146 @@ MINICPM_NAMES = {
 }
 
 
+_T5: dict[str, Any] = {"d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": tiny.VOCAB}
+_MBART: dict[str, Any] = {
+    "d_model": 64,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 96,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_layers": 2,
+    "forced_eos_token_id": None,
+    "max_position_embeddings": 256,
+    "vocab_size": tiny.VOCAB,
+}
+_GEMMA: dict[str, Any] = {
+    "head_dim": 16,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "max_position_embeddings": 1024,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 5,
+    "vocab_size": tiny.VOCAB,
+}
+_SIGLIP: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "image_size": 56,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "patch_size": 14,
+}
+
+
 RECIPES: dict[str, Recipe] = {
+    "udop": Recipe(
+        (),
+        lambda ids: {
+            **_T5,
+            "d_model": 64,
+            "decoder_start_token_id": 0,
+            "eos_token_id": 1,
+            "image_size": 32,
+            "max_2d_position_embeddings": 1024,
+            "pad_token_id": 0,
+            "patch_size": 8,
+        },
+        _udop,
+        "<pad>",
+        most=1,
+        sizes={"words": ["Date", "Total", "nine"], "boxes": [[0, 0, 0, 0], [10, 20, 300, 40], [700, 800, 950, 999]]},
+        placed=True,
+        begins="<pad>",
+        always=True,
+        reader=_udop_reader,
+    ),
+    "pix2struct": Recipe(
+        ("<pad>",),
+        lambda ids: {
+            "text_config": {
+                **_T5,
+                "decoder_start_token_id": ids["<pad>"],
+                "hidden_size": 64,
+                "pad_token_id": ids["<pad>"],
+                # Answers are longer than the exact buckets and than the farthest distance.
+                "relative_attention_max_distance": 6,
+                "relative_attention_num_buckets": 6,
+            },
+            "vision_config": {
+                "d_ff": 48,
+                "d_kv": 16,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "patch_embed_hidden_size": 48,
+                "seq_len": 32,
+            },
+        },
+        lambda tokenizer: transformers.Pix2StructProcessor(
+            transformers.Pix2StructImageProcessor(patch_size={"height": 4, "width": 4}), tokenizer
+        ),
+        "<pad>",
+        {"pad_token": "<pad>"},
+        most=1,
+        sizes={"max_patches": 16},
+        start="<pad>",
+    ),
+    "t5gemma2": Recipe(
+        ("<bos>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        lambda ids: {
+            "decoder": {**_GEMMA, "bos_token_id": ids["<bos>"]},
+            "encoder": {
+                "boi_token_index": ids["<start_of_image>"],
+                "eoi_token_index": ids["<end_of_image>"],
+                "image_token_index": ids["<image_soft_token>"],
+                "mm_tokens_per_image": 4,
+                "text_config": {"model_type": "t5gemma2_text", **_GEMMA, "bos_token_id": ids["<bos>"]},
+                "vision_config": _SIGLIP,
+            },
+            "image_token_index": ids["<image_soft_token>"],
+        },
+        lambda tokenizer: transformers.Gemma3Processor(
+            transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56}), tokenizer, image_seq_length=4
+        ),
+        "<start_of_image>",
+        {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        begins="<bos>",
+    ),
+    "vision-encoder-decoder": Recipe(
+        ("<s_docvqa>",),
+        lambda ids: {
+            "decoder": {
+                "model_type": "mbart",
+                **_MBART,
+                "add_cross_attention": True,
+                "is_decoder": True,
+                "is_encoder_decoder": False,
+                "scale_embedding": True,
+            },
+            "decoder_start_token_id": ids["<s_docvqa>"],
+            "encoder": {
+                "model_type": "donut-swin",
+                "depths": [1, 1],
+                "embed_dim": 32,
+                "image_size": [64, 56],
+                "num_heads": [2, 2],
+                "patch_size": 4,
+                "window_size": 4,
+            },
+        },
+        lambda tokenizer: transformers.DonutProcessor(
+            transformers.DonutImageProcessor(size={"height": 64, "width": 56}), tokenizer
+        ),
+        "<s_docvqa>",
+        most=1,
+        room=256,
+        start="<s_docvqa>",
+    ),
     "cosmos3_edge": Recipe(
         GRID,
         lambda ids: {
@@ -516,6 +829,67 @@ RECIPES: dict[str, Recipe] = {
             "image_token": "<|image|>",
         },
         video="<|video|>",
+    ),
+    "blip": Recipe(
+        ("[CLS]", "[SEP]", "[DEC]"),
+        lambda ids: {
+            "text_config": {
+                "bos_token_id": ids["[DEC]"],
+                "eos_token_id": ids["[SEP]"],
+                "hidden_size": 64,
+                "intermediate_size": 96,
+                "max_position_embeddings": 1024,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 2,
+                "sep_token_id": ids["[SEP]"],
+                "vocab_size": tiny.VOCAB,
+            },
+            "vision_config": {},
+        },
+        lambda tokenizer: transformers.BlipProcessor(
+            transformers.BlipImageProcessor(size={"height": 56, "width": 56}), tokenizer
+        ),
+        "[CLS]",
+        most=1,
+        placed=True,
+        start="[CLS]",
+        asked=_blip_asked,
+    ),
+    "instructblip": _instructblip("InstructBlip"),
+    "instructblipvideo": _instructblip("InstructBlipVideo"),
+    "pp_formulanet": Recipe(
+        ("</s>",),
+        lambda ids: {
+            "text_config": {
+                "d_model": 64,
+                "decoder_attention_heads": 4,
+                "decoder_ffn_dim": 96,
+                "decoder_layers": 2,
+                "decoder_start_token_id": ids["</s>"],
+                "eos_token_id": ids["</s>"],
+                "forced_eos_token_id": None,
+                "max_position_embeddings": 1024,
+                "vocab_size": tiny.VOCAB,
+            },
+            "vision_config": {
+                "decoder_hidden_size": 64,
+                "global_attn_indexes": [1],
+                "image_size": 64,
+                "output_channels": 16,
+                "patch_size": 8,
+                "post_conv_in_channels": 16,
+                "post_conv_mid_channels": 24,
+                "post_conv_out_channels": 32,
+                "window_size": 3,
+            },
+        },
+        lambda tokenizer: transformers.PPFormulaNetProcessor(
+            transformers.PPFormulaNetImageProcessor(size={"height": 64, "width": 64}), tokenizer
+        ),
+        "</s>",
+        most=1,
+        placed=True,
+        start="</s>",
     ),
     "git": Recipe(
         ("[PAD]", "[CLS]"),
@@ -1283,42 +1657,6 @@ RECIPES: dict[str, Recipe] = {
         "<image>",
         video="<video>",
     ),
-    "minicpmv4_6": Recipe(
-        MINICPM_MARKS,
-        lambda ids: {
-            "image_token_id": ids["<|image_pad|>"],
-            "insert_layer_id": 0,
-            "text_config": {
-                "model_type": "qwen3_5_text",
-                "full_attention_interval": 2,
-                "hidden_size": 64,
-                "head_dim": 32,
-                "rope_parameters": {
-                    "mrope_section": [2, 1, 1],
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 10000.0,
-                    "rope_type": "default",
-                },
-            },
-            "video_token_id": ids["<|video_pad|>"],
-            "vision_config": {"image_size": 112, "insert_layer_id": 0},
-        },
-        lambda tokenizer: transformers.MiniCPMV4_6Processor(
-            transformers.MiniCPMV4_6ImageProcessor(scale_resolution=56, patch_size=14),
-            transformers.MiniCPMV4_6VideoProcessor(scale_resolution=56, patch_size=14),
-            tokenizer,
-        ),
-        "<|image_pad|>",
-        {
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "image_start_token": "<image>",
-            "image_end_token": "</image>",
-            "slice_start_token": "<slice>",
-            "slice_end_token": "</slice>",
-            "image_id_start_token": "<image_id>",
-            "image_id_end_token": "</image_id>",
-        },
-        video="<|video_pad|>",
-    ),
+    "minicpmv4_6": _minicpmv("MiniCPMV4_6"),
+    "minicpmv4_7": _minicpmv("MiniCPMV4_7"),
 }

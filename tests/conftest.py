@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,9 +29,15 @@ settings.load_profile("beheld")
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """What a test (or a command that it runs) says by our variables does not reach the next test's processes."""
+    """What a test (or a command that it runs) says by our variables does not reach the next test's processes.
+
+    Nor does the level of the log, which a command takes from them.
+    """
     before = {name: value for name, value in os.environ.items() if name.startswith(("BEHELD_", "VLLM_"))}
+    level = logging.getLogger("beheld").level
     yield
+    if level != logging.NOTSET:
+        logging.getLogger("beheld").setLevel(level)
     for name in [name for name in os.environ if name.startswith(("BEHELD_", "VLLM_"))]:
         if name not in before:
             del os.environ[name]
@@ -74,18 +81,18 @@ class Turns:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._gate, self._lock = ((folder / name).open("w") for name in ("gate", "lock"))
+        self._gate, self._lock = ((folder / name).open("w+") for name in ("gate", "lock"))
 
     @contextmanager
     def turn(self, *, alone: bool) -> Iterator[None]:
         """Within the block no test runs beside, if `alone`; else none that is alone."""
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
-        fcntl.flock(self._lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        fcntl.lockf(self._gate, fcntl.LOCK_EX)
+        fcntl.lockf(self._lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.lockf(self._gate, fcntl.LOCK_UN)
         try:
             yield
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
 
 @pytest.fixture(scope="session")

@@ -586,8 +586,12 @@ def _rename(path: Path, old: str, new: str) -> None:
 def _fill(model: Any) -> None:
     import torch
 
-    # Some name no head, because it is another class's.
-    first, last = model.get_input_embeddings().weight, getattr(model.get_output_embeddings(), "weight", None)
+    # Some name no head, because it is another class's, or no table.
+    last = getattr(model.get_output_embeddings(), "weight", None)
+    try:
+        first = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:
+        first = None
     family = "gemma" in model.config.model_type
     # Tied embeddings are kept small beside what the layers add: else every answer repeats its last token.
     spread = 0.15 if family else 0.3 if first is last else 0.5
@@ -602,7 +606,7 @@ def _fill(model: Any) -> None:
                     # Gemma's norms before 3n multiply by one plus their weight, and those behind a layer set
                     # how much it adds.
                     weight.copy_(0.2 * noise + centre + (3 if gemma and ".post_" in path else 0))
-                elif weight.ndim == 1:
+                elif weight.ndim < 2:
                     weight.copy_((0.2 if name == "bias" else 0.5) * noise)
                 elif weight is first or weight is last:
                     weight.copy_(spread * noise)

@@ -186,6 +186,7 @@ class AsyncLLM:
         pieces: str | None = None,
         client: str = "",
         grounding: bool = False,
+        lazy_prompt: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prompt; forms as for LLM.generate. The last output is finished.
 
@@ -193,7 +194,8 @@ class AsyncLLM:
 
         Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
         words: one client's work leaves room for the others'. With `grounding`, a finished answer has what it locates in
-        the image, in the image's pixels.
+        the image, in the image's pixels. With `lazy_prompt`, outputs have `prompt_entries` in place of
+        `prompt_logprobs`.
 
         Raises:
             UserError, EngineError: the request failed; raised by the first read or a later one.
@@ -201,7 +203,15 @@ class AsyncLLM:
         kind = _KINDS[sampling_params.output_kind] if sampling_params is not None else Pieces.CUMULATIVE
         held = kind if pieces is None else Pieces(pieces)
         return self._answer(
-            prompt, sampling_params, request_id, lora_request, priority, held, client=client, grounding=grounding
+            prompt,
+            sampling_params,
+            request_id,
+            lora_request,
+            priority,
+            held,
+            client=client,
+            grounding=grounding,
+            lazy_prompt=lazy_prompt,
         )
 
     def chat(
@@ -217,6 +227,7 @@ class AsyncLLM:
         marks: Collection[str] = (),
         prepared: Callable[[], None] = lambda: None,
         grounding: bool = False,
+        lazy_prompt: bool = False,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer a conversation of OpenAI messages; otherwise like `generate`.
@@ -238,6 +249,7 @@ class AsyncLLM:
             prepared,
             client,
             grounding,
+            lazy_prompt,
         )
 
     async def beam_search(
@@ -528,8 +540,11 @@ class AsyncLLM:
         prepared: Callable[[], None] = lambda: None,
         client: str = "",
         grounding: bool = False,
+        lazy_prompt: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        live = await self._submit(prompt, params, request_id, lora, priority, pieces, marks, client, grounding)
+        live = await self._submit(
+            prompt, params, request_id, lora, priority, pieces, marks, client, grounding, lazy_prompt
+        )
         # The input may be large, and the answer may take long.
         del prompt
         prepared()
@@ -561,6 +576,7 @@ class AsyncLLM:
         marks: Collection[str],
         client: str,
         grounding: bool,
+        lazy_prompt: bool,
     ) -> _LiveRequest:
         self._check_alive()
         self._attach()
@@ -575,7 +591,7 @@ class AsyncLLM:
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
         first = await self._prepared(order)
         requests = answers(first, chosen, seed)
-        collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks)
+        collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
         live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
         self._check_alive()

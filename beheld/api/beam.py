@@ -158,6 +158,8 @@ def _candidates(output: Any) -> dict[int, Logprob]:
 
 def _ids(llm: Generates, prompt: Any) -> list[int]:
     """The ids of a prompt before its placeholders are replaced."""
+    if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+        raise ParamsError("A prompt of embeddings cannot go on with beams.", "Ask for greedy answers.", param="prompt")
     if isinstance(prompt, Mapping) and prompt.get("prompt_token_ids") is not None:
         return list(prompt["prompt_token_ids"])
     if isinstance(prompt, str | Mapping):

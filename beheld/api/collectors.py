@@ -81,11 +81,17 @@ class PooledCollector:
 
 
 def collector_of(
-    request_id: str, params: Params, requests: Sequence[Request], tokenizer: Any | None, marks: Collection[str] = ()
+    request_id: str,
+    params: Params,
+    requests: Sequence[Request],
+    tokenizer: Any | None,
+    marks: Collection[str] = (),
+    *,
+    lazy_prompt: bool = False,
 ) -> RequestCollector:
     """The collector of a request with these parameters; arguments as for Collector."""
     if isinstance(params, SamplingParams):
-        return Collector(request_id, params, requests, tokenizer, marks)
+        return Collector(request_id, params, requests, tokenizer, marks, lazy_prompt=lazy_prompt)
     return PooledCollector(request_id, requests[0])
 
 

@@ -183,6 +183,22 @@ class Sharing(NamedTuple):
     min_total: int
 
 
+class Further(NamedTuple):
+    """Attention to something else than positions, which a layer's softmax also covers; see attention/cross.py.
+
+    Attributes:
+        sums_TH: float32, the logarithm of the sum of the exponentials of its scores; minus infinity for none.
+        values_THC: the mean of its values by those scores alone.
+    """
+
+    sums_TH: Tensor
+    values_THC: Tensor
+
+    def rows(self, rows: slice) -> Further:
+        """Return that of these tokens."""
+        return Further(self.sums_TH[rows], self.values_THC[rows])
+
+
 class AttentionBackend(Protocol):
     """Computes attention on the paged cache."""
 

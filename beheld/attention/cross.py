@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beheld.attention.backend import Further
+
 
 @dataclass(frozen=True)
 class CrossView:
@@ -78,6 +80,24 @@ class CrossMetadata:
     runs: tuple[CrossRun, ...]
     sighted_T: Tensor
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+def read_states(runs: Sequence[CrossRun], index: int, places_T: Tensor) -> Tensor:
+    """Return the state at each token's place, (T, 2, K, C), in layer `index` of the group; zero where there is none.
+
+    Args:
+        runs: of one item each.
+        places_T: indices into the states of the token's item.
+    """
+    first = runs[0].states[0]
+    out = first.new_zeros((len(places_T), *first.shape[2:]))
+    for run in runs:
+        (states,) = run.states
+        tokens = run.place(places_T.device)
+        wanted_P = places_T[tokens]
+        found = states[wanted_P.clamp(max=len(states) - 1), index]
+        out[tokens] = found * (wanted_P < len(states))[:, None, None, None]
+    return out
 
 
 class CrossBackend(Protocol):
@@ -226,6 +246,24 @@ def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index
         k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
         place = run.place(q_THC.device)
         out_THC[place] = _attend(q_THC[place], k_EKC, v_EKC, scale)
+
+
+def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+    """Attend every token to its run's states, for a layer whose softmax also covers positions.
+
+    It computes whole scores: a run's tokens times its states.
+    """
+    values_THC = torch.zeros_like(q_THC)
+    sums_TH = torch.full(q_THC.shape[:2], float("-inf"), dtype=torch.float32, device=q_THC.device)
+    for run in metadata.runs:
+        k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
+        place = run.place(q_THC.device)
+        q_PKGC = q_THC[place].unflatten(1, (k_EKC.shape[1], -1))
+        scores_PKGE = torch.einsum("pkgc,ekc->pkge", q_PKGC * scale, k_EKC).float()
+        sums_TH[place] = torch.logsumexp(scores_PKGE, dim=-1).flatten(1)
+        weights_PKGE = torch.softmax(scores_PKGE, dim=-1).to(v_EKC.dtype)
+        values_THC[place] = torch.einsum("pkge,ekc->pkgc", weights_PKGE, v_EKC).flatten(1, 2)
+    return Further(sums_TH, values_THC)
 
 
 def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:

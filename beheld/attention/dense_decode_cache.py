@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV
 from beheld.platform.registry import platform_of
 
 # Copies have room for this many steps, and are then made again.
@@ -132,10 +132,12 @@ class DenseDecodeCache:
         scale: float,
         softcap: float | None,
         sinks_H: Tensor | None = None,
+        bias_HD: Tensor | None = None,
+        further: Further | None = None,
     ) -> Tensor:
         """Attend one query per sequence to its columns, (B, H, D).
 
-        The paged cache already holds the new keys and values.
+        The paged cache already holds the new keys and values. `bias_HD` and `further` are TorchBackend.attend's.
         """
         B, K, C = k_BKC.shape
         N, D = B * K, v_BKD.shape[2]
@@ -165,9 +167,15 @@ class DenseDecodeCache:
             scores_NGL = torch.baddbmm(mask_N1L, q_NGC, keys_NCL, alpha=scale)
         else:
             scores_NGL = torch.bmm(q_NGC * scale, keys_NCL)
+        if bias_HD is not None:
+            # Columns are aligned at their newest token, so distances are the same in all rows.
+            back_L = torch.arange(columns.stop - columns.start - 1, -1, -1).clamp_(max=bias_HD.shape[1] - 1)
+            scores_NGL.view(B, -1, len(back_L)).add_(bias_HD[:, back_L])
         out_NGD = torch.bmm(torch.softmax(scores_NGL, dim=-1), values_NLD)
         if sinks_H is not None:
             out_NGD *= left_by_sinks(scores_NGL, sinks_H.view(K, -1).repeat(B, 1))
+        if further is not None:
+            out_NGD = joined(out_NGD, scores_NGL, further.sums_TH, further.values_THC)
         return out_NGD.view(B, -1, D)
 
     def _copies(self, kv: LayerKV, N: int, C: int, D: int, capacity: int) -> tuple[Tensor, Tensor]:
@@ -189,3 +197,12 @@ def _bytes(*tensors: Tensor) -> int:
 def left_by_sinks(scores_L: Tensor, sinks: Tensor) -> Tensor:
     """Return the share of the softmax (..., 1) that scores (..., L) keep from sinks (...)."""
     return torch.sigmoid(torch.logsumexp(scores_L, dim=-1) - sinks.float()).unsqueeze(-1)
+
+
+def joined(out_C: Tensor, scores_L: Tensor, sums: Tensor, values_C: Tensor) -> Tensor:
+    """Return what one softmax over two sets of scores makes: outputs (..., C) by scores (..., L), and Further's set.
+
+    The sums and values of that have the same elements as (...) and (..., C), in the same order.
+    """
+    left = left_by_sinks(scores_L, sums.reshape(scores_L.shape[:-1]))
+    return out_C * left + values_C.reshape(out_C.shape) * (1 - left)

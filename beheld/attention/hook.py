@@ -53,22 +53,29 @@ def paged_attention(
     softcap: float | None = None,
     query_scale: Tensor | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention of one layer: query (1, H, T, C), key and value (1, K, T, C) -> (1, T, H, C).
 
     `s_aux` (H) is transformers' name for sinks, see AttentionBackend.attend. `query_scale` (1, 1, T, 1) multiplies the
-    queries of layers with `scales_queries` set at load.
+    queries of layers with `scales_queries` set at load. `position_bias` (H, D) is a family's own: see attend_layer.
 
     Raises:
         ModelError: the layer asks for something that the backends do not compute.
     """
     unknown = [name for name, given in options.items() if given is not None and name not in _HARMLESS]
+    if position_bias is not None and position_bias.dim() != 2:
+        # Of transformers' own making, by query and key.
+        unknown.append("position_bias")
     if attention_mask is not None or unknown:
         raise ModelError(f"{type(module).__name__} needs unsupported attention options: {unknown or 'a mask'}.")
     if query_scale is not None and getattr(module, "scales_queries", False):
         query = (query * query_scale).to(query.dtype)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if position_bias is not None:
+        given = (query, key, value, sliding_window, scale, softcap, s_aux)
+        return attend_layer(_layer_of(module), *given, bias_HD=position_bias), None
     up = getattr(module, "kv_b_proj", None)
     if isinstance(up, LatentUp):
         if sliding_window is not None or softcap is not None or s_aux is not None:

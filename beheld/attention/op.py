@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import LayerKV, LayerLatent
+from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import current
+from beheld.attention.cross import attend_with_sums, read_states
+from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 
 
@@ -29,8 +31,12 @@ def attend_layer(
     scale: float,
     softcap: float | None,
     sinks_H: Tensor | None = None,
+    bias_HD: Tensor | None = None,
+    further: Further | None = None,
 ) -> Tensor:
     """Attend in one layer with the current pass's backend, cache and metadata; returns (1, T, H, D).
+
+    `bias_HD` and `further` are TorchBackend.attend's, for families with `plain_attention`.
 
     Raises:
         ModelError: the text model has no such layer, or its cache was made for another window or shape.
@@ -55,17 +61,14 @@ def attend_layer(
             return q_1HTC.new_zeros((1, q_1HTC.shape[2], q_1HTC.shape[1], v_1KTD.shape[3]))
         metadata = tail.metadata
     context.called[layer] = context.called.get(layer, 0) + 1
-    out_THD = context.backend.attend(
-        q_1HTC[0].transpose(0, 1),
-        k_1KTC[0].transpose(0, 1),
-        v_1KTD[0].transpose(0, 1),
-        kv,
-        metadata,
-        scale,
-        softcap,
-        sinks_H,
-    )
-    return out_THD.unsqueeze(0)
+    q_THC, k_TKC, v_TKD = (each[0].transpose(0, 1) for each in (q_1HTC, k_1KTC, v_1KTD))
+    backend = context.backend
+    if bias_HD is None and further is None:
+        return backend.attend(q_THC, k_TKC, v_TKD, kv, metadata, scale, softcap, sinks_H).unsqueeze(0)
+    assert isinstance(backend, TorchBackend), "the family does not say plain_attention"
+    return backend.attend(
+        q_THC, k_TKC, v_TKD, kv, metadata, scale, softcap, sinks_H, bias_HD, further
+    ).unsqueeze(0)  # fmt: skip
 
 
 def _shape_of(sizes: tuple[int, ...]) -> str:
@@ -105,6 +108,38 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
         raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
     cross.called[layer] = cross.called.get(layer, 0) + 1
     return cross.backend.attend(q_1THC[0], cross.index_by_layer[layer], cross.metadata, scale).unsqueeze(0)
+
+
+def attend_merged(
+    layer: int, q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, window: int | None, scale: float
+) -> Tensor:
+    """Attend to known positions and to the states of items by one softmax; returns (1, T, H, C).
+
+    Raises:
+        ModelError: the pass has no states for this layer; or as attend_layer.
+    """
+    cross = current().cross
+    if cross is None or layer not in cross.index_by_layer:
+        raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
+    cross.called[layer] = cross.called.get(layer, 0) + 1
+    q_THC = q_1HTC[0].transpose(0, 1)
+    further = attend_with_sums(q_THC, cross.index_by_layer[layer], cross.metadata, scale)
+    return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, further=further)
+
+
+def states_at(layer: int, places_T: Tensor) -> Tensor:
+    """Return, for each token, the state of its item at a place of its own: (T, 2, K, C).
+
+    It is zero for tokens without an item, and behind an item's last state.
+
+    Raises:
+        ModelError: the pass has no states for this layer.
+    """
+    cross = current().cross
+    if cross is None or layer not in cross.index_by_layer:
+        raise ModelError(f"States were asked for layer {layer}, which has none.")
+    cross.called[layer] = cross.called.get(layer, 0) + 1
+    return read_states(cross.metadata.runs, cross.index_by_layer[layer], places_T)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:

@@ -18,21 +18,25 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-def select(platform: Platform, wanted: str | None, both_ways: str = "nowhere") -> AttentionBackend:
+def select(
+    platform: Platform, wanted: str | None, both_ways: str = "nowhere", plain_attention: str = ""
+) -> AttentionBackend:
     """Return the backend for a platform; `wanted` selects one by name.
 
-    `both_ways` is ModelInfo's: with "joint", the kernels cannot skip what lies between two ranges.
+    `both_ways` and `plain_attention` are ModelInfo's. With "joint", the kernels cannot skip what lies between two
+    ranges.
 
     Raises:
         ConfigError: the platform has no backend of that name.
     """
-    joint = both_ways == "joint"
-    known = ("torch",) if joint else platform.attention_backends
+    if both_ways == "joint":
+        plain_attention = "media of one prompt see each other, wherever they stand"
+    known = ("torch",) if plain_attention else platform.attention_backends
     flash = _flash(platform) if "flash" in known and platform.has_triton else None
     if flash is None:
         known = tuple(name for name in known if name != "flash")
     if wanted not in (None, *known):
-        use = " and media that see each other" if joint else ""
+        use = f" and this model: {plain_attention}" if plain_attention else ""
         raise ConfigError(
             f"The attention backend {wanted!r} does not exist for {platform.name}{use}.",
             f"Known: {', '.join(map(repr, known))}.",
@@ -41,8 +45,8 @@ def select(platform: Platform, wanted: str | None, both_ways: str = "nowhere") -
     name, reason = wanted or known[0], "it was asked for" if wanted else f"the device is {platform.name}"
     if name == "flash" and not wanted:
         reason = "FlashAttention-3 is installed, and Triton does what it does not"
-    if joint and not wanted:
-        reason = "media of one prompt see each other, wherever they stand"
+    if plain_attention and not wanted:
+        reason = plain_attention
     if name == "triton" and not platform.has_triton:
         if wanted:
             raise ConfigError(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent, Sharing
-from beheld.attention.dense_decode_cache import DenseDecodeCache, left_by_sinks
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent, Sharing
+from beheld.attention.dense_decode_cache import DenseDecodeCache, joined, left_by_sinks
 from beheld.attention.latent import absorbed, absorbs, expanded, raised
 
 # Scores of a prompt that are computed at a time, where PyTorch's own attention does not compute them.
@@ -51,8 +51,16 @@ class TorchBackend:
         scale: float,
         softcap: float | None,
         sinks_H: Tensor | None = None,
+        bias_HD: Tensor | None = None,
+        further: Further | None = None,
     ) -> Tensor:
-        """Store, then attend; see AttentionBackend."""
+        """Store, then attend; see AttentionBackend. What only this backend computes:
+
+        Args:
+            bias_HD: added to each head's scaled scores by the distance from a query back to the key; farther keys than
+                D - 1 have the last.
+            further: what the queries also attend to, with neither soft cap nor sinks.
+        """
         group = metadata.groups[kv.group]
         if not metadata.stored:
             self.store(k_TKC, v_TKC, kv, metadata)
@@ -62,8 +70,9 @@ class TorchBackend:
         if decodes:
             rows = slice(decodes)
             out_THC[rows] = self._decodes(
-                q_THC[rows], k_TKC[rows], v_TKC[rows], kv, metadata, group, scale, softcap, sinks_H
-            )
+                q_THC[rows], k_TKC[rows], v_TKC[rows], kv, metadata, group, scale, softcap, sinks_H, bias_HD,
+                None if further is None else further.rows(rows),
+            )  # fmt: skip
         token = decodes
         for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
             count = metadata.lengths[sequence] - metadata.starts[sequence]
@@ -72,7 +81,8 @@ class TorchBackend:
                 k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
             else:
                 k_LKC, v_LKC = kv.read(slots_L, q_THC.dtype)
-            out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H)
+            own = None if further is None else further.rows(rows)
+            out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H, bias_HD, own)
             token += count
         return out_THC
 
@@ -87,15 +97,17 @@ class TorchBackend:
         scale: float,
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
+        bias_HD: Tensor | None = None,
+        further: Further | None = None,
     ) -> Tensor:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
-            return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H)
+            return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)
         if "decode" not in group.extra:
             group.extra["decode"] = _decode_slots(metadata, group)
         slots_BL, hidden_BL = group.extra["decode"]
-        return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H)
+        return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H, bias_HD, further)
 
     def attend_latent(
         self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
@@ -216,6 +228,8 @@ def _decode(
     scale: float,
     softcap: float | None,
     sinks_H: Tensor | None,
+    bias_HD: Tensor | None = None,
+    further: Further | None = None,
 ) -> Tensor:
     """Attend one query per sequence to its whole context; returns (B, H, C)."""
     B, L = slots_BL.shape
@@ -225,7 +239,7 @@ def _decode(
     # Query heads that share a key are laid out as queries of one head, so that keys are read in place and never
     # repeated.
     q_BKGC = q_BHC.unflatten(1, (K, -1)).to(k_BKLC.dtype)
-    if softcap is None and sinks_H is None:
+    if softcap is None and sinks_H is None and bias_HD is None and further is None:
         mask_BKGL = None
         if hidden_BL is not None:
             mask_BL = torch.zeros(B, L, dtype=k_BKLC.dtype, device=slots_BL.device)
@@ -235,12 +249,19 @@ def _decode(
     scores_BKGL = torch.matmul(q_BKGC * scale, k_BKLC.transpose(2, 3)).float()
     if softcap is not None:
         scores_BKGL = softcap * torch.tanh(scores_BKGL / softcap)
+    if bias_HD is not None:
+        columns_L = torch.arange(L, device=slots_BL.device)
+        ends_B = L if hidden_BL is None else L - hidden_BL.sum(1, keepdim=True)
+        distances_BL = (ends_B - 1 - columns_L).clamp(0, bias_HD.shape[1] - 1).expand(B, L)
+        scores_BKGL += bias_HD[:, distances_BL].transpose(0, 1).unflatten(1, (K, -1))
     if hidden_BL is not None:
         scores_BKGL.masked_fill_(hidden_BL[:, None, None, :], float("-inf"))
     weights_BKGL = torch.softmax(scores_BKGL, dim=-1).to(v_BKLC.dtype)
     out_BKGC = torch.matmul(weights_BKGL, v_BKLC)
     if sinks_H is not None:
         out_BKGC *= left_by_sinks(scores_BKGL, sinks_H.view(K, -1))
+    if further is not None:
+        out_BKGC = joined(out_BKGC, scores_BKGL, further.sums_TH, further.values_THC)
     return out_BKGC.flatten(1, 2).to(q_BHC.dtype)
 
 
@@ -252,13 +273,15 @@ def _prefill(
     scale: float,
     softcap: float | None,
     sinks_H: Tensor | None,
+    bias_HD: Tensor | None = None,
+    further: Further | None = None,
 ) -> Tensor:
-    """Attend one sequence's P new tokens causally to L positions; returns (P, H, C)."""
+    """Attend one sequence's P new tokens, the last of L positions, causally to all of them; returns (P, H, C)."""
     G = q_PHC.shape[1] // k_LKC.shape[1]
     q_HPC = q_PHC.transpose(0, 1)
     k_HLC = k_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
     v_HLC = v_LKC.to(q_PHC.dtype).repeat_interleave(G, dim=1).transpose(0, 1)
-    if softcap is None and sinks_H is None:
+    if softcap is None and sinks_H is None and bias_HD is None and further is None:
         out = F.scaled_dot_product_attention(
             q_HPC[None], k_HLC[None], v_HLC[None], attn_mask=mask_PL, is_causal=mask_PL is None, scale=scale
         )
@@ -267,14 +290,27 @@ def _prefill(
         mask_PL = torch.ones(q_HPC.shape[1], k_HLC.shape[1], dtype=torch.bool, device=q_HPC.device).tril()
     out_PHC = q_PHC.new_empty((*q_PHC.shape[:2], v_HLC.shape[2]))
     rows = max(1, _MOST_SCORES // (k_HLC.shape[0] * k_HLC.shape[1]))
-    for own_HPC, seen_PL, out in zip(q_HPC.split(rows, 1), mask_PL.split(rows), out_PHC.split(rows), strict=True):
+    distances_PL = None
+    if bias_HD is not None:
+        P, L = mask_PL.shape
+        places_L = torch.arange(L, device=q_HPC.device)
+        distances_PL = (places_L[L - P :, None] - places_L).clamp_(0, bias_HD.shape[1] - 1)
+    for first, own_HPC, seen_PL, out in zip(
+        range(0, len(q_PHC), rows), q_HPC.split(rows, 1), mask_PL.split(rows), out_PHC.split(rows), strict=True
+    ):
+        own = slice(first, first + rows)
         scores_HPL = torch.matmul(own_HPC * scale, k_HLC.transpose(1, 2)).float()
         if softcap is not None:
             scores_HPL = softcap * torch.tanh(scores_HPL / softcap)
+        if bias_HD is not None and distances_PL is not None:
+            scores_HPL += bias_HD[:, distances_PL[own]]
         scores_HPL.masked_fill_(~seen_PL, float("-inf"))
         own_out_HPC = torch.matmul(torch.softmax(scores_HPL, dim=-1).to(v_HLC.dtype), v_HLC)
         if sinks_H is not None:
             own_out_HPC *= left_by_sinks(scores_HPL, sinks_H[:, None])
+        if further is not None:
+            sums_PH, values_PHC = further.rows(own)
+            own_out_HPC = joined(own_out_HPC, scores_HPL, sums_PH.T, values_PHC.transpose(0, 1))
         out.copy_(own_out_HPC.transpose(0, 1))
     return out_PHC
 

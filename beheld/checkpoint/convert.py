@@ -21,13 +21,15 @@ def converted(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Model type and content of the configuration that `raw` stands for, if its family converts this layout.
 
     Raises:
-        ModelError: it lacks an entry without which nothing can be said of the model.
+        ModelError: it lacks an entry without which nothing can be said of the model, or the family refuses it.
     """
     convert = registry.facts(family_of_config(raw)).convert.get(raw.get("model_type") or "")
     if convert is None:
         return None
     try:
         return convert(raw)
+    except ModelError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"config.json is of the type {raw['model_type']!r}, but cannot be read as one: {error!r}.",

@@ -177,9 +177,6 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
 
 
 def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
-    text = config.get_text_config(decoder=True)
-    check_heads(text)
-    generation = read_json(path / "generation_config.json")
     package = _family(path, config)
     family = registry.facts(package)
     if family.refused:
@@ -187,6 +184,9 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"{_architecture(config)} cannot be run yet: {family.refused}.",
             "`beheld models` lists the families that can.",
         )
+    text = config.get_text_config(decoder=True)
+    check_heads(text)
+    generation = read_json(path / "generation_config.json")
     encodes = bool(getattr(config, "is_encoder_decoder", False))
     if encodes and not family.encoder_reads:
         runs = [kind for each in registry.families().values() if each.encoder_reads for kind in each.model_types]
@@ -236,12 +236,13 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         rope_switch=_rope_switch(text),
         atomic_spans=both_ways in ("media", "whole media", "windowed media"),
         both_ways=both_ways,
+        plain_attention=family.plain_attention,
         call_formats=family.calls,
         reasoning_formats=family.reasoning,
         grounding=family.grounding,
         joint_ids=_added_ids(path, family.joint_tokens),
         encoder_reads=family.encoder_reads if encodes else "",
-        decoder_start_id=_decoder_start(text, generation) if encodes else None,
+        decoder_start_id=_decoder_start(config, text, generation) if encodes else None,
         secondary=secondary_weights(path, args),
         quantized_by=(quantized.stated(read_json(path / CONFIG)) or {}).get("quant_method"),
     )
@@ -288,15 +289,16 @@ def added_tokens(path: Path) -> dict[str, int]:
     }
 
 
-def _decoder_start(text: Any, generation: Mapping[str, Any]) -> int:
+def _decoder_start(config: Any, text: Any, generation: Mapping[str, Any]) -> int:
     """The token that starts every answer: as transformers' generate finds it.
 
     Raises:
         ModelError: none is named.
     """
-    for found in (generation.get("decoder_start_token_id"), getattr(text, "decoder_start_token_id", None)):
-        if isinstance(found, int):
-            return found
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for found in (generation.get(name), getattr(text, name, None), getattr(config, name, None)):
+            if isinstance(found, int):
+                return found
     raise ModelError(f"{text.model_type} does not name its decoder_start_token_id.", "Add it to config.json.")
 
 
@@ -408,7 +410,9 @@ def _reach(text: Any) -> int:
     # `dir` does not read: of what differs from layer to layer, transformers' configurations give no one value.
     unbounded = "num_attention_heads" not in {*dir(text), *text.attribute_map}
     # Decoders after speech encoders have a length of their own.
-    lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    lengths = (
+        getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions", "max_text_positions")
+    )
     named = int(next((length for length in lengths if length), 0))
     known = named if named > 0 else _UNBOUNDED if unbounded else 2048
     rope = _rope(text) or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.core.config import QUANTIZED_AT_LOAD
+from beheld.core.config import AT_LOAD_AS, QUANTIZED_AT_LOAD
 from beheld.core.errors import ConfigError
 
 # Some publishers state it for the part that is quantized only; older files of compressed-tensors use the second name.
@@ -34,7 +34,7 @@ def check(asked: str | None, raw: Mapping[str, Any]) -> None:
         return
     found = stated(raw)
     method = None if found is None else found.get("quant_method")
-    if method in (None, *_DEQUANTIZED) and asked in QUANTIZED_AT_LOAD:
+    if method in (None, *_DEQUANTIZED) and asked in (*QUANTIZED_AT_LOAD, *AT_LOAD_AS):
         return
     if asked != method:
         said = "is not quantized" if method is None else f"is quantized by {method!r}"

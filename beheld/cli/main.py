@@ -14,7 +14,7 @@ from beheld import __version__
 from beheld.cli import vllm_flags
 from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
-from beheld.utils import env, working_directory
+from beheld.utils import env, standard_streams, working_directory
 from beheld.utils.log import apply_level, at_terminal
 
 _COMMANDS = {
@@ -82,6 +82,7 @@ def build_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
+    standard_streams.ensure()
     arguments = build_parser().parse_args(argv)
     try:
         _check_environment()

@@ -48,6 +48,22 @@ def fetch_audio(audio_url: str) -> tuple[Any, int]:
     return wave.samples, wave.rate
 
 
+def load_audio(path: str, *, sr: float | None = 22050, mono: bool = True) -> tuple[Any, int]:
+    """Read an audio file; return the samples (float32) at `sr` Hz, or at the file's rate, and that rate.
+
+    Raises:
+        MediaError: the file is not audio.
+        ParamsError: several channels are asked for.
+    """
+    if not mono:
+        raise ParamsError("Audio is read as one channel.", "Leave mono out.", param="mono")
+    with open(path, "rb") as file:
+        wave = audio.open_bytes(file.read(), _LIMITS)
+    if sr is not None:
+        wave = audio.resampled(wave, int(sr))
+    return wave.samples, wave.rate
+
+
 def convert_image_mode(image: Any, to_mode: str) -> Any:
     """Convert a PIL image to another mode. For RGB, transparency becomes white and 16-bit grey is scaled.
 

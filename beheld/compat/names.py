@@ -50,11 +50,13 @@ _PROMPTS = {
 _PROMPT_PARTS = {
     name: f"beheld.compat.prompts:{name}"
     for name in (
-        *("ExplicitEncoderDecoderPrompt", "ModalityData", "MultiModalDataBuiltins", "MultiModalDataDict"),
-        *("MultiModalUUIDDict", "SingletonPrompt"),
+        *("EmbedsPrompt", "ExplicitEncoderDecoderPrompt", "ModalityData", "MultiModalDataBuiltins"),
+        *("MultiModalDataDict", "MultiModalUUIDDict", "SingletonPrompt"),
     )
 }
 _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}
+
+_TEMPLATE_FILE = {"load_chat_template": "beheld.compat.templates:load_chat_template"}
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm": _LLM
@@ -84,8 +86,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.llm_engine": _ENGINE,
     "vllm.engine.arg_utils": _ARGS,
     "vllm.entrypoints": {},
-    "vllm.entrypoints.chat_utils": {"load_chat_template": "beheld.compat.templates:load_chat_template"},
+    "vllm.entrypoints.chat_utils": _TEMPLATE_FILE,
     "vllm.entrypoints.llm": _LLM,
+    "vllm.entrypoints.pooling": {},
+    "vllm.entrypoints.pooling.utils": {
+        name: f"beheld.compat.serial:{name}"
+        for name in ("MetadataItem", "build_metadata_items", "decode_pooling_output")
+    },
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
     "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
@@ -104,6 +111,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "rgba_to_rgb": "beheld.compat.encoding:rgba_to_rgb",
         "rescale_image_size": "beheld.compat.encoding:rescale_image_size",
     },
+    "vllm.multimodal.media": {},
+    "vllm.multimodal.media.audio": {"load_audio": "beheld.compat.media:load_audio"},
     "vllm.multimodal.utils": {
         "fetch_audio": "beheld.compat.media:fetch_audio",
         "fetch_image": "beheld.compat.media:fetch_image",
@@ -116,8 +125,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.outputs": _OUTPUTS,
     "vllm.platforms": {"current_platform": "beheld.compat.processes:current_platform"},
     "vllm.transformers_utils": {},
+    "vllm.transformers_utils.repo_utils": {"hf_api": "huggingface_hub:HfApi"},
     "vllm.transformers_utils.chat_templates": _TEMPLATES,
     "vllm.transformers_utils.chat_templates.registry": _TEMPLATES,
+    "vllm.renderers": {},
+    "vllm.renderers.chat_utils": _TEMPLATE_FILE,
     "vllm.sampling_params": {
         "BeamSearchParams": "beheld.core.beams:BeamSearchParams",
         "RequestOutputKind": "beheld.core.params:RequestOutputKind",
@@ -130,9 +142,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.utils": _PARSER | _PORT,
     "vllm.utils.argparse_utils": _PARSER,
     "vllm.utils.network_utils": _PORT,
+    "vllm.utils.print_utils": {"print_embeddings": "beheld.compat.processes:print_embeddings"},
     "vllm.utils.serial_utils": {
         name: f"beheld.compat.serial:{name}"
-        for name in ("EMBED_DTYPE_TO_TORCH_DTYPE", "ENDIANNESS", "binary2tensor", "tensor2binary")
+        for name in (
+            *("EMBED_DTYPES", "EMBED_DTYPE_TO_TORCH_DTYPE", "ENDIANNESS", "MetadataItem", "binary2tensor"),
+            *("decode_pooling_output", "tensor2base64", "tensor2binary"),
+        )
     },
     "vllm.v1": {},
     "vllm.v1.engine": {},
@@ -149,11 +165,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
 
 _ONE_ENGINE = "One engine computes prompts and answers; caches are not transferred between engines."
 _SAME_WEIGHTS = "Weights do not change while an engine runs; a new LLM reads new ones."
-_NO_BODY = "The server gives vectors as numbers or as base64, not as a bare body."
 _PROCESSES = "Scripts do not reach into the engine's processes."
 ABSENT: Mapping[str, str] = {
     "vllm.benchmarks.serve": "`beheld bench` measures a server.",
     "vllm.config.KVTransferConfig": _ONE_ENGINE,
+    "vllm.config.ProfilerConfig": "LLM.start_profile records with torch's profiler.",
+    "vllm.config.WeightTransferConfig": _SAME_WEIGHTS,
+    "vllm.config.kv_transfer": _ONE_ENGINE,
     "vllm.distributed.device_communicators": _SAME_WEIGHTS,
     "vllm.distributed.kv_events": "Events of the cache are not published.",
     "vllm.distributed.kv_transfer": _ONE_ENGINE,
@@ -162,11 +180,13 @@ ABSENT: Mapping[str, str] = {
     "vllm.distributed.weight_transfer": _SAME_WEIGHTS,
     "vllm.forward_context": _PROCESSES,
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
+    "vllm.model_executor.model_loader.tensorizer": "Weights are read from safetensors.",
     "vllm.ModelRegistry": "A model is added as a family: docs/how-to/add-a-model.md.",
-    "vllm.utils.serial_utils.MetadataItem": _NO_BODY,
-    "vllm.utils.serial_utils.decode_pooling_output": _NO_BODY,
     "vllm.v1.core": _PROCESSES,
+    "vllm.v1.kv_cache_interface": _PROCESSES,
     "vllm.v1.metrics.loggers": "/metrics has the figures.",
     "vllm.v1.request": _PROCESSES,
+    "vllm.v1.watermarking": "Texts are not marked.",
+    "vllm.v1.worker": "vllm.v1.sample.logits_processor.LogitsProcessor changes logits.",
 }
 """Dotted names that beheld does not have, with all below them: why, or what there is instead."""

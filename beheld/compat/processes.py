@@ -18,6 +18,12 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
         torch.accelerator.empty_cache()
 
 
+def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
+    """Print the first four numbers of a vector, and how many it has."""
+    shown = ", ".join(str(number) for number in embeds[:4])
+    print(f"{prefix}: [{shown}{', ...' if len(embeds) > 4 else ''}] (size={len(embeds)})")
+
+
 def init_logger(name: str) -> logging.Logger:
     """A logger that writes as beheld's do."""
     return get_logger(name)

@@ -26,6 +26,13 @@ class TokensPrompt(TypedDict):
     cache_salt: NotRequired[str]
 
 
+class EmbedsPrompt(TypedDict):
+    """A prompt of embeddings, a tensor (tokens, hidden)."""
+
+    prompt_embeds: Any
+    cache_salt: NotRequired[str]
+
+
 class ScoreMultiModalParam(TypedDict):
     """One side of a pair for `LLM.score`: parts of a chat message."""
 
@@ -43,4 +50,4 @@ MultiModalDataDict = Mapping[str, Any]
 MultiModalDataBuiltins = MultiModalDataDict
 MultiModalUUIDDict = Mapping[str, Any]
 ModalityData = Any
-SingletonPrompt = str | TextPrompt | TokensPrompt
+SingletonPrompt = str | TextPrompt | TokensPrompt | EmbedsPrompt

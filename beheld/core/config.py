@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
 QUANTIZED_AT_LOAD = ("fp8", "int4", "int8", "nf4")
+# A checkpoint's method -> the one that quantizes in its numbers as weights are loaded, if it is asked for of others.
+AT_LOAD_AS = {"bitsandbytes": "nf4"}
 # Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
 # Those of them whose weights may stay in their bits.
 KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
@@ -113,6 +115,7 @@ class EngineArgs:
     mm_processor_cache_gb: float | None = None
     disable_mm_preprocessor_cache: bool = False
     enable_mm_embeds: bool = True
+    enable_prompt_embeds: bool = False
     encoder_urls: list[str] | None = None
     mm_encoder_budget: int | None = None
     media_workers: int | None = None
@@ -250,6 +253,8 @@ class ModelInfo:
             `joint_ids`; one step computes the first to the last of them), or "prompt" (the whole prompt; one step
             computes it, and no other prompt shares it).
         joint_ids: see `both_ways`.
+        plain_attention: why only the backend in plain PyTorch computes its attention, as a half sentence; empty if all
+            backends do.
         encoder_reads: for an encoder-decoder, what the encoder reads: "prompt", so that the decoder writes only the
             answer, or the modality of the one item of each prompt, which is the decoder's; empty for other models.
         decoder_start_id: the token that starts every answer of an encoder-decoder model.
@@ -282,6 +287,7 @@ class ModelInfo:
     atomic_spans: bool = False
     both_ways: str = "nowhere"
     joint_ids: frozenset[int] = frozenset()
+    plain_attention: str = ""
     encoder_reads: str = ""
     decoder_start_id: int | None = None
     rope_switch: int | None = None
@@ -360,6 +366,7 @@ class EngineConfig:
         expert_parallel: whether ranks share experts out whole, not a part of each.
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
         over_hosts: whether Ray places the ranks, on several hosts.
+        prompt_embeds: whether prompts may be embeddings.
     """
 
     device: str
@@ -401,6 +408,7 @@ class EngineConfig:
     expert_parallel: bool = False
     mm_encoder_tp_mode: str = "weights"
     over_hosts: bool = False
+    prompt_embeds: bool = False
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

@@ -10,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 MODALITIES = ("image", "video", "audio")
+# vLLM's name for an image, or a part of a video, of a model that reads both alike; here its images are images.
+CHUNKS = "vision_chunk"
 # The name of a feature: embeddings as the model's own towers give them, (E, H) with all columns. No tower is run.
 ENCODED = "encoded"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from beheld.core.errors import BeheldError
 from beheld.core.grounding import GroundedObject
@@ -52,6 +52,16 @@ class Logprob:
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+
+
+class PromptEntries(Protocol):
+    """The entries of `RequestOutput.prompt_logprobs`, made anew whenever they are read: all at once are large."""
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        """One position after another."""
+
+    def best(self, num_top: int) -> PromptEntries:
+        """The same with no more than `num_top` candidates besides the token itself."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +133,10 @@ def metrics_of(
 class RequestOutput:
     """The state of one request, finished or not.
 
-    Field names follow vLLM's class of the same name, with three additions.
+    Field names follow vLLM's class of the same name, with four additions.
 
     Attributes:
+        prompt_entries: what `prompt_logprobs` would hold, in its place where AsyncLLM was asked for that.
         media: one receipt per media item: the input, what the model saw, what was lost.
         error: why the request failed, with `on_error="return"`; `outputs` is then empty.
         milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start). AsyncLLM
@@ -145,6 +156,7 @@ class RequestOutput:
     error: BeheldError | None = None
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     metrics: RequestMetrics | None = None
+    prompt_entries: PromptEntries | None = None
 
     @property
     def usage(self) -> Usage:

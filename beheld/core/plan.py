@@ -174,6 +174,11 @@ class PromptLogprobs:
             for token, logprob, rank, top_ids, top_logprobs in zip(*columns, strict=True):
                 yield TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
 
+    @staticmethod
+    def position_bytes(num_top: int) -> int:
+        """Bytes of one position with so many candidates."""
+        return 12 + 8 * num_top
+
     def since(self, start: int) -> PromptLogprobs:
         """Those at positions from `start` on."""
         return PromptLogprobs(*self._columns(slice(start, None)))

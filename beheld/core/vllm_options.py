@@ -19,17 +19,22 @@ class VllmOption:
         remedy: what to do instead, if it is refused.
         values: how many words belong to its flag; 0 for a switch.
         only: the values without effect; others are refused. Empty: any.
+        unread: whether a list of file patterns has no effect if each begins with one of these.
     """
 
     why: str = ""
     remedy: str = ""
     values: int = 0
     only: tuple[Any, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def refuses(self, value: Any) -> bool:
         """Whether this value would have an effect that beheld does not offer. An unset one never has."""
         if value is None or value is False or value in ("", 0) or value == () or value == [] or value == {}:
             return False
+        if self.unread:
+            patterns = [value] if isinstance(value, str) else list(value)
+            return not all(str(pattern).startswith(self.unread) for pattern in patterns)
         return value not in self.only if self.only else not self.why
 
 
@@ -140,7 +145,6 @@ _refused(
 )
 _refused("Give a folder or a hub name as the model.", "model_weights")
 _refused("`revision` is that of the code too.", "code_revision")
-_refused("Give prompts as texts or token ids.", switches="enable_prompt_embeds")
 _refused("Embeddings of media are taken; prompts are text or ids.", switches="tokens_only")
 _refused(
     "Answers have tokens and log-probabilities; leave it out.",
@@ -190,7 +194,10 @@ _refused(
     switches="enable_tower_connector_lora enable_moe_shared_loras",
 )
 _refused("`load_format` is auto, safetensors, sharded_state or dummy; leave it out.", "model_loader_extra_config")
-_refused("Remove the files from the folder.", "ignore_patterns", only=("original/**/*", ["original/**/*"]))
+# A publisher's own layout is not read in any case.
+OPTIONS["ignore_patterns"] = VllmOption(
+    "", "Remove the files from the folder.", 1, unread=("original/", "consolidated")
+)
 _refused("`--reasoning-parser think` of the server separates reasoning.", "reasoning_parser_plugin reasoning_config")
 _refused("Texts are not marked; leave it out.", "watermark_config")
 _refused("Models answer token by token; leave it out.", "diffusion_config engram_config")

@@ -16,6 +16,7 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.checkpoint.validate import validate
 from beheld.core.config import (
+    AT_LOAD_AS,
     KEPT_BITS,
     QUANTIZED_AT_LOAD,
     QUANTIZED_CHECKPOINTS,
@@ -25,6 +26,7 @@ from beheld.core.config import (
     ModelInfo,
 )
 from beheld.core.errors import ConfigError
+from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
@@ -313,6 +315,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         pipeline_parallel_size=stages,
         expert_parallel=args.enable_expert_parallel and shared > 1,
         over_hosts=args.distributed_executor_backend == "ray",
+        prompt_embeds=_prompt_embeds(args, info),
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,
@@ -451,9 +454,15 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     Raises:
         ConfigError: the device does not multiply such weights.
     """
-    if args.quantization not in QUANTIZED_AT_LOAD or args.quantization == info.quantized_by:
+    wanted = args.quantization
+    if wanted is None or wanted == info.quantized_by:
         return None
-    if args.quantization in ("fp8", "nf4") and not platform.shares_host_memory:
+    if wanted in AT_LOAD_AS:
+        logger.info("quantization=%r quantizes weights as they are loaded, as %r does.", wanted, AT_LOAD_AS[wanted])
+        wanted = AT_LOAD_AS[wanted]
+    if wanted not in QUANTIZED_AT_LOAD:
+        return None
+    if wanted in ("fp8", "nf4") and not platform.shares_host_memory:
         raise ConfigError(
             f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
             "are dequantized in each product.",
@@ -461,20 +470,20 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
             param="quantization",
         )
     missing = platform.no_grouped_products
-    if args.quantization == "int4" and missing is not None:
+    if wanted == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available on {platform.place}: {missing}.",
             "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
             param="quantization",
         )
-    if args.quantization == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
+    if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
         raise ConfigError(
             f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
             "AVX512-VNNI, AVX-VNNI or AMX.",
             "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
-    return args.quantization
+    return wanted
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
@@ -489,10 +498,26 @@ def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
     return args.max_model_len
 
 
+def _prompt_embeds(args: EngineArgs, info: ModelInfo) -> bool:
+    """Whether prompts may be embeddings.
+
+    Raises:
+        ConfigError: this model cannot take any.
+    """
+    if args.enable_prompt_embeds and (info.modalities or info.is_encoder_decoder or info.both_ways != "nowhere"):
+        raise ConfigError(
+            f"enable_prompt_embeds needs a decoder of text alone; {info.architecture} is none.",
+            "Leave it out, and send text or token ids.",
+            param="enable_prompt_embeds",
+        )
+    return args.enable_prompt_embeds
+
+
 def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     limits = dict.fromkeys(info.modalities, _MANY)
+    chunks = 0
     for modality, limit in (args.limit_mm_per_prompt or {}).items():
-        if modality not in ("image", "video", "audio"):
+        if modality not in (*MODALITIES, CHUNKS):
             raise ConfigError(
                 f"limit_mm_per_prompt names the unknown modality {modality!r}.",
                 "Known: image, video, audio.",
@@ -506,6 +531,10 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             )
         if modality in limits:
             limits[modality] = count
+        elif modality == CHUNKS:
+            chunks = count
+    if chunks and "image" in limits:
+        limits["image"] = max(limits["image"], chunks)
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(

@@ -24,6 +24,7 @@ TOLERANCE = 1e-4
 """The largest difference of log-probabilities from transformers', unless a checkpoint sets another."""
 
 IMAGE = ("image",)
+VIDEO = ("video",)
 IMAGE_AND_VIDEO = ("image", "video")
 AUDIO = ("audio",)
 IMAGE_AND_AUDIO = ("image", "audio")
@@ -242,6 +243,7 @@ class Family:
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
         joint_tokens: the tokens that see each other, if `both_ways` is "joint".
+        plain_attention: see ModelInfo.
         ends: reads tokens that end answers from the configuration and generation_config.json's content, where
             eos_token_id does not name them.
         adapters: pairs (modality, folder) of LoRA adapters in the checkpoint, the most important first.
@@ -279,6 +281,7 @@ class Family:
     cross_group: Callable[[Any], KVGroup | None] | None = None
     both_ways: str = "nowhere"
     joint_tokens: tuple[str, ...] = ()
+    plain_attention: str = ""
     ends: Callable[[Any, Mapping[str, Any]], tuple[int, ...]] | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     gguf: GGUFLayout | None = None
@@ -295,9 +298,10 @@ def decoder_group(config: Any, kind: str, num_states: int = 0) -> KVGroup:
     Its configuration has BART's names, which tell encoder and decoder apart, or those of a decoder alone.
     """
     if hasattr(config, "decoder_layers"):
-        layers, heads, kept, width = config.decoder_layers, *(config.decoder_attention_heads,) * 2, config.d_model
+        layers, heads, kept = config.decoder_layers, *(config.decoder_attention_heads,) * 2
+        width = getattr(config, "d_model", None) or config.hidden_size
     else:
-        layers, heads, kept = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
-        width = config.hidden_size
+        layers, heads, width = config.num_hidden_layers, config.num_attention_heads, config.hidden_size
+        kept = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or width // heads
     return KVGroup(kind, tuple(range(layers)), kept, head_dim, head_dim, num_states=num_states)

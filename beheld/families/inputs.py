@@ -112,6 +112,8 @@ LAID_OUT = "the prompt says how {modality} is laid out or when it was, which emb
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
 # (processor, width and height of an image, its setting) -> the text that it stands for.
 BySize = Callable[[Any, tuple[int, int], str], str]
+# (processor, modality, a prompt's text) -> further features of each of its items of this modality, by name.
+Words = Callable[[Any, str, str], Mapping[str, Any]]
 # (text of a prompt, modality -> number of its items) -> text with one placeholder per item, or its pieces, which the
 # tokenizer encodes one by one.
 Rewrite = Callable[[str, Mapping[str, int]], str | tuple[str | ItemPlace, ...]]
@@ -138,6 +140,8 @@ class FamilyInputs:
         embeds_all: modalities whose embeddings replace all ids of an item, also those around the placeholders.
         embedded_as: modality -> the modality whose placeholder its embeddings use, if it has none.
         numbered: modalities whose items depend on their number in the prompt.
+        reads_prompt: for towers that read an item together with its prompt's words: returns what the words add to the
+            item's features. Such an item is encoded, and shared, with the same words only.
         depends_on: modality -> the other modality whose presence in a prompt changes its items.
         rewrite: what the processor does to a prompt's text before it is encoded, given the number of items by modality.
         rewrite_chat: what it does to a rendered conversation; None leaves the template's output unchanged. It must not
@@ -158,6 +162,7 @@ class FamilyInputs:
         added: special tokens that the processor adds to its tokenizer, in this order, if they are missing.
         closes: why a conversation's last message cannot be continued, as a half sentence: what the processor appends.
             Empty if it can.
+        barred: tokens that no prompt with media may have -> why not, as a half sentence.
         most: modality -> the largest number of items in one prompt, if the processor has a limit.
         embedded: modality -> text before and after embeddings that replace an item, with "{setting}" for the item's
             setting; or a function that makes the whole text from an image's size, which then goes with the embeddings;
@@ -167,6 +172,8 @@ class FamilyInputs:
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
         states: for an encoder that reads one item: the number of its states, from the processor's outputs and the
             checkpoint's folder; None if it is always the same.
+        answer_within_states: whether each position of the prompt and of its answer reads one state of the item, so that
+            the answer ends with them.
         speech: how the model is asked for transcripts; None if nothing is known of it.
         join_audio: makes the model's inputs of a whole prompt from the processor, the prompt's text and its audio
             samples, if transformers' processor needs another library for it; for `beheld verify`.
@@ -190,6 +197,7 @@ class FamilyInputs:
     embedded_as: Mapping[str, str] = field(default_factory=dict)
     numbered: frozenset[str] = frozenset()
     depends_on: Mapping[str, str] = field(default_factory=dict)
+    reads_prompt: Words | None = None
     rewrite: Rewrite | None = None
     rewrite_chat: Rewrite | None = None
     rewritten_ends: str = "added"
@@ -202,6 +210,7 @@ class FamilyInputs:
     pieces: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     closes: str = ""
+    barred: Mapping[str, str] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
     embedded: Mapping[str, tuple[str, str] | BySize | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
@@ -210,6 +219,7 @@ class FamilyInputs:
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
     rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
     states: Callable[[Mapping[str, Any], Path], int] | None = None
+    answer_within_states: bool = False
     speech: SpeechForm | None = None
 
     @property

@@ -100,6 +100,12 @@ def inputs(package: str) -> FamilyInputs:
     return FamilyInputs() if section is None else section
 
 
+def inputs_of(package: str, folder: Path) -> FamilyInputs:
+    """Return how the prompts and media of the checkpoint in a folder are prepared."""
+    usual = inputs(package)
+    return usual if usual.variant is None else usual.variant(folder)
+
+
 @cache
 def model(package: str) -> FamilyModel:
     """Return how a family's model runs."""

@@ -96,6 +96,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "mm_processor_cache_gb": ("1 on a CPU, else 4", "GiB of processed media that are kept"),
     "disable_mm_preprocessor_cache": ("", "keep none"),
     "enable_mm_embeds": ("", "requests may bring embeddings in place of media"),
+    "enable_prompt_embeds": ("", "prompts may be embeddings, with models of text"),
     "encoder_urls": ("none", "addresses of `beheld encode-serve`, whose towers encode media; one or several"),
     "mm_encoder_budget": ("as a step or the model's length", "embeddings kept on the device, in tokens"),
     "media_workers": ("1 on a CPU, else by cores", "processes that decode media; 0 decodes in the server's process"),

@@ -11,8 +11,8 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import ModelError, TemplateError, first_line
-from beheld.core.media import MediaItem, MediaReceipt, MediaRef
+from beheld.core.errors import ModelError, PromptError, TemplateError, first_line
+from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Pooling, Sampling, SamplingParams
 from beheld.core.request import Request
 from beheld.core.speech import SpeechForm, SpeechTokens
@@ -27,13 +27,14 @@ from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.samples import sample_items
 from beheld.inputs.media.workers import MediaWorkers
-from beheld.inputs.prompt import decoder_prompt, documents, encoder_prompt, expand
+from beheld.inputs.prompt import decoder_prompt, documents, embedded_prompt, encoder_prompt, expand, item_words
 from beheld.inputs.prompt.documents import FoundDocument
 from beheld.inputs.prompt.parse import PromptType
 from beheld.inputs.prompt.reader import PromptReader
 from beheld.inputs.prompt.rendering import render_type
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
+from beheld.inputs.prompt.tokenizer_trial import try_tokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.sampling import option_checks, resolve_pooling
 from beheld.inputs.sampling.resolve_sampling import SamplingResolver, recommended
@@ -79,8 +80,7 @@ class InputPipeline:
     ) -> None:
         option_checks.check(args)
         self._info, self._config, self._args = info, config, args
-        usual = registry.inputs(info.family)
-        self._family = usual if usual.variant is None else usual.variant(Path(info.path))
+        self._family = registry.inputs_of(info.family, Path(info.path))
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
         self._tokenizer = PromptTokenizer.of(inner, info, self._family)
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
@@ -111,11 +111,12 @@ class InputPipeline:
             self.workers.warm()
 
     def _check_tokenizer(self) -> None:
-        """Refuse a tokenizer that makes nothing of a text.
+        """Refuse a tokenizer that makes nothing of a text, or far too much.
 
         Raises:
             ModelError: it does.
         """
+        try_tokenizer(self._tokenizer.inner)
         reason = ""
         try:
             nothing = any(not self._tokenizer.encode(_TEXT, add_special_tokens=ends) for ends in (False, True))
@@ -235,6 +236,10 @@ class InputPipeline:
         """
         prompt = read.prompt
         media = prompt.parsed.media
+        if prompt.parsed.embeds is not None:
+            most = self._config.max_encoder_tokens
+            spans = embedded_prompt.spans(prompt.parsed.embeds, self._info, most)
+            return RequestWithItems(read, prompt.ids, {}, (), spans)
         if not media:
             return RequestWithItems(read, prompt.ids, {}, ())
         order = read.order
@@ -246,6 +251,8 @@ class InputPipeline:
         places = {modality: self._tokenizer.places[modality] for modality in waiting}
         in_order = [next(waiting[modality]) for modality, _, _ in expand.find_places(prompt.ids, places)]
         items: dict[str, list[MediaItem]] = {kind: [one.item for one in own] for kind, own in by_modality.items()}
+        if self._family.reads_prompt is not None:
+            items = item_words.joined(items, prompt.parsed.text, self._family.reads_prompt, self._processor.loaded())
         if self._encoders is not None:
             items = self._encoders.replaced_all(items)
         ids = self.reader.with_edges(prompt, items)
@@ -262,6 +269,7 @@ class InputPipeline:
             # Checked before anything is made of a prompt that is too long.
             self._checks.length(made.ids, (), ())
         token_ids, spans = expand.expand(made.ids, made.items, self._tokenizer.places)
+        spans = made.spans or spans
         if self._info.encoder_reads == "prompt":
             token_ids, spans = encoder_prompt.fold(token_ids, spans, self._info, prompt.parsed.salt)
         elif self._info.encoder_reads:
@@ -270,7 +278,7 @@ class InputPipeline:
         return Request(
             id=order.request_id,
             token_ids=token_ids,
-            params=self._resolved(order, prompt, token_ids),
+            params=self._resolved(order, prompt, token_ids, self._room(token_ids, spans)),
             spans=spans,
             lora=order.lora or self._config.media_lora(made.items),
             salt=prompt.parsed.salt,
@@ -282,10 +290,28 @@ class InputPipeline:
             grounding=places_of(self._info, made.receipts, prompt.parsed.text or "") if order.grounding else None,
         )
 
-    def _resolved(self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int]) -> Sampling | Pooling:
-        """The engine's form of a request's parameters; `token_ids` are its whole prompt."""
+    def _room(self, token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> int | None:
+        """How many tokens of an answer an item has states for; None if that limits no answer.
+
+        Raises:
+            PromptError: the prompt itself is longer.
+        """
+        if not spans or not self._family.answer_within_states:
+            return None
+        states = spans[0].item.num_states
+        if states <= len(token_ids):
+            raise PromptError(
+                f"The prompt has {len(token_ids)} tokens, and its {spans[0].item.modality} is over after {states}.",
+                "Write less text, or send a longer one.",
+            )
+        return states - len(token_ids)
+
+    def _resolved(
+        self, order: RequestOrder, prompt: ReadPrompt, token_ids: Sequence[int], room: int | None
+    ) -> Sampling | Pooling:
+        """The engine's form of a request's parameters; `token_ids` are its whole prompt, and `room` as of _room."""
         if isinstance(order.params, SamplingParams):
-            return self._sampling.resolve(order.params, token_ids, order.seed, prompt.reasoning, order.cancel)
+            return self._sampling.resolve(order.params, token_ids, order.seed, prompt.reasoning, order.cancel, room)
         assert self._info.pooler is not None, "the kind of parameters was not checked"
         return resolve_pooling.resolve(order.params, self._info.pooler, prompt.second)
 
@@ -341,6 +367,9 @@ class InputPipeline:
         items = sample_items(
             self._info, self._config, self._args, self._processor, self._family, self._rules, self.workers, large=large
         )
+        if items and self._family.reads_prompt is not None:
+            words, processor = self._family.reads_prompt, self._processor.loaded()
+            return [item_words.with_words(item, words(processor, item.modality, _TEXT)) for item in items]
         if not items or self._info.encoder_reads != "prompt":
             return items
         # The encoder reads the prompt with its items.

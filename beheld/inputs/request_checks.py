@@ -60,6 +60,23 @@ class RequestChecks:
         for modality in {ref.modality: None for ref in media}:
             self._count(modality, [ref for ref in media if ref.modality == modality])
 
+    def embedded_prompt(self, params: SamplingParams | PoolingParams) -> None:
+        """Refuse a prompt of embeddings if the engine takes none, and what only ids could answer.
+
+        Raises:
+            PromptError, ParamsError: it is refused.
+        """
+        if not self.config.prompt_embeds:
+            raise PromptError(
+                "Prompts of embeddings are disabled.",
+                "Send text or token ids.",
+                param="prompt_embeds",
+                or_engine="start it with enable_prompt_embeds=True, with a model of text",
+            )
+        for name in ("prompt_logprobs", "truncate_prompt_tokens"):
+            if getattr(params, name, None) is not None:
+                raise ParamsError(f"A prompt of embeddings has no ids for {name}.", "Leave it out.", param=name)
+
     def _count(self, modality: str, given: Sequence[MediaRef]) -> None:
         """Refuse a modality that the model does not accept, or the first item beyond its limit."""
         if modality not in self.info.modalities:

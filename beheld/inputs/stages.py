@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.core.media import MediaItem, MediaReceipt
+from beheld.core.media import MediaItem, MediaReceipt, MediaSpan
 from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.core.request import LoRARequest
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType
@@ -133,10 +133,11 @@ class ReadRequest:
 class RequestWithItems:
     """A request with its items by modality, and their receipts in the order of the prompt.
 
-    `ids` are the prompt's, with the items' texts around their placeholders.
+    `ids` are the prompt's, with the items' texts around their placeholders; `spans` are of a prompt of embeddings.
     """
 
     read: ReadRequest
     ids: Sequence[int]
     items: ItemsByModality
     receipts: tuple[MediaReceipt, ...]
+    spans: tuple[MediaSpan, ...] = ()

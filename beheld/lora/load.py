@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import regex
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -38,6 +40,11 @@ _APPLIED = frozenset({"alpha_pattern", "lora_alpha", "peft_type", "r", "rank_pat
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _HEADER_BYTES = 64 << 20
+# Of the header of the weights: for each of a site's two matrices one line, and their metadata.
+_LINE_BYTES, _METADATA_BYTES = 1 << 10, 1 << 20
+# Seconds of the processor for all patterns of ranks and scales: a pattern of a few letters may take for ever.
+PATTERNS_S = 1.0
+_SHOWN = 128
 
 # Per existing file: its name, inode number, size and time.
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -103,6 +110,11 @@ class Form:
         values = sum(self.max_rank * (site.num_inputs + site.num_outputs) for site in self.sites.values())
         return 8 * values + _HEADER_BYTES
 
+    @property
+    def max_header_bytes(self) -> int:
+        """Return an upper bound on the bytes that say which matrices there are."""
+        return 2 * _LINE_BYTES * len(self.sites) + _METADATA_BYTES
+
     def site(self, path: str) -> Site | None:
         """Return the site of a layer's path in a file."""
         for prefix in self.prefixes:
@@ -113,20 +125,29 @@ class Form:
 
 @dataclass(frozen=True)
 class _Scales:
-    """Ranks and scales from adapter_config.json, by layer path."""
+    """Ranks and scales from adapter_config.json, by layer path.
+
+    Attributes:
+        until: seconds that the thread has computed when matching ends.
+    """
 
     rank: int
     alpha: float
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     rooted: Any
+    until: float
 
     def of(self, path: str) -> tuple[Any, Any]:
         """Return a layer's rank and scale.
 
         The scale is alpha / rank, or alpha / sqrt(rank) (rank-stabilised LoRA, arXiv 2312.03732).
+
+        Raises:
+            TimeoutError: the patterns take too long.
         """
-        rank, alpha = _matching(self.rank_pattern, path, self.rank), _matching(self.alpha_pattern, path, self.alpha)
+        rank = _matching(self.rank_pattern, path, self.rank, self.until)
+        alpha = _matching(self.alpha_pattern, path, self.alpha, self.until)
         return rank, alpha / (math.sqrt(rank) if self.rooted else rank)
 
 
@@ -141,19 +162,20 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
     said = _bytes(name, path / CONFIG, 1 << 20)
     config = _config(name, said)
     body = _bytes(name, path / WEIGHTS, form.max_file_bytes)
-    pairs = _pairs(name, _tensors(name, body))
+    pairs = _pairs(name, _tensors(name, body, form.max_header_bytes))
     scales = _scales(name, config, form.max_rank)
     matrices: dict[str, tuple[Tensor, Tensor]] = {}
     for where, (down_rI, up_Or) in pairs.items():
         site = form.site(where)
         if site is None:
             raise LoRAError(
-                f"The adapter {name!r} changes {where!r}, which is not a linear layer of this language model.",
+                f"{WEIGHTS} of the adapter {name!r} changes {_shown(where)}, which is not a linear layer of this "
+                "language model.",
                 f"It was made for {_base(config)}. Train it with target_modules that name only such layers, or merge "
                 "it into the model.",
             )
         if site.name in matrices:
-            raise LoRAError(f"The adapter {name!r} changes {site.name!r} twice.", "Save it again.")
+            raise LoRAError(f"{WEIGHTS} of the adapter {name!r} changes {site.name!r} twice.", "Save it again.")
         rank, scale = _scale_of(name, scales, where)
         _check_shapes(name, site, down_rI, up_Or, rank, form.max_rank, config)
         matrices[site.name] = site.own(*_ready(name, where, down_rI, up_Or, scale, form.dtype))
@@ -196,6 +218,9 @@ def _folder(name: str, folder: str) -> Path:
 
 def _bytes(name: str, file: Path, most: int) -> bytes:
     try:
+        if file.exists() and not file.is_file():
+            # Opening a named pipe would wait for ever.
+            raise OSError
         with file.open("rb") as opened:
             body = opened.read(most + 1)
     except OSError as error:
@@ -221,14 +246,18 @@ def _config(name: str, said: bytes) -> dict[str, Any]:
         raise LoRAError(f"{CONFIG} of the adapter {name!r} is not an object.", "Save the adapter again.")
     if config.get("peft_type") != "LORA":
         raise LoRAError(
-            f"The adapter {name!r} has the type {config.get('peft_type')!r}.", "Only the type LORA is supported."
+            f"{CONFIG} of the adapter {name!r} has the peft_type {_shown(config.get('peft_type'))}.",
+            "Only the type LORA is supported.",
+            param="peft_type",
         )
     if config.get("bias", "none") != "none":
-        raise LoRAError(f"The adapter {name!r} also changes biases.", "Train it with bias='none'.", param="bias")
+        reason = f"The adapter {name!r} also changes biases ({CONFIG})."
+        raise LoRAError(reason, "Train it with bias='none'.", param="bias")
     start = config.get("init_lora_weights")
     if not any(start is plain or (isinstance(start, str) and start == plain) for plain in _PLAIN_STARTS):
         raise LoRAError(
-            f"The adapter {name!r} was trained with init_lora_weights={start!r}, which also changes the base weights.",
+            f"{CONFIG} of the adapter {name!r} has init_lora_weights={_shown(start)}, which also changes the base "
+            "weights.",
             "Convert it to a plain LoRA adapter first (see peft's notes on this initialisation).",
             param="init_lora_weights",
         )
@@ -236,7 +265,9 @@ def _config(name: str, said: bytes) -> dict[str, Any]:
     for field, value in config.items():
         if value and field not in known:
             raise LoRAError(
-                f"The adapter {name!r} sets {field}, which is not supported.", "Train it without that.", param=field
+                f"{CONFIG} of the adapter {name!r} sets {field[:_SHOWN]}, which is not supported.",
+                "Train it without that.",
+                param=field[:_SHOWN],
             )
     return config
 
@@ -248,35 +279,62 @@ def _scales(name: str, config: Mapping[str, Any], max_rank: int) -> _Scales:
         raise LoRAError(f"{CONFIG} of the adapter {name!r} has no usable r and lora_alpha.", "Save the adapter again.")
     if rank > max_rank and not patterns[0]:
         raise _too_wide(name, rank, max_rank)
-    return _Scales(rank, alpha, patterns[0], patterns[1], config.get("use_rslora"))
+    until = time.thread_time() + PATTERNS_S
+    return _Scales(rank, alpha, patterns[0], patterns[1], config.get("use_rslora"), until)
 
 
 def _scale_of(name: str, scales: _Scales, path: str) -> tuple[int, float]:
     try:
         rank, scale = scales.of(path)
-    except (re.error, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise LoRAError(f"{CONFIG} of the adapter {name!r} has an unusable pattern of ranks or scales.") from error
+    except TimeoutError as error:
+        raise LoRAError(
+            f"The rank_pattern or alpha_pattern in {CONFIG} of the adapter {name!r} takes more than {PATTERNS_S:g} s "
+            "to match.",
+            "Name the layers in full there.",
+            param="rank_pattern",
+        ) from error
+    except (regex.error, TypeError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
+        raise LoRAError(
+            f"{CONFIG} of the adapter {name!r} has an unusable pattern of ranks or scales.",
+            "Correct rank_pattern and alpha_pattern, or save the adapter again.",
+            param="rank_pattern",
+        ) from error
     if not _is_rank(rank) or not _is_number(scale):
-        raise LoRAError(f"{CONFIG} of the adapter {name!r} has no usable rank or scale for {path!r}.")
+        raise LoRAError(
+            f"{CONFIG} of the adapter {name!r} has no usable rank or scale for {_shown(path)}.",
+            "Correct r, lora_alpha, rank_pattern and alpha_pattern, or save the adapter again.",
+            param="rank_pattern",
+        )
     return rank, scale
 
 
-def _matching(pattern: Mapping[str, Any], path: str, default: Any) -> Any:
+def _matching(pattern: Mapping[str, Any], path: str, default: Any, until: float) -> Any:
     """Return the first entry whose key matches the end of the path, as peft does."""
     for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", path):
+        left = until - time.thread_time()
+        if left <= 0:
+            raise TimeoutError
+        if regex.match(rf"(.*\.)?({key})$", path, timeout=left):
             return value
     return default
 
 
-def _tensors(name: str, body: bytes) -> dict[str, Tensor]:
+def _tensors(name: str, body: bytes, max_header: int) -> dict[str, Tensor]:
+    if int.from_bytes(body[:8], "little") > min(max_header, len(body)):
+        raise LoRAError(
+            f"{WEIGHTS} of the adapter {name!r} is broken: its header is longer than the file, or than that of any "
+            "adapter for this model.",
+            "Fetch it again.",
+        )
     from safetensors import SafetensorError
     from safetensors.torch import load as read
 
     try:
         return read(body)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise LoRAError(f"{WEIGHTS} of the adapter {name!r} is broken: {error}.", "Fetch it again.") from error
+        raise LoRAError(
+            f"{WEIGHTS} of the adapter {name!r} is broken: {str(error)[:_SHOWN]}.", "Fetch it again."
+        ) from error
 
 
 def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -287,7 +345,7 @@ def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, 
         found = _KEY.fullmatch(key)
         if found is None:
             raise LoRAError(
-                f"The adapter {name!r} holds {key!r}, which is not a LoRA matrix of a linear layer.",
+                f"{WEIGHTS} of the adapter {name!r} holds {_shown(key)}, which is not a LoRA matrix of a linear layer.",
                 "Adapters of embeddings, heads and whole modules are not supported: leave them out, or merge it.",
             )
         owners.add(found["own"])
@@ -297,7 +355,8 @@ def _pairs(name: str, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, 
         raise LoRAError(f"{WEIGHTS} of the adapter {name!r} holds {what}.", "Save one adapter to one folder.")
     single = next((path for path, both in halves.items() if len(both) != 2), None)
     if single is not None:
-        raise LoRAError(f"The adapter {name!r} has only one of the two matrices of {single!r}.", "Fetch it again.")
+        reason = f"{WEIGHTS} of the adapter {name!r} has only one of the two matrices of {_shown(single)}."
+        raise LoRAError(reason, "Fetch it again.")
     return {path: (both["A"], both["B"]) for path, both in halves.items()}
 
 
@@ -306,19 +365,22 @@ def _check_shapes(
 ) -> None:
     if down_rI.dim() != 2 or up_Or.dim() != 2 or down_rI.shape[0] != up_Or.shape[1]:
         raise LoRAError(
-            f"The matrices of {site.name!r} in the adapter {name!r} do not fit each other: {tuple(down_rI.shape)} and "
-            f"{tuple(up_Or.shape)}."
+            f"The matrices of {site.name!r} in {WEIGHTS} of the adapter {name!r} do not fit each other: "
+            f"{tuple(down_rI.shape)} and {tuple(up_Or.shape)}.",
+            "Fetch or save it again.",
         )
     if (down_rI.shape[1], up_Or.shape[0]) != (site.num_inputs, site.num_outputs):
         raise LoRAError(
-            f"The adapter {name!r} was made for another model: {site.name!r} has {site.num_inputs} inputs and "
-            f"{site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
+            f"{WEIGHTS} of the adapter {name!r} was made for another model: {site.name!r} has {site.num_inputs} inputs "
+            f"and {site.num_outputs} outputs, its matrices are for {down_rI.shape[1]} and {up_Or.shape[0]}.",
             f"It was made for {_base(config)}.",
         )
     if down_rI.shape[0] != rank:
         raise LoRAError(
             f"{CONFIG} of the adapter {name!r} gives rank {rank} for {site.name!r}, but its matrices have rank "
-            f"{down_rI.shape[0]}."
+            f"{down_rI.shape[0]} in {WEIGHTS}.",
+            "Correct r or rank_pattern, or save the adapter again.",
+            param="r",
         )
     if rank > max_rank:
         raise _too_wide(name, rank, max_rank)
@@ -329,12 +391,14 @@ def _ready(
 ) -> tuple[Tensor, Tensor]:
     if down_rI.dtype not in _DTYPES or up_Or.dtype not in _DTYPES:
         raise LoRAError(
-            f"The matrices of {path!r} of the adapter {name!r} have unsupported types: {down_rI.dtype}, {up_Or.dtype}."
+            f"The matrices of {_shown(path)} in {WEIGHTS} of the adapter {name!r} have unsupported types: "
+            f"{down_rI.dtype}, {up_Or.dtype}.",
+            "Save it in float32, bfloat16 or float16.",
         )
     down, up = down_rI.to(dtype), (up_Or.float() * scale).to(dtype)
     if not (down.isfinite().all() and up.isfinite().all()):
         raise LoRAError(
-            f"The matrices of {path!r} in the adapter {name!r} are not finite (NaN or infinite) in "
+            f"The matrices of {_shown(path)} in {WEIGHTS} of the adapter {name!r} are not finite (NaN or infinite) in "
             f"{str(dtype).removeprefix('torch.')}.",
             "Fetch or train it again.",
         )
@@ -344,11 +408,18 @@ def _ready(
 def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapping[str, Any]) -> None:
     """Return a target that the configuration names and the model has, but the file lacks."""
     targets = config.get("target_modules")
+    # Every end of a site's path at a dot, and whether a site of that end has matrices.
+    ends: dict[str, bool] = {}
+    for site in form.sites:
+        parts = site.split(".")
+        for start in range(len(parts)):
+            end = ".".join(parts[start:])
+            ends[end] = ends.get(end, False) or site in found
     for target in targets if isinstance(targets, list) else ():
-        there = [site for site in form.sites if f".{site}".endswith(f".{target}")]
-        if there and not any(site in found for site in there):
+        if isinstance(target, str) and ends.get(target) is False:
             raise LoRAError(
-                f"The adapter {name!r} lists {target!r} in its target_modules but holds no matrices for it.",
+                f"{CONFIG} of the adapter {name!r} lists {target!r} in its target_modules, but {WEIGHTS} holds no "
+                "matrices for it.",
                 "Fetch it again.",
                 param="target_modules",
             )
@@ -356,15 +427,20 @@ def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapp
 
 def _too_wide(name: str, rank: int, max_rank: int) -> LoRAError:
     return LoRAError(
-        f"The adapter {name!r} has rank {rank}; max_lora_rank is {max_rank}.",
+        f"The adapter {name!r} has rank {_shown(rank)} ({CONFIG}); max_lora_rank is {max_rank}.",
         param="max_lora_rank",
-        or_engine=f"start the engine with max_lora_rank={rank}",
+        or_engine=f"start the engine with max_lora_rank={_shown(rank)}",
     )
 
 
 def _base(config: Mapping[str, Any]) -> str:
     base = config.get("base_model_name_or_path")
     return repr(base[:128]) if isinstance(base, str) and base else "another model"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _is_rank(value: Any) -> bool:

@@ -80,7 +80,8 @@ class LoRASlots:
         known = self._host.get(request.lora_int_id)
         if known is not None:
             held = known[0]
-            if dataclasses.replace(held, digest=b"") != asked:
+            # A folder under another name is the same adapter.
+            if held.lora_path != asked.lora_path:
                 raise LoRAError(
                     f"lora_int_id {request.lora_int_id} belongs to the adapter {held.lora_name!r} in "
                     f"{held.lora_path!r}, not of {request.lora_name!r} in {request.lora_path!r}.",

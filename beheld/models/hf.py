@@ -73,7 +73,12 @@ class HFAdapter:
         if columns is not None:
             self._columns = surgery.apply("further columns", "hooks of layers, where the family has any", columns)
         self._cross = family.cross_inputs(model) if family.cross_inputs is not None else None
-        speaker, cores = speaker_and_cores(model) if info.pooler is None else (model, (core_of(model),))
+        speaker, cores = model, (model,)
+        if info.pooler is not None:
+            cores = (core_of(model),)
+        elif self._cross is None or not family.plain_head:
+            # A family that runs its own layers before a plain head needs neither.
+            speaker, cores = speaker_and_cores(model)
         self._hidden = form_of(family, model, cores[0], info.hidden_size, self._columns, self._cross)
         self._head: Head = model.get_output_embeddings()
         self._pool = None if info.pooler is None else head_of(model, info)
@@ -154,7 +159,7 @@ class HFAdapter:
             # A class around another model holds its configuration, and the text's only in it.
             routed, config = self._core, self._core.config
         if text is config:
-            towers = {"vision_config", "audio_config"} & set(config.sub_configs)
+            towers = {"vision_config", "audio_config", "codec_config"} & set(config.sub_configs)
             routed.set_attn_implementation({"": name, **dict.fromkeys(towers, "sdpa")} if towers else name)
         else:
             keys = [key for key in config.sub_configs if getattr(config, key, None) is text]
@@ -300,9 +305,7 @@ class HFAdapter:
         """Return the model's positions of tokens of these types, with items of this layout."""
         assert self._rope_index is not None
         known = inspect.signature(self._rope_index).parameters
-        options = {k: torch.tensor(v) for k, v in layout.items() if k in known}
-        # One number per item becomes a row.
-        options = {k: v.flatten() if v.shape[-1] == 1 else v for k, v in options.items()}
+        options = {k: _table(v) for k, v in layout.items() if k in known}
         ids = torch.tensor([list(token_ids)])
         if "attention_mask" in known:
             options["attention_mask"] = torch.ones_like(ids)
@@ -369,3 +372,12 @@ def _as_they_are(config: Any) -> dict[str, Any]:
     parts = {key: getattr(config, key, None) for key in config.sub_configs}
     kept = {key: _as_they_are(part) for key, part in parts.items() if part is not None}
     return {"": config._attn_implementation, **kept}
+
+
+def _table(rows: list[Any]) -> Any:
+    """Return the numbers of items as a tensor (items, numbers); as they are where some have more than others."""
+    if len({len(row) for row in rows}) > 1:
+        return rows
+    made = torch.tensor(rows)
+    # One number per item becomes a row.
+    return made.flatten() if made.shape[-1] == 1 else made

@@ -18,11 +18,12 @@ from torch import Tensor
 from beheld.checkpoint.convert import family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.gguf import projector
-from beheld.checkpoint.gguf.config import METHOD
+from beheld.checkpoint.gguf.config import METHOD, families_by_architecture
 from beheld.checkpoint.gguf.header import StoredTensor, read_header
 from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
 from beheld.families import registry
+from beheld.families.family import GGUFLayout
 from beheld.quant import gguf_blocks
 from beheld.quant.at_load import is_tied, parent_of, tied_again
 from beheld.quant.dequantize import without_quantization
@@ -227,14 +228,15 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     family = registry.facts(family_of_config(said))
     prefix = _TEXT if vision is None or family.gguf_projector is None else family.gguf_projector.text_prefix
     said = said.get("text_config") or said
-    layout = registry.facts(family_of_config(said)).gguf
-    assert layout is not None, "its config.json was made by it"
+    # The one that its config.json was made by.
+    layout = families_by_architecture()[header.metadata["general.architecture"]].gguf
+    assert layout is not None, "only families with a layout are there"
     for name, stored in header.tensors.items():
         known = renamed(name, layout.parts)
         if known is None:
             continue
         known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
-        heads = _heads(name, said)
+        heads = _heads(name, layout, said)
         if "{}" in known:
             for number, own in enumerate(_slices(stored)):
                 found[known.format(number)] = _tensor(data, own, heads, dtype)
@@ -275,8 +277,7 @@ def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:
     return found
 
 
-def _heads(name: str, said: Mapping[str, Any]) -> int | None:
+def _heads(name: str, layout: GGUFLayout, said: Mapping[str, Any]) -> int | None:
     """Return the number of heads whose rows are in llama.cpp's order."""
-    layout = registry.facts(family_of_config(said)).gguf
     part = name.split(".")[-2]
-    return int(said[layout.permuted[part]]) if layout is not None and part in layout.permuted else None
+    return int(said[layout.permuted[part]]) if part in layout.permuted else None

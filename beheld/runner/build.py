@@ -56,7 +56,7 @@ def build_runner(
     info = adapter.info
     backend: AttentionBackend = PackedBackend()
     if info.kv_groups:
-        backend = select(platform, config.attention_backend, info.both_ways)
+        backend = select(platform, config.attention_backend, info.both_ways, info.plain_attention)
     cross_backend = None if info.cross is None else select_cross(platform)
     _choose_threads(adapter, platform, config.num_ranks)
     if share is None:

@@ -47,27 +47,48 @@ class EncoderStore:
     def encode(self, items: Sequence[EncodeItem]) -> tuple[bytes, ...]:
         """Run the towers for `items` and keep their embeddings; returns the digests of those that failed.
 
-        A failing item does not affect others: after a failed call each item is tried alone. The sequences that need a
-        failed item fail in `taken`, with the tower's reason.
+        A failing item does not affect others: after a failed call each item is tried alone to find it, and the others
+        are run in the calls that they would have had without it. The sequences that need a failed item fail in `taken`,
+        with the tower's reason.
         """
         waiting = [item for item in items if item.digest not in self._embeds]
         if not waiting:
             return ()
         begin = self._mark()
-        given = [item for item in waiting if ENCODED in item.features]
-        batches = _batches([item for item in waiting if ENCODED not in item.features], self._call_bytes)
-        for batch in (*([item] for item in given), *batches):
-            if self._try(batch) is None:
-                continue
-            for item in batch:
-                reason = self._try([item])
-                if reason is not None:
-                    self._failures.pop(item.digest, None)
-                    self._failures[item.digest] = f"the {item.modality} tower failed: {reason}"
+        for item in waiting:
+            if ENCODED in item.features:
+                self._run([item])
+        self._run([item for item in waiting if ENCODED not in item.features])
         for digest in list(self._failures)[:-_REASONS]:
             del self._failures[digest]
         self._marks.append((begin, self._mark()))
         return tuple(item.digest for item in waiting if item.digest not in self._embeds)
+
+    def _run(self, items: list[EncodeItem]) -> None:
+        """Run the towers for `items`, in calls that do not depend on which of them fail.
+
+        A product of another number of rows may round otherwise, in float32 too: an item that was only tried alone may
+        change greedy answers.
+        """
+        alone: set[bytes] = set()
+        while items:
+            batch = next(_batches(items, self._call_bytes))
+            if self._try(batch) is not None:
+                culprits = {item.digest for item in batch if item.digest not in alone and not self._sound(item)}
+                alone |= {item.digest for item in batch}
+                if culprits:
+                    items = [item for item in items if item.digest not in culprits]
+                    continue
+                # Each is sound, and they were too much for one call.
+            items = items[len(batch) :]
+
+    def _sound(self, item: EncodeItem) -> bool:
+        """Encode an item alone; False, with the reason noted, if its tower fails."""
+        reason = self._try([item])
+        if reason is not None:
+            self._failures.pop(item.digest, None)
+            self._failures[item.digest] = f"the {item.modality} tower failed: {reason}"
+        return reason is None
 
     def _mark(self) -> Event:
         event = self._platform.event(timing=True)
@@ -176,7 +197,7 @@ class EncoderStore:
         return len(self._embeds)
 
 
-def _batches(items: list[EncodeItem], max_bytes: int | None) -> Iterable[list[EncodeItem]]:
+def _batches(items: list[EncodeItem], max_bytes: int | None) -> Iterator[list[EncodeItem]]:
     """Items that share a tower call: as many as the bounds on embeddings and bytes of features allow, at least one."""
     batch: list[EncodeItem] = []
     total, num_bytes = 0, 0

@@ -83,7 +83,8 @@ def measure(
         platform, lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
     )
     width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
-    embeds = config.max_encoder_tokens * width * dtype.itemsize if info.modalities and info.cross is None else 0
+    holds = (info.modalities and info.cross is None) or config.prompt_embeds
+    embeds = config.max_encoder_tokens * width * dtype.itemsize if holds else 0
     tower = text * _CALL_ROWS // sum(lengths) if info.modalities else 0
     kept = counts + embeds
     if captures:

@@ -98,6 +98,24 @@ class AdmissionControl:
         """Reserve the bytes of one body until it is released."""
         return Hold(self)
 
+    def hold_columns(self, num_bytes: int) -> Hold:
+        """Reserve the bytes of log-probabilities that wait for a client to read them, until they are released.
+
+        Raises:
+            HttpError: 400 if they alone are too many; 503 if they are together with all bodies.
+        """
+        if num_bytes > self._max_held:
+            raise HttpError(
+                400,
+                f"The log-probabilities of these prompts take up to {num_bytes >> 20} MiB; the server holds at most "
+                f"{self._max_held >> 20} MiB.",
+                "Send fewer prompts in one request, or ask for fewer candidates.",
+                param="prompt_logprobs",
+            )
+        held = self.hold()
+        held.grow(num_bytes)
+        return held
+
     def take(self, num_bytes: int) -> None:
         """Count bytes of a body.
 

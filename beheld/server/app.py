@@ -33,6 +33,7 @@ from beheld.server import (
     response_requests,
     resume,
     transcriptions,
+    vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl
@@ -43,6 +44,7 @@ from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
+from beheld.server.long_json import LongJson, LongResponse
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
 from beheld.server.notes import Notes
@@ -66,6 +68,7 @@ from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
+from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -81,12 +84,12 @@ class AnswerForm:
     Attributes:
         fold: folds them into one body.
         shown: those that a stream shows.
-        response: makes the response of a body.
+        response: makes the response of a body; None for JSON.
     """
 
     fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
     shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
-    response: Callable[[dict[str, Any]], Response] = JSONResponse
+    response: Callable[[dict[str, Any]], Response] | None = None
 
 
 class Service:
@@ -108,6 +111,8 @@ class Service:
         self._store = ResponseStore(options.max_stored_bytes)
         self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
+        # Turns of the pieces of long answers.
+        self._turns = LoopShare()
 
     def app(self) -> Starlette:
         """The application."""
@@ -210,7 +215,8 @@ class Service:
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
+        columns = chat.columns_bytes(body, self.llm.config.max_model_len)
+        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -219,14 +225,17 @@ class Service:
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
-        answers = len(completions.prompts_of(body, self.options)) * (body.n or 1)
+        prompts = completions.prompts_of(body, self.options)
+        columns = completions.columns_bytes(body, prompts, self.llm.config.max_model_len)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            return _warned(completions.chunks(self.llm, body, self.options, head, salt), request.state.notes)
+            made = completions.chunks(self.llm, body, self.options, head, salt, self._turns)
+            return _warned(made, request.state.notes)
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
-        return await self._answer(request, chunks, answers, form, stream=body.stream is True)
+        answers = len(prompts) * (body.n or 1)
+        return await self._answer(request, chunks, answers, form, stream=body.stream is True, columns=columns)
 
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
@@ -343,27 +352,36 @@ class Service:
         form: AnswerForm,
         *,
         stream: bool,
+        columns: int = 0,
     ) -> Response:
-        """The chunks as a stream or as one body. An error before the first chunk gets its own status."""
+        """The chunks as a stream or as one body. An error before the first chunk gets its own status.
+
+        `columns` is the most bytes that log-probabilities of its prompts may take.
+        """
         client = self._clients.of(request.scope)
         self._clients.check(client)
         stack = contextlib.ExitStack()
         stack.enter_context(self.admission.admitted(max(1, answers)))
-        try:
-            chunks = self._blaming(make(), client)
-            if not stream:
-                with stack:
-                    return form.response(await until_gone(_folded(chunks, form), request.receive))
-            begun = await until_gone(primed(chunks), request.receive)
-        except BaseException:
-            stack.close()
-            raise
 
         def finished(error: Exception | None) -> None:
             request.state.held.release()
             stack.close()
             if error is not None:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
+
+        try:
+            stack.enter_context(self.admission.hold_columns(columns))
+            chunks = self._blaming(make(), client)
+            if not stream:
+                body = await until_gone(_folded(chunks, form), request.receive)
+                if columns:
+                    return LongResponse(LongJson(body), self._turns, finished, request.state.names)
+                stack.close()
+                return JSONResponse(body) if form.response is None else form.response(body)
+            begun = await until_gone(primed(chunks), request.receive)
+        except BaseException:
+            stack.close()
+            raise
 
         request.state.streamed = True
         if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
@@ -404,7 +422,7 @@ class Service:
             with self.admission.admitted(window):
                 try:
                     made = pooling.run(self.llm, work, head, body.priority or 0, window)
-                    return JSONResponse(await until_gone(made, request.receive))
+                    return vector_bodies.response(await until_gone(made, request.receive))
                 except CulpritError:
                     self._clients.blame(head.client)
                     raise

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
-from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
+from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
+from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
+from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.sampling import beams_of, sampling
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
-from beheld.server.stream import Chunk, grounding_of, logprobs_of, media_of, usage_of
+from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import ReasoningMarks, reasoning_of, splitter
@@ -135,6 +138,7 @@ def chunks(
         head.id,
         pieces=Pieces.DELTA if body.stream else Pieces.FINAL,
         grounding=body.grounding is True,
+        lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
         reasoning=None if marks is None else _reasoning_before(params.structured_outputs, marks),
@@ -301,8 +305,9 @@ async def _chunks(
                 opening = {"role": "assistant", "content": ""}
                 first = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 yield {**first, "media": media_of(output)} if output.media else first
-                if output.prompt_logprobs is not None:
-                    yield {**base, "choices": [], "prompt_logprobs": _prompt_logprobs(output)}
+                if output.prompt_entries is not None:
+                    entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
+                    yield {**base, "choices": [], "prompt_logprobs": entries}
             for answer in output.outputs:
                 counts[answer.index] += len(answer.token_ids)
                 for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
@@ -357,12 +362,18 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _prompt_logprobs(output: RequestOutput) -> list[dict[str, Any] | None]:
-    return [
-        None
-        if entry is None
-        else {
-            str(k): {"logprob": v.logprob, "rank": v.rank, "decoded_token": v.decoded_token} for k, v in entry.items()
-        }
-        for entry in output.prompt_logprobs or ()
-    ]
+def columns_bytes(body: ChatRequest, max_model_len: int) -> int:
+    """The most bytes that the log-probabilities of the request's prompt take as columns."""
+    return 0 if body.prompt_logprobs is None else max_model_len * PromptLogprobs.position_bytes(body.prompt_logprobs)
+
+
+def _prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, Any] | None]:
+    for entry in entries:
+        yield (
+            None
+            if entry is None
+            else {
+                str(k): {"logprob": max(v.logprob, LEAST), "rank": v.rank, "decoded_token": v.decoded_token}
+                for k, v in entry.items()
+            }
+        )

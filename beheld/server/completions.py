@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Pieces
-from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput
+from beheld.core.outputs import CompletionOutput, Logprob, PromptEntries, RequestOutput
+from beheld.core.plan import PromptLogprobs
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
+from beheld.server.long_json import LongList
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import beams_of, check_answers, sampling
 from beheld.server.schema import CompletionRequest
-from beheld.server.stream import Chunk, grounding_of, usage_of
+from beheld.server.stream import LEAST, Chunk, grounding_of, usage_of
+from beheld.utils.loop_share import LoopShare
 
-Prompt = str | list[int]
+
+@dataclass(frozen=True)
+class Embedded:
+    """A prompt of embeddings: base64 of a tensor."""
+
+    text: str
+
+
+Prompt = str | list[int] | Embedded
 # OpenAI's four lists of a choice's tokens, by name.
 Lists = dict[str, list[Any]]
-_LEAST = -9999.0
+# Tokens of a shown prompt in one event of a stream.
+_SHOWN = 64
 
 
 def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
@@ -33,6 +46,10 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     given: Any = body.prompt
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     prompts: list[Prompt] = [given] if one else list(given)
+    if body.prompt_embeds:
+        _check_embedded(body)
+        texts = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds
+        prompts = [Embedded(text) for text in texts]
     if not prompts:
         raise HttpError(400, "There is no prompt.", "Send a text or token ids.", param="prompt")
     many = len(prompts) * max(1, body.n or 1)
@@ -46,10 +63,49 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     return prompts
 
 
+def columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int) -> int:
+    """The most bytes that the log-probabilities of the prompts take as columns."""
+    num_top = _num_prompt_logprobs(body)
+    if num_top is None:
+        return 0
+    longest = (_most_tokens(prompt) for prompt in prompts)
+    return sum(min(max_model_len, length + 1) for length in longest) * PromptLogprobs.position_bytes(num_top)
+
+
+def _most_tokens(prompt: Prompt) -> int:
+    """Return a bound on a prompt's tokens."""
+    if isinstance(prompt, Embedded):
+        return len(prompt.text)
+    # A letter is at most four bytes, and a token at least one.
+    return 4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt)
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many candidates are computed for each token of a prompt; None for no log-probabilities."""
+    if body.echo and body.logprobs is not None:
+        return max(body.logprobs, body.prompt_logprobs or 0)
+    return body.prompt_logprobs
+
+
+def _check_embedded(body: CompletionRequest) -> None:
+    """Raise HttpError if a request with embeddings has a prompt besides, or asks for its text."""
+    if body.prompt:
+        raise HttpError(400, "A request has a prompt or prompt_embeds.", 'Send "prompt": "".', param="prompt")
+    if body.echo:
+        raise HttpError(400, "prompt_embeds have no text to echo.", "Leave echo out.", param="echo")
+
+
 def chunks(
-    llm: AsyncLLM, body: CompletionRequest, options: ServerOptions, head: ChunkHead, salt: str | None
+    llm: AsyncLLM,
+    body: CompletionRequest,
+    options: ServerOptions,
+    head: ChunkHead,
+    salt: str | None,
+    turns: LoopShare,
 ) -> AsyncGenerator[Chunk, None]:
     """The response to a completion request, in chunks; the last one has the usage. Arguments as for chat.chunks.
+
+    `turns` are those of the events that show a prompt in a stream.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or one is out of range.
@@ -69,8 +125,7 @@ def chunks(
         ]
     else:
         own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
-        if body.echo and body.logprobs is not None:
-            own["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+        own["prompt_logprobs"] = _num_prompt_logprobs(body)
         if _only_echo(body):
             # The engine answers with a token at least, which is not shown.
             own["max_tokens"] = 1
@@ -84,6 +139,7 @@ def chunks(
                 f"{head.id}-{k}",
                 pieces=pieces,
                 grounding=body.grounding is True,
+                lazy_prompt=True,
                 **asked,
             )
             for k, prompt in enumerate(prompts)
@@ -97,7 +153,7 @@ def chunks(
     echo: Echo | None = None
     if body.echo:
         echo = Echo(shown, llm.text_of, body.logprobs)
-    return _chunks(streams, body, head, many, echo)
+    return _chunks(streams, body, head, many, echo, turns)
 
 
 def _only_echo(body: CompletionRequest) -> bool:
@@ -119,28 +175,70 @@ class Echo:
     text_of: Callable[[Sequence[int]], Awaitable[str]]
     logprobs: int | None
 
-    async def tokens(self, output: RequestOutput) -> Lists | None:
-        """The prompt's tokens with their log-probabilities; the first has none, as nothing precedes it."""
-        if self.logprobs is None:
+    async def tokens(self, output: RequestOutput) -> EchoedTokens | None:
+        """The prompt's tokens with their log-probabilities."""
+        ids, entries = output.prompt_token_ids or (), output.prompt_entries
+        if self.logprobs is None or entries is None:
             return None
-        made, offset = _no_lists(), 0
-        given = output.prompt_logprobs or ()
-        for token, candidates in zip(output.prompt_token_ids or (), given, strict=True):
+        return EchoedTokens(ids, entries, self.logprobs, await self.text_of(ids[:1]))
+
+
+@dataclass(frozen=True)
+class EchoedTokens:
+    """A prompt's tokens with their log-probabilities, made whenever they are read.
+
+    Attributes:
+        ids: the tokens.
+        entries: the candidates of each; the first has none, as nothing precedes it.
+        num_top: how many of them are given.
+        first: the first token's text.
+    """
+
+    ids: Sequence[int]
+    entries: PromptEntries
+    num_top: int
+    first: str
+
+    def rows(self, num_top: int) -> Iterator[tuple[str, float | None, dict[int, Logprob] | None, int]]:
+        """For each token its text, its log-probability, the best candidates, and where its text begins."""
+        offset = 0
+        for token, candidates in zip(self.ids, self.entries.best(num_top), strict=True):
             if candidates is None:
-                text = await self.text_of((token,))
-                _add(made, text, None, None, offset)
-            else:
-                text = candidates[token].decoded_token or ""
-                best = sorted(candidates, key=lambda one: -candidates[one].logprob)[: self.logprobs]
-                kept = {one: candidates[one] for one in dict.fromkeys((*best, token))}
-                _add(made, text, candidates[token].logprob, kept, offset)
+                yield self.first, None, None, offset
+                offset += len(self.first)
+                continue
+            text = candidates[token].decoded_token or ""
+            best = sorted(candidates, key=lambda one: -candidates[one].logprob)[:num_top]
+            yield (
+                text,
+                candidates[token].logprob,
+                {one: candidates[one] for one in dict.fromkeys((*best, token))},
+                offset,
+            )
             offset += len(text)
-        return made
+
+    def column(self, name: str) -> Iterator[Any]:
+        """The values of one of the lists; each is made alone, since together they are long."""
+        for row in self.rows(self.num_top if name == "top_logprobs" else 0):
+            yield _entries(*row)[name]
+
+    def lists(self) -> Iterator[Lists]:
+        """All four, some tokens at a time."""
+        made = _no_lists()
+        for row in self.rows(self.num_top):
+            _add(made, *row)
+            if len(made["tokens"]) == _SHOWN:
+                yield made
+                made = _no_lists()
+        yield made
 
 
 def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
-    name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return {name: prompt} if salt is None else {name: prompt, "cache_salt": salt}
+    if isinstance(prompt, Embedded):
+        found: dict[str, Any] = {"prompt_embeds": prompt.text}
+    else:
+        found = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    return found if salt is None else found | {"cache_salt": salt}
 
 
 async def _chunks(
@@ -149,20 +247,18 @@ async def _chunks(
     head: ChunkHead,
     n: int,
     echo: Echo | None,
+    turns: LoopShare,
 ) -> AsyncGenerator[Chunk, None]:
     base = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
     totals = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     cached = 0
     counts: dict[int, int] = {}
     offsets: dict[int, int] = {}
-    prompts: dict[int, tuple[str, Lists | None]] = {}
+    prompts: dict[int, tuple[str, EchoedTokens | None]] = {}
     async with contextlib.aclosing(merged(streams)) as outputs:
         async for number, output in outputs:
-            if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
-                entries = [
-                    None if e is None else {str(k): max(v.logprob, _LEAST) for k, v in e.items()}
-                    for e in output.prompt_logprobs
-                ]
+            if body.prompt_logprobs is not None and output.prompt_entries is not None:
+                entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
                 yield {**base, "choices": [{"index": number * n, "text": "", "prompt_logprobs": entries}]}
             for answer in output.outputs:
                 index = number * n + answer.index
@@ -174,6 +270,12 @@ async def _chunks(
                         prompts[number] = await echo.text(output), await echo.tokens(output)
                     before, shown = prompts[number]
                 offsets.setdefault(index, len(before))
+                if body.stream and shown is not None:
+                    for lists in shown.lists():
+                        choice = {"index": index, "text": before, "logprobs": lists}
+                        yield {**base, "choices": [{**choice, "finish_reason": None, "stop_reason": None}]}
+                        before, shown = "", None
+                        await turns.turn()
                 if _only_echo(body):
                     answer = replace(answer, text="", token_ids=[], logprobs=[], finish_reason="length")
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
@@ -188,25 +290,41 @@ async def _chunks(
     yield {**base, "choices": [], "usage": {**totals, "prompt_tokens_details": {"cached_tokens": cached}}}
 
 
+def _prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, float] | None]:
+    for entry in entries:
+        yield None if entry is None else {str(k): max(v.logprob, LEAST) for k, v in entry.items()}
+
+
 def _choice(
-    answer: CompletionOutput, index: int, before: str, echoed: Lists | None, offsets: dict[int, int], *, wanted: bool
+    answer: CompletionOutput,
+    index: int,
+    before: str,
+    echoed: EchoedTokens | None,
+    offsets: dict[int, int],
+    *,
+    wanted: bool,
 ) -> dict[str, Any]:
     """One choice of a chunk.
 
     Args:
         before: the prompt's text, if it is shown here.
-        echoed: its tokens.
+        echoed: its tokens, if they stand before the answer's.
         offsets: for each choice, the length of the text so far.
         wanted: whether there are log-probabilities.
     """
-    logprobs: Lists | None = None
+    logprobs: Mapping[str, Any] | None = None
     if wanted and (answer.logprobs or echoed is not None):
-        logprobs = _no_lists() if echoed is None else {name: list(values) for name, values in echoed.items()}
+        own_lists = logprobs = _no_lists()
         for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             own = candidates[token]
             text = own.decoded_token or ""
-            _add(logprobs, text, own.logprob, candidates, offsets[index])
+            _add(own_lists, text, own.logprob, candidates, offsets[index])
             offsets[index] += len(text)
+        if echoed is not None:
+            logprobs = {
+                name: LongList(partial(echoed.column, name), partial(iter, values))
+                for name, values in own_lists.items()
+            }
     return {
         "index": index,
         "text": before + answer.text,
@@ -223,13 +341,17 @@ def _no_lists() -> Lists:
 
 def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> None:
     """Append a token; what has no probability has the least number that JSON clients expect."""
-    lists["tokens"].append(text)
-    lists["token_logprobs"].append(None if logprob is None else max(logprob, _LEAST))
+    for name, value in _entries(text, logprob, candidates, offset).items():
+        lists[name].append(value)
+
+
+def _entries(text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> dict[str, Any]:
+    """A token's entry in each list."""
     likely: dict[str, float] | None = None
     if candidates:
-        likely = {each.decoded_token or str(k): max(each.logprob, _LEAST) for k, each in candidates.items()}
-    lists["top_logprobs"].append(likely)
-    lists["text_offset"].append(offset)
+        likely = {each.decoded_token or str(k): max(each.logprob, LEAST) for k, each in candidates.items()}
+    shown = None if logprob is None else max(logprob, LEAST)
+    return {"tokens": text, "token_logprobs": shown, "top_logprobs": likely, "text_offset": offset}
 
 
 async def merged(

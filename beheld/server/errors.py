@@ -190,7 +190,7 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
             code=_code(error, error.stage),
         )
     name = REQUEST.get()
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if lacks_memory(error):
         # Without a traceback: writing it takes memory, too.
         logger.error("%s failed: the server has not enough memory for it.", name)
         reason = "The server has not enough memory for this request."
@@ -203,6 +203,12 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
         return HttpError(500, reason, where, code=_code(error, "step"))
     logger.error("%s failed with an internal error.", name, exc_info=error)
     return HttpError(500, "The server has an internal error.", where, code="internal")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """True if the system refused memory, also that of a new thread's stack."""
+    no_thread = isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")
+    return no_thread or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _code(error: BeheldError, stage: str) -> str:

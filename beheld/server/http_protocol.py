@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
-from beheld.server.errors import HttpError
+from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import OPEN_PATHS
 from beheld.server.write_coalescing import CoalescingTransport
 from beheld.utils.loop_share import LoopShare
@@ -215,6 +215,13 @@ class DeadlineProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Restart or stop the timer for the headers, and parse the data."""
+        try:
+            self._take(data)
+        except MemoryError as error:
+            # asyncio would close the connection without a word.
+            self._refuse(http_error(error))
+
+    def _take(self, data: bytes) -> None:
         if self._dropping is not None:
             self._drop(data)
             return
@@ -236,6 +243,12 @@ class DeadlineProtocol(H11Protocol):
 
     def _parse(self) -> None:
         """Parse for one turn; the rest queues for another."""
+        try:
+            self._parse_turn()
+        except MemoryError as error:
+            self._refuse(http_error(error))
+
+    def _parse_turn(self) -> None:
         self._waiting = False
         if self._dropping is not None or self.transport.is_closing():
             return

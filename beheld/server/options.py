@@ -125,7 +125,8 @@ class ServerOptions:
     max_reading_bytes: int = _option(
         1 << 30,
         "max-reading-mib",
-        "limit for all request bodies together until their media are prepared; beyond it, requests get 503",
+        "limit for all request bodies together until their media are prepared, and for log-probabilities of prompts "
+        "until they are read; beyond it, requests get 503",
         low=1,
         unit=1 << 20,
     )

@@ -18,6 +18,7 @@ from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
+from beheld.server import vector_bodies
 from beheld.server.chat import ChunkHead, message_of, template_of
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
@@ -50,7 +51,7 @@ class PoolingWork:
 
     prompts: Sequence[Asked]
     params: PoolingParams
-    answer: Callable[[Sequence[PoolingRequestOutput]], Answer]
+    answer: Callable[[Sequence[PoolingRequestOutput]], Answer | vector_bodies.VectorBody]
 
 
 def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None) -> PoolingWork:
@@ -90,20 +91,27 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
     task = {ClassifyRequest: "classify", EmbeddingRequest: "embed"}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
         task = pooling_task(body.task)
+    prompts = _prompts(body, options, salt)
     if isinstance(body, EmbeddingRequest):
         _check_bytes(body)
+        vector_bodies.check(body.encoding_format, len(prompts))
     params = _params(body, task)
     shown = {"classify": _classes, "embed": _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
 
-    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer:
+    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer | vector_bodies.VectorBody:
+        if isinstance(body, EmbeddingRequest) and body.encoding_format in vector_bodies.FORMATS:
+            told = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
+            return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), told)
         assert shown is not None
         data = [{"index": index, **shown(output, body, info)} for index, output in enumerate(outputs)]
         return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}
 
-    return PoolingWork(_prompts(body, options, salt), params, answer)
+    return PoolingWork(prompts, params, answer)
 
 
-async def run(llm: AsyncLLM, work: PoolingWork, head: ChunkHead, priority: int, window: int) -> Answer:
+async def run(
+    llm: AsyncLLM, work: PoolingWork, head: ChunkHead, priority: int, window: int
+) -> Answer | vector_bodies.VectorBody:
     """Return the response's body; at most `window` prompts are in the engine at once, and the first error ends all."""
     room = asyncio.Semaphore(window)
 
@@ -333,15 +341,20 @@ def _numbers(output: PoolingRequestOutput, body: ClassifyRequest) -> Any:
     """Return the values as lists, or as text of their bytes."""
     values = output.outputs.data
     if isinstance(body, EmbeddingRequest) and body.encoding_format == "base64":
-        return _text_of(to_bytes(values, body.embed_dtype or "float32", body.endianness or "little"))
+        return _text_of(to_bytes(values, *_number_type(body)))
     return values.numpy().tolist()
+
+
+def _number_type(body: EmbeddingRequest) -> tuple[str, str]:
+    """Return the type and the byte order of numbers in bytes."""
+    return body.embed_dtype or "float32", body.endianness or "little"
 
 
 def _check_bytes(body: EmbeddingRequest) -> None:
     """Raise HttpError if the request says how vectors become bytes, and asks for numbers."""
     for name in ("embed_dtype", "endianness"):
-        if getattr(body, name) is not None and body.encoding_format != "base64":
-            raise HttpError(400, f"{name} needs bytes.", "Set encoding_format to base64.", param=name)
+        if getattr(body, name) is not None and body.encoding_format not in ("base64", *vector_bodies.FORMATS):
+            raise HttpError(400, f"{name} needs bytes.", "Set encoding_format to base64 or bytes.", param=name)
 
 
 def _text_of(data: bytes) -> str:

@@ -19,6 +19,7 @@ from beheld.server.http_protocol import DeadlineProtocol
 from beheld.server.listen import address, leave
 from beheld.server.options import ServerOptions
 from beheld.server.root_path import RootPath
+from beheld.utils.gil import quick_turns
 from beheld.utils.log import get_logger
 from beheld.utils.loop_share import LoopShare
 
@@ -134,12 +135,17 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
-    """Serve until a signal; returns after the drain."""
+    """Serve until a signal; returns after the drain.
+
+    Threads that read bodies and prompts compute while the event loop runs, which takes the interpreter lock again after
+    each system call: with the usual switch interval two such threads let a request for /health wait 340 ms.
+    """
     _raise_descriptors()
     server, _ = make(llm, options)
     logger.info("Serving %s at %s (page at /, API at /v1)", options.names[0], address(listener, options))
     try:
-        server.run(sockets=[listener])
+        with quick_turns():
+            server.run(sockets=[listener])
     finally:
         leave(listener)
 

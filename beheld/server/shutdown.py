@@ -53,8 +53,10 @@ class CutOff:
         )
         if begun is None:
             await error.response()(scope, receive, send)
-        elif scope["state"]["streamed"]:
-            scope["state"]["outcome"] = error.status
+            return
+        # A body that has begun and is not complete shows its end by the cut of its connection.
+        scope["state"]["outcome"] = error.status
+        if scope["state"]["streamed"]:
             dialect = DIALECT.get()
             last = event_of(error.event(), dialect) + dialect.last_event
             await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -17,6 +17,8 @@ from beheld.server.field_names import NO_NAMES, FieldNames
 
 Chunk = dict[str, Any]
 Finished = Callable[[Exception | None], None]
+# What stands for a logarithm of zero, which JSON has no number for.
+LEAST = -9999.0
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # Made once, because json.dumps with options makes an encoder at every call.
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -217,4 +219,4 @@ def logprobs_of(
 def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
     text = found.decoded_token or ""
     spelt = text.encode() if text.isascii() and text else bytes_of(token_id)
-    return {"token": text, "logprob": max(found.logprob, -9999.0), "bytes": list(spelt)}
+    return {"token": text, "logprob": max(found.logprob, LEAST), "bytes": list(spelt)}

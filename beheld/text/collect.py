@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
@@ -178,6 +178,7 @@ class Collector:
         requests: the resolved requests, one per answer, in order.
         tokenizer: from transformers; None leaves texts empty.
         marks: special tokens whose first occurrence is in the text even if special tokens are skipped.
+        lazy_prompt: outputs have `prompt_entries` in place of `prompt_logprobs`.
 
     Raises:
         ParamsError: there are stop strings but no tokenizer.
@@ -190,6 +191,8 @@ class Collector:
         requests: Sequence[Request],
         tokenizer: Any | None,
         marks: Collection[str] = (),
+        *,
+        lazy_prompt: bool = False,
     ) -> None:
         assert len(requests) == params.n
         if params.stop and tokenizer is None:
@@ -203,8 +206,9 @@ class Collector:
             for index, request in enumerate(requests)
         }
         assert len(self._answers) == len(requests), "two answers with the same id"
+        self._lazy_prompt = lazy_prompt
         # Columns, until they are asked for: as objects they take far more memory.
-        self._prompt_columns: PromptLogprobs | None = None
+        self._prompt_entries: ColumnEntries | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._reported_prompt_logprobs = False
         self._num_cached = 0
@@ -226,8 +230,9 @@ class Collector:
             # The other answers always hit the first one's prompt in the cache, which says nothing about the user's
             # prompt.
             self._num_cached = max(self._num_cached, event.num_cached)
-        if event.prompt_logprobs is not None and self._prompt_columns is None:
-            self._prompt_columns = event.prompt_logprobs
+        if event.prompt_logprobs is not None and self._prompt_entries is None:
+            tokenizer = self._tokenizer if self._params.detokenize else None
+            self._prompt_entries = ColumnEntries(event.prompt_logprobs, self._params.prompt_logprobs or 0, tokenizer)
         return self._answers[event.request_id].push(event)
 
     @property
@@ -238,7 +243,7 @@ class Collector:
     def output(self) -> RequestOutput:
         """The whole output so far."""
         answers = [] if self._error is not None else [answer.output() for answer in self._answers.values()]
-        return self._output(answers, self._told_prompt(), self._prompt_ids.copy())
+        return self._output(answers, self._prompt_ids.copy(), tells_prompt=True)
 
     def delta(self) -> RequestOutput:
         """The output with only the new parts since the last call, and only of answers that have one.
@@ -247,25 +252,19 @@ class Collector:
         list each time.
         """
         fresh = [] if self._error is not None else [answer.delta() for answer in self._answers.values()]
-        prompt_logprobs = None if self._reported_prompt_logprobs else self._told_prompt()
-        self._reported_prompt_logprobs = self._prompt_columns is not None
-        return self._output([answer for answer in fresh if answer is not None], prompt_logprobs, self._prompt_ids)
-
-    def _told_prompt(self) -> list[dict[int, Logprob] | None] | None:
-        """The prompt's log-probabilities in the user's form; None if there are none."""
-        if self._prompt_columns is not None and self._prompt_logprobs is None:
-            wanted = self._params.prompt_logprobs or 0
-            candidates = _Candidates(self._tokenizer if self._params.detokenize else None)
-            self._prompt_logprobs = [None, *(candidates.of(entry, wanted) for entry in self._prompt_columns)]
-        return self._prompt_logprobs
+        tells_prompt = not self._reported_prompt_logprobs
+        self._reported_prompt_logprobs = self._prompt_entries is not None
+        present = [answer for answer in fresh if answer is not None]
+        return self._output(present, self._prompt_ids, tells_prompt=tells_prompt)
 
     def _output(
-        self,
-        answers: list[CompletionOutput],
-        prompt_logprobs: list[dict[int, Logprob] | None] | None,
-        prompt_token_ids: list[int],
+        self, answers: list[CompletionOutput], prompt_token_ids: list[int], *, tells_prompt: bool
     ) -> RequestOutput:
+        """The output with these answers, and the prompt's log-probabilities if there are any and it tells them."""
         request = self._request
+        entries = self._prompt_entries if tells_prompt else None
+        if entries is not None and not self._lazy_prompt and self._prompt_logprobs is None:
+            self._prompt_logprobs = list(entries)
         for answer in answers:
             answer.lora_request = request.lora
         return RequestOutput(
@@ -274,12 +273,39 @@ class Collector:
             prompt_token_ids=prompt_token_ids,
             outputs=answers,
             finished=self.finished,
-            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+            prompt_logprobs=None if entries is None or self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_cached_tokens=self._num_cached,
             lora_request=request.lora,
             media=list(request.receipts),
             error=self._error,
+            prompt_entries=entries if self._lazy_prompt else None,
         )
+
+
+class ColumnEntries:
+    """A prompt's log-probabilities in the user's form, made from their columns whenever they are read.
+
+    Args:
+        columns: those of all positions but the first, which has none.
+        num_top: the most candidates of a position besides the token itself.
+        tokenizer: from transformers; None leaves texts out.
+    """
+
+    def __init__(self, columns: PromptLogprobs, num_top: int, tokenizer: Any | None) -> None:
+        self._columns = columns
+        self._num_top = num_top
+        self._tokenizer = tokenizer
+
+    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
+        """One position after another."""
+        candidates = _Candidates(self._tokenizer)
+        yield None
+        for entry in self._columns:
+            yield candidates.of(entry, self._num_top)
+
+    def best(self, num_top: int) -> ColumnEntries:
+        """See PromptEntries."""
+        return ColumnEntries(self._columns, min(num_top, self._num_top), self._tokenizer)
 
 
 class _Candidates:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent
+from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent
 
 
 @dataclass
@@ -81,7 +81,14 @@ def make_case(
     return Case(q.to(device), torch.stack(new_k).to(device), torch.stack(new_v).to(device), kv, metadata, history)
 
 
-def expected(case: Case, scale: float, softcap: float | None, sinks_H: Tensor | None = None) -> Tensor:
+def expected(
+    case: Case,
+    scale: float,
+    softcap: float | None,
+    sinks_H: Tensor | None = None,
+    bias_HD: Tensor | None = None,
+    beside: Further | None = None,
+) -> Tensor:
     """What attention must give, (T, H, C) in float64, one query and one head at a time."""
     group = case.metadata.groups[0]
     heads_per_kv = case.q_THC.shape[1] // case.k_TKC.shape[1]
@@ -98,10 +105,17 @@ def expected(case: Case, scale: float, softcap: float | None, sinks_H: Tensor | 
                 scores = seen @ q[token, head] * scale
                 if softcap is not None:
                     scores = softcap * torch.tanh(scores / softcap)
+                if bias_HD is not None:
+                    for index, place in enumerate(range(first, position + 1)):
+                        scores[index] += bias_HD[head, min(position - place, bias_HD.shape[1] - 1)]
                 if sinks_H is not None:
                     scores = torch.cat([scores, sinks_H[head : head + 1].double()])
-                weights = torch.softmax(scores, 0)[: len(seen)]
-                out[token, head] = weights @ v[first : position + 1, head // heads_per_kv].double()
+                if beside is not None:
+                    scores = torch.cat([scores, beside.sums_TH[token, head : head + 1].double()])
+                weights = torch.softmax(scores, 0)
+                out[token, head] = weights[: len(seen)] @ v[first : position + 1, head // heads_per_kv].double()
+                if beside is not None:
+                    out[token, head] += weights[-1] * beside.values_THC[token, head].double()
             token += 1
     return out
 
@@ -166,3 +180,17 @@ def make_latent_case(
     whole = Case(q_THC, *shape, case.kv, case.metadata, history)
     kv = LayerLatent(case.kv.keys.squeeze(2), rank, 0)
     return LatentCase(q_THC, case.k_TKC[:, 0], up_HDR, kv, case.metadata, whole)
+
+
+def biases(heads: int, distances: int = 5) -> Tensor:
+    """A bias of each head by distance, (H, D), large enough to matter."""
+    return torch.randn(heads, distances, generator=torch.Generator().manual_seed(7)) * 2
+
+
+def beside(num_tokens: int, heads: int, size: int) -> Further:
+    """What each token also attends to: little, nearly all, or nothing."""
+    generator = torch.Generator().manual_seed(8)
+    sums_TH = torch.randn(num_tokens, heads, generator=generator) * 3 + 1
+    values_THC = torch.randn(num_tokens, heads, size, generator=generator)
+    sums_TH[0], values_THC[0] = float("-inf"), 0.0
+    return Further(sums_TH, values_THC)

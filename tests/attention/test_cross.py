@@ -31,6 +31,23 @@ def test_every_run_sees_its_own_states_and_the_rest_nothing(backend: cross.Cross
     assert (backend.attend(q_THC, 0, known, 0.3)[4] == 0).all()
 
 
+def test_sums_tell_what_share_states_have() -> None:
+    """A softmax over the states and one more score of 0 leaves them the share that their sums tell."""
+    torch.manual_seed(3)
+    known = metadata(5, (((0, 1), (3, 5)), (states(5), states(11))), (((1, 2),), (states(3),)))
+    q_THC = torch.randn(5, 4, 8)
+    for layer in (0, 1):
+        found = cross.attend_with_sums(q_THC, layer, known, 0.3)
+        torch.testing.assert_close(found.values_THC.double(), expected(q_THC, layer, known, 0.3), atol=3e-6, rtol=1e-5)
+        for run in known.runs:
+            k_EKC = torch.cat([item[:, layer, 0] for item in run.states]).repeat_interleave(2, dim=1)
+            rows = [token for low, high in run.ranges for token in range(low, high)]
+            scores_PHE = torch.einsum("phc,ehc->phe", q_THC[rows] * 0.3, k_EKC)
+            torch.testing.assert_close(found.sums_TH[rows], scores_PHE.exp().sum(-1).log())
+        assert found.sums_TH[2].isneginf().all()
+        assert not found.values_THC[2].any()
+
+
 def test_the_backend_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select_cross(CPU), StackedCross)
     if HAS_TRITON:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from beheld.attention import dense_decode_cache
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.torch_ref import TorchBackend
-from tests.attention.naive import Case, expected, sinks
+from tests.attention.naive import Case, beside, biases, expected, sinks
 
 BLOCK = 4
 BLOCKS_EACH = 12
@@ -49,8 +49,12 @@ class Story:
         softcap: float | None = None,
         fails: bool = False,
         sinks_H: torch.Tensor | None = None,
+        further: bool = False,
     ) -> None:
-        """Each of these sequences gets one token; `fails`: the step is launched, and what it did forgotten."""
+        """Each of these sequences gets one token; `fails`: the step is launched, and what it did forgotten.
+
+        `further`: scores have a bias by distance, and attention covers something else, too.
+        """
         before = dict(self.history)
         slots, new_k, new_v = [], [], []
         for number in numbers:
@@ -74,9 +78,10 @@ class Story:
         q = torch.randn(len(numbers), self.heads, 8, generator=self.generator)
         case = Case(q, torch.cat(new_k), torch.cat(new_v), self.kv, metadata, [self.history[n] for n in numbers])
         self.backend.begin(metadata)
-        out = self.backend.attend(q, case.k_TKC, case.v_TKC, self.kv, metadata, 0.3, softcap, sinks_H)
+        more = (biases(self.heads), beside(len(numbers), self.heads, 6)) if further else (None, None)
+        out = self.backend.attend(q, case.k_TKC, case.v_TKC, self.kv, metadata, 0.3, softcap, sinks_H, *more)
         assert not out.isnan().any()
-        torch.testing.assert_close(out.double(), expected(case, 0.3, softcap, sinks_H), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(out.double(), expected(case, 0.3, softcap, sinks_H, *more), atol=2e-6, rtol=1e-5)
         self.dense += "decode" not in metadata.groups[0].extra
         if fails:
             self.history = before
@@ -108,6 +113,16 @@ def test_sinks_take_a_share_of_every_query(
         story.admit(number, number, length)
     for _ in range(8):
         story.step([0, 1, 2], softcap, sinks_H=sinks(heads))
+    assert story.dense == 7
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_bias_by_distance_and_what_stands_beside(window: int | None) -> None:
+    story = Story(6, 2, window)
+    for number, length in enumerate((3, 17, 9)):
+        story.admit(number, number, length)
+    for _ in range(8):
+        story.step([0, 1, 2], further=True)
     assert story.dense == 7
 
 

@@ -29,6 +29,18 @@ def test_a_cpu_gets_the_reference() -> None:
         select(CPU, "triton")
 
 
+def test_what_only_plain_pytorch_computes_gets_no_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "a learned bias by distance is added to its scores"
+    monkeypatch.setattr(logging.getLogger("beheld"), "propagate", True)
+    with caplog.at_level(logging.INFO, "beheld"):
+        assert select(platform_of("cuda"), None, "nowhere", reason).name == "torch"
+    assert f"'torch': {reason}" in caplog.text
+    with pytest.raises(ConfigError, match=f"'triton' does not exist for cuda and this model: {reason}"):
+        select(platform_of("cuda"), "triton", "nowhere", reason)
+
+
 @pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 def test_a_gpu_gets_triton_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

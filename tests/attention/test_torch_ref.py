@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beheld.attention.torch_ref import TorchBackend
-from tests.attention.naive import expected, make_case, sinks
+from tests.attention.naive import beside, biases, expected, make_case, sinks
 
 DECODES = [(0, 1), (5, 6), (8, 9), (40, 41)]
 MIXED = [(7, 8), (31, 32), (0, 9), (5, 21), (16, 24), (30, 33)]
@@ -56,6 +56,26 @@ def test_sinks_take_a_share_of_every_query(
     backend.begin(case.metadata)
     out = backend.attend(case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, softcap, sinks_H)
     torch.testing.assert_close(out.double(), expected(case, 0.3, softcap, sinks_H), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [DECODES, MIXED, [(0, 33)], [(12, 13)]], ids=["decodes", "mixed", "prefill", "one"])
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("extra", ["bias", "beside", "both"])
+def test_a_bias_by_distance_and_what_stands_beside(
+    pieces: list[tuple[int, int]], window: int | None, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("beheld.attention.torch_ref._MOST_SCORES", 4 * 4 * 33)
+    case = make_case(pieces, window=window)
+    T, H, C = case.q_THC.shape
+    bias_HD = None if extra == "beside" else biases(H)
+    other = None if extra == "bias" else beside(T, H, C)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    out = backend.attend(
+        case.q_THC, case.k_TKC, case.v_TKC, case.kv, case.metadata, 0.3, None, None, bias_HD, other
+    )  # fmt: skip
+    wanted = expected(case, 0.3, None, None, bias_HD, other)
+    torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=1e-5)
 
 
 def test_stores_keys_and_values_where_the_slots_say() -> None:

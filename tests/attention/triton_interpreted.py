@@ -86,7 +86,7 @@ def test_a_chunk_hides_what_was_before_it(pieces: list[tuple[int, int]], chunk: 
         )
     ]
     if LONG
-    else [(16, 4, 4, None), (16, 6, 2, 5.0), (296, 6, 2, None), (696, 16, 1, 5.0)],
+    else [(16, 6, 2, 5.0), (296, 4, 4, None)],
 )
 def test_neighbours_share_a_prefix(count: int, heads: int, kv_heads: int, softcap: float | None) -> None:
     lengths = [count + own for own in (1, 7, 30, 150, 2, 1, 9, 64, 1, 300, 2)]
@@ -197,7 +197,7 @@ def test_ranges_read_both_ways(window: int | None, ahead: str) -> None:
 @pytest.mark.parametrize(
     "lengths", [[16, 16, 16], [4, 16, 0, 9], [1], [64, 1, 1, 65, 1], [300, 20], [*range(1, 20)], [0, 7, 0, 0, 3, 0]]
 )
-@pytest.mark.parametrize("size", [20, 36, 72, 96])
+@pytest.mark.parametrize("size", [20, 36, 72, 96] if LONG else [20, 96])
 def test_windows_of_a_tower(lengths: list[int], size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     # Heads side by side within a token, as a tower's own product of q, k and v leaves them.

@@ -24,7 +24,7 @@ _TIMES = 10 if LONG else 1
 _MORE_S = 5.0
 _MORE_BYTES = 1 << 30
 # Values that a setting may be given.
-_HOSTILE: tuple[Any, ...] = (
+HOSTILE: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 7, 2**31, 10**9, 10**30, 0.0, -0.5, 1e-300, 1e30, float("nan"), float("inf")),
     *("", "nonesuch", "someone/kernel", "x" * 5000, "{% for %}", "../../../etc/passwd"),
     *(
@@ -58,16 +58,15 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @st.composite
-def damages(draw: Callable[[st.SearchStrategy[Any]], Any], family: str) -> tuple[str, str, Any]:
+def damages(draw: Callable[[st.SearchStrategy[Any]], Any], folder: Path) -> tuple[str, str, Any]:
     """(file, kind, what); kinds are "set", "drop", "cut", "bytes", "text" and "gone"."""
-    folder = tiny.checkpoint(family)
     file = draw(st.sampled_from(sorted(path.name for path in folder.iterdir())))
     size = (folder / file).stat().st_size
     kinds = ["set", "set", "set", "set", "drop", "drop"] if file.endswith(".json") else []
     kind = draw(st.sampled_from([*kinds, "cut", "bytes", "text", "gone"]))
     if kind in ("set", "drop"):
         place = draw(st.sampled_from(places(json.loads((folder / file).read_text()))))
-        return file, kind, (place, draw(st.sampled_from(_HOSTILE)) if kind == "set" else None)
+        return file, kind, (place, draw(st.sampled_from(HOSTILE)) if kind == "set" else None)
     if kind == "cut":
         return file, kind, draw(st.integers(0, size - 1))
     if kind == "bytes":
@@ -125,7 +124,7 @@ def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path)
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(damages(family))
+        @given(damages(healthy_folder))
         def attempt(found: tuple[str, str, Any]) -> None:
             folder = tmp_path / "model"
             shutil.rmtree(folder, ignore_errors=True)

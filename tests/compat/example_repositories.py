@@ -22,7 +22,7 @@ def _of(family: str, positions: int | None = 32768) -> Make:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if positions is not None:
             inner = config.get("thinker_config", config)
-            inner.get("text_config", inner)["max_position_embeddings"] = positions
+            inner.get("text_config", inner.get("llm_config", inner))["max_position_embeddings"] = positions
         text.write_json(folder / "config.json", config)
 
     return make
@@ -48,6 +48,31 @@ def _opt(folder: Path) -> None:
     tiny._write_model(folder, config, {"eos_token_id": ids["</s>"]}, ids, seed=9)
 
 
+# Messages of texts and images; IMAGE stands for an image's text.
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def _census(kind: str, positions: int = 32768) -> Make:
+    """A checkpoint of a type of the census."""
+
+    def make(folder: Path) -> None:
+        from tests import census_media
+
+        census_media.make(kind, census_media.RECIPES[kind], folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["text_config"]["max_position_embeddings"] = positions
+        text.write_json(folder / "config.json", config)
+        written = _CHAT.replace("IMAGE", census_media.RECIPES[kind].image)
+        (folder / "chat_template.jinja").write_text(written, encoding="utf-8")
+
+    return make
+
+
 def _encoder(architecture: str, **changes: Any) -> Make:
     from tests.pool import checkpoints
 
@@ -60,6 +85,83 @@ def _classifier(family: str, architecture: str, **changes: Any) -> Make:
     def make(folder: Path) -> None:
         folder.rmdir()
         checkpoints.classifier(family, folder, architecture, **changes)
+
+    return make
+
+
+def _quantized(method: str) -> Make:
+    """The tiny Llama as AWQ or GPTQ stores it."""
+
+    def make(folder: Path) -> None:
+        from tests.quant import stored_forms, test_awq, test_gptq
+
+        forms = {
+            "awq": (test_awq.ENTRY, stored_forms.awq(16)),
+            "gptq": (test_gptq.ENTRY | {"bits": 4, "group_size": 16}, stored_forms.gptq(4, 16, 1, act_order=True)),
+        }
+        folder.rmdir()
+        stored_forms.write(tiny.checkpoint("llama"), folder, *forms[method])
+
+    return make
+
+
+def _judge(folder: Path) -> None:
+    """The tiny Qwen2 with the words of a reranker as tokens, in place of two rare letters."""
+    _of("qwen2")(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    for letter, word in (("~", "yes"), ("^", "no")):
+        vocabulary[word] = vocabulary.pop(letter)
+    text.write_json(file, content)
+
+
+def _with_code(family: str, module: str, name: str) -> Make:
+    """The tiny checkpoint, with a class where the repository has its own tokenizer's code, which scripts run."""
+
+    def make(folder: Path) -> None:
+        from beheld.checkpoint.info import read_info
+        from beheld.checkpoint.resolve import resolve
+        from beheld.core.config import EngineArgs
+        from beheld.inputs.prompt.tokenizer import load_tokenizer
+
+        _of(family)(folder)
+        args = EngineArgs(model=str(folder))
+        load_tokenizer(read_info(resolve(args), args), args).backend_tokenizer.save(str(folder / "tokenizer.json"))
+        code = (
+            f"from transformers import PreTrainedTokenizerFast\n\n\nclass {name}(PreTrainedTokenizerFast):\n    pass\n"
+        )
+        (folder / f"{module}.py").write_text(code, encoding="utf-8")
+
+    return make
+
+
+def _described(family: str, **entries: Any) -> Make:
+    """The tiny checkpoint under the configuration of a model that is not built."""
+
+    def make(folder: Path) -> None:
+        _of(family, None)(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        text.write_json(folder / "config.json", config | entries)
+
+    return make
+
+
+def _rotary(folder: Path) -> None:
+    """An encoder with the entries of jina-embeddings-v3 that say what is special about it."""
+    from tests.pool import checkpoints
+
+    checkpoints.encoder(folder, "XLMRobertaModel")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text.write_json(folder / "config.json", config | {"position_embedding_type": "rotary", "rotary_emb_base": 20000.0})
+
+
+def _contrastive(kind: str) -> Make:
+    from tests.pool import test_contrastive
+
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        test_contrastive.checkpoint(test_contrastive.FAMILIES[kind], folder)
 
     return make
 
@@ -79,8 +181,6 @@ _LLAMAS = [
     "meta-llama/Llama-3.2-1B-Instruct",
     "meta-llama/Llama-3.2-3B-Instruct",
     "meta-llama/Meta-Llama-3.1-8B-Instruct",
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ",
-    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ",
 ]
 _ADAPTERS = [
     "jashing/tinyllama-colorist-lora",
@@ -92,33 +192,65 @@ _ADAPTERS = [
 REPOSITORIES: Mapping[str, Make] = {
     **dict.fromkeys(_LLAMAS, _of("llama")),
     **dict.fromkeys(_ADAPTERS, _adapter),
+    "allenai/Molmo2-8B": _of("molmo2"),
     "BAAI/bge-m3": _encoder("XLMRobertaModel"),
     "BAAI/bge-reranker-v2-gemma": _of("gemma2"),
     "BAAI/bge-reranker-v2-m3": _encoder("XLMRobertaForSequenceClassification", num_labels=1),
     "boltuix/NeuroBERT-NER": _encoder("BertForTokenClassification", num_labels=5),
+    "deepseek-ai/DeepSeek-OCR-2": _census("deepseek_ocr2"),
     "facebook/opt-125m": _opt,
     "fixie-ai/ultravox-v0_5-llama-3_2-1b": _of("ultravox"),
+    "google/gemma-4-31B-it": _of("gemma4"),
+    "google/siglip-base-patch16-224": _contrastive("siglip"),
+    "ibm-granite/granite-vision-4.1-4b": _census("granite4_vision"),
     "ibm-research/PowerMoE-3b": _of("granitemoehybrid"),
+    "internlm/Intern-S1-mini": _with_code("interns1", "tokenization_interns1", "InternS1Tokenizer"),
+    "internlm/internlm2-1_8b-reward": _described(
+        "llama", architectures=["InternLM2ForRewardModel"], model_type="internlm2"
+    ),
     "intfloat/e5-small": _encoder("BertModel"),
     "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", "Qwen2ForSequenceClassification", pad_token_id=0),
+    "jinaai/jina-embeddings-v3": _rotary,
+    "LGAI-EXAONE/EXAONE-4.5-33B": _census("exaone4_5"),
+    "lightonai/LightOnOCR-1B": _of("lighton_ocr"),
+    "LiquidAI/LFM2-VL-450M": _of("lfm2_vl"),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _of("llama4", 1_048_576),
     "microsoft/Phi-mini-MoE-instruct": _of("llama"),
     "mistralai/Mistral-7B-Instruct-v0.3": _of("mistral"),
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _of("mistral3"),
+    "mistralai/Voxtral-Mini-3B-2507": _of("voxtral"),
+    "moonshotai/Kimi-K2.5": _census("kimi_k25"),
+    "naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B": _of("hyperclovax_vlm"),
+    "Open-Bee/Bee-8B-RL": _of("bee"),
+    "openai/clip-vit-base-patch32": _contrastive("clip"),
     "openai/whisper-large-v3-turbo": lambda folder: laid._fill(
         folder, laid.Laid("whisper", positions=None, config={"max_target_positions": 448})
     ),
+    "OpenGVLab/InternVL2-2B": _with_code("internvl_chat", "tokenization_internlm2", "InternLM2Tokenizer"),
+    "OpenGVLab/InternVL3-2B": _of("internvl_chat_qwen2"),
+    "PaddlePaddle/PaddleOCR-VL": _of("paddleocr_vl"),
     "Qwen/Qwen2.5-3B-Instruct": _of("qwen2"),
     "Qwen/Qwen2.5-7B-Instruct-1M": _of("qwen2", 1_048_576),
     "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
-    "Qwen/Qwen3-Reranker-0.6B": _of("qwen2"),
+    "Qwen/Qwen3-Reranker-0.6B": _judge,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),
+    "Qwen/Qwen3-VL-4B-Instruct": _of("qwen3_vl"),
+    "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
+    "Qwen/Qwen3.5-4B": _of("qwen3_5"),
+    "royokong/e5-v": _of("llava_next"),
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-AWQ": _quantized("awq"),
+    "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": _quantized("gptq"),
+    "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),
+    "TIGER-Lab/VLM2Vec-Qwen2VL-2B": _of("qwen2_vl"),
+    "zai-org/GLM-OCR": _of("glm_ocr"),
 }
 
 
 def lay(hub: Path, name: str) -> Path:
     """The folder of a repository in the cache folder `hub`, laid if it is not there yet."""
-    if name in laid.REPOSITORIES:
+    if name in laid.REPOSITORIES and name not in REPOSITORIES:
         for further in laid.BESIDE.get(name, ()):
             laid.repository(hub, further)
         return laid.repository(hub, name)

@@ -31,6 +31,8 @@ from tests.compat import example_repositories, laid
 from tests.compat.stage import Stage
 
 LIMIT_S = 240
+# A million positions of the tiny checkpoint take 0.38 GiB.
+_ROOM = {"BEHELD_CPU_KV_CACHE_GIB": "0.5"}
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
 # A tiny model ends seldom by itself; {model} is a folder with a Llama, {out} an empty folder.
 ARGUMENTS: Mapping[str, str] = {
@@ -108,7 +110,7 @@ def run(made: Stage, script: Path, name: str, words: str | None = None, limit_s:
         process = subprocess.Popen(
             [sys.executable, "-m", "beheld.cli.main", "run-vllm", str(script), *given.split()],
             cwd=place,
-            env=os.environ | made.environment() | _paths(made.folder / "site"),
+            env=os.environ | made.environment() | _ROOM | _paths(made.folder / "site"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -175,8 +177,20 @@ def _variants(script: Path, name: str) -> list[str | None]:
     table = re.search(r"model_example_map = \{(.*?)\}", source, re.DOTALL)
     if table is None:
         return [None]
-    keys = re.findall(r'"([^"]+)":', table[1])
-    return [f"-m {key}" for key in keys if any(map(example_repositories.known, _repositories(source, ["-m", key])))]
+    found = []
+    for key, function in re.findall(r'"([^"]+)": (\w+)', table[1]):
+        if any(map(example_repositories.known, _repositories(source, ["-m", key]))):
+            kinds = _modalities(source.split(f"def {function}(")[1].split("\ndef ")[0])
+            found += [(number, f"-m {key}{words}") for number, words in enumerate(sorted(kinds))]
+    # Every key once comes first.
+    return [words for _, words in sorted(found, key=lambda one: one[0])]
+
+
+def _modalities(body: str) -> list[str]:
+    """The words that ask for each kind of media that the function of a model key writes prompts for."""
+    only = re.search(r"assert modality (?:==|in) (.+)", body)
+    named = re.findall(r'"([\w+]+)"', only[1] if only else " ".join(re.findall(r"modality == .+", body)))
+    return [f" --modality {kind}" if kind != "image" else "" for kind in dict.fromkeys(named)] or [""]
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class Laid:
         positions: what its text model is said to be made for, 32768 where it is more; None leaves it as it is.
         rope: the scaling of its rotary positions.
         vocabulary: rows of its embeddings and its head, where a script names ids beyond the tiny ones.
-        config, preprocessor: changes of config.json, after which the weights are made anew, and of its preprocessor.
+        config, preprocessor, video: changes of config.json, after which the weights are made anew, of its preprocessor,
+            and of the one of videos.
         make: writes the tiny checkpoint in the repository's own layout, where transformers has another.
     """
 
@@ -47,6 +48,7 @@ class Laid:
     vocabulary: int | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
     make: Callable[[Path], None] | None = None
 
 
@@ -68,6 +70,13 @@ REPOSITORIES: dict[str, Laid] = {
     "Salesforce/blip2-opt-2.7b": Laid("blip2", positions=None),
     "THUDM/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
     "TIGER-Lab/Mantis-8B-siglip-llama3": Laid("mantis", positions=8192, vocabulary=128_256),
+    "HuggingFaceTB/SmolVLM2-2.2B-Instruct": Laid(
+        "smolvlm",
+        # The script asks for tiles of 384.
+        config={"vision_config": {"image_size": 384, "patch_size": 96}},
+        preprocessor={"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 1536}},
+        video={"max_image_size": {"longest_edge": 384}, "size": {"longest_edge": 384}},
+    ),
     "OpenGVLab/InternVL2-2B": Laid("internvl_chat"),
     "adept/fuyu-8b": Laid("fuyu", positions=16384),
     "allenai/Molmo-7B-D-0924": Laid("molmo", positions=None),
@@ -96,9 +105,10 @@ REPOSITORIES: dict[str, Laid] = {
     "rednote-hilab/dots.ocr": Laid("dots_ocr"),
     "rhymes-ai/Aria": Laid("aria", positions=65536, vocabulary=93_654),
     "tencent/HunyuanOCR": Laid("hunyuan_vl"),
-    "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v"),
-    "zai-org/GLM-4.5V": Laid("glm4v_moe"),
-    "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8"),
+    "zai-org/glm-4v-9b": Laid("glm4v_9b", positions=None, make=tiny_own_glm.make_wide_glm4v_9b),
+    "zai-org/GLM-4.1V-9B-Thinking": Laid("glm4v", positions=65536),
+    "zai-org/GLM-4.5V": Laid("glm4v_moe", positions=65536),
+    "zai-org/GLM-4.5V-FP8": Laid("glm4v_moe_fp8", positions=65536),
 }
 
 
@@ -137,7 +147,11 @@ def _fill(folder: Path, laid: Laid) -> None:
             shutil.copy(file, folder)
         else:
             (folder / file.name).symlink_to(file)
-    for name, changes in (("config.json", laid.config), ("preprocessor_config.json", laid.preprocessor)):
+    for name, changes in (
+        ("config.json", laid.config),
+        ("preprocessor_config.json", laid.preprocessor),
+        ("video_preprocessor_config.json", laid.video),
+    ):
         if changes:
             content = json.loads((folder / name).read_text(encoding="utf-8"))
             text.write_json(folder / name, _merged(content, changes))

@@ -49,6 +49,13 @@ def test_what_is_refused_names_what_to_do(name: str, said: pytest.LogCaptureFixt
     assert not said.records
 
 
+def test_patterns_of_files_that_are_never_read_change_nothing() -> None:
+    for value in ("original/**/*", ["original/**/*"], ["consolidated.safetensors", "consolidated*"]):
+        assert EngineArgs.from_keywords({"ignore_patterns": value}) == EngineArgs()
+    with pytest.raises(ConfigError, match="ignore_patterns"):
+        EngineArgs.from_keywords({"ignore_patterns": ["consolidated.safetensors", "model-00002*"]})
+
+
 def test_an_unknown_option_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'max_model_len'"):
         EngineArgs.from_keywords({"max_modl_len": 1})

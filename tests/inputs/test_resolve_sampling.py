@@ -29,6 +29,12 @@ def test_lengths() -> None:
     assert seal(1020, max_tokens=50, min_tokens=20).min_tokens == 4
 
 
+@pytest.mark.parametrize(("asked", "most", "made"), [(None, 7, 7), (5, 7, 5), (50, 7, 7), (None, 5000, 1014)])
+def test_an_answer_may_end_with_its_audio(asked: int | None, most: int, made: int) -> None:
+    resolve = pipes.shared(FAMILY)._sampling.resolve
+    assert resolve(SamplingParams(max_tokens=asked, min_tokens=0), range(10), 7, most=most).max_tokens == made
+
+
 def test_seeds() -> None:
     assert seal().seed == 7
     assert seal(seed=7).seed == 7

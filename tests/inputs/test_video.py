@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError
@@ -49,6 +51,29 @@ def test_indices_are_even_and_hold_both_ends() -> None:
             assert found == sorted(set(found))
             assert found[0] == 0
             assert found[-1] == total - 1 or wanted == 1
+
+
+@pytest.mark.parametrize("form", ["mp4", "gif"])
+def test_124_frames_are_in_memory_once(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Memory of FFmpeg's own is not traced.
+    rgb = video._rgb
+    monkeypatch.setattr(video, "_rgb", lambda frame, limits: np.array(rgb(frame, limits)))
+    frames = np.repeat(np.repeat(numbered(24), 4, axis=1), 4, axis=2)
+    if form == "mp4":
+        data = pipes.write_video(tmp_path / "v.mp4", frames).read_bytes()
+    else:
+        first, *others = map(Image.fromarray, frames)
+        first.save(tmp_path / "v.gif", save_all=True, append_images=others, duration=100)
+        data = (tmp_path / "v.gif").read_bytes()
+    video.open_bytes(data, FrameSampling(2), LIMITS)
+    tracemalloc.start()
+    try:
+        clip = video.open_bytes(data, FrameSampling(24), LIMITS)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(clip.frames) == 24
+    assert most < 1.5 * clip.frames.nbytes
 
 
 @pytest.mark.parametrize("gop", [1, 5, 200])

@@ -266,6 +266,8 @@ def test_a_number_that_was_removed_may_stand_for_another_adapter(saved: list[str
     with make() as llm:
         text = "A prompt of more than one block, so that a prefix of it can be found again."
         (one,) = tokens(llm, text, first)
+        # As vLLM's example of quantization names one folder.
+        assert tokens(llm, text, LoRARequest("the same, renamed", 1, saved[0])) == [one]
         with pytest.raises(LoRAError, match="lora_int_id 1 belongs to the adapter 'a'"):
             tokens(llm, text, second)
         assert llm.llm_engine.remove_lora(1)

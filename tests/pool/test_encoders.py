@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, PoolingParams
-from beheld.core.errors import ConfigError, ParamsError, PromptTooLongError
-from tests.pool.checkpoints import encoder, modules
+from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
+from tests.pool.checkpoints import encoder, modules, write
 
 TEXTS = [
     "What is in this picture?",
@@ -110,6 +111,16 @@ def test_an_encoder_cannot_generate(tmp_path: Path) -> None:
     folder = encoder(tmp_path / "e", "BertModel")
     with pytest.raises(ConfigError, match="runner='pooling'"):
         LLM(str(folder), runner="generate", **SMALL)
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "XLMRobertaModel"])
+def test_other_positions_than_learned_ones_are_refused(tmp_path: Path, architecture: str) -> None:
+    """As jina-embeddings-v3 has them; transformers reads such files as if their positions were learned."""
+    folder = encoder(tmp_path / "e", architecture)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write(folder / "config.json", config | {"position_embedding_type": "rotary"})
+    with pytest.raises(ModelError, match="'rotary' positions is not built"):
+        LLM(str(folder), **SMALL)
 
 
 # ---- a real model ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from beheld import LLM
-from beheld.compat.serial import binary2tensor, tensor2binary
+from beheld.compat.serial import MetadataItem, binary2tensor, decode_pooling_output, tensor2binary
 from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
@@ -88,6 +89,24 @@ def test_vectors_in_the_bytes_that_a_client_names(
         torch.testing.assert_close(torch.from_numpy(plain.astype("f4")), vectors[0], atol=1e-5, rtol=1e-4)
     error = running.post("/v1/embeddings", {"input": TEXTS[0], "embed_dtype": kind})
     assert (error.status_code, error.json()["error"]["param"]) == (400, "embed_dtype")
+
+
+def test_vectors_as_a_bare_body(running: Running, vectors: torch.Tensor) -> None:
+    body = {"input": TEXTS, "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "big"}
+    answer = running.post("/v1/embeddings", body)
+    told = json.loads(answer.headers["metadata"])
+    places = [MetadataItem(**place) for place in reversed(told["data"])]
+    found = torch.stack(decode_pooling_output(places, answer.content)).float()
+    torch.testing.assert_close(found, vectors, atol=1e-3, rtol=1e-3)
+    assert told["usage"] == running.post("/v1/embeddings", {"input": TEXTS}).json()["usage"]
+    bare = running.post("/v1/embeddings", body | {"encoding_format": "bytes_only"})
+    assert ("metadata" in bare.headers, bare.content) == (False, answer.content)
+    states = running.post("/pooling", {"input": TEXTS[0], "task": "token_embed", "encoding_format": "bytes"})
+    (place,) = json.loads(states.headers["metadata"])["data"]
+    (found,) = decode_pooling_output([MetadataItem(**place)], states.content)
+    torch.testing.assert_close(found[-1], vectors[0], atol=1e-5, rtol=1e-4)
+    refused = running.post("/v1/embeddings", {"input": ["x"] * 501, "encoding_format": "bytes"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "encoding_format")
 
 
 def test_conversations_with_images(running: Running) -> None:

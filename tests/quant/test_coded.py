@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from beheld import LLM
+from beheld.checkpoint.info import read_info
+from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
-from beheld.engine.setup import describe
+from beheld.engine.setup import decide, describe
 from beheld.models.surgery.parts import text_model
 from beheld.platform.registry import CPU
 from beheld.quant import coded, registry
@@ -99,6 +101,15 @@ def test_one_layer_is_held_twice(name: str) -> None:
     method.settle(model, type(model), text_model, replace)
     assert alive[: len(weights)] == list(range(len(weights), 0, -1))
     assert not any(ref() is not None for ref in weights)
+
+
+def test_bitsandbytes_of_plain_weights_is_nf4(caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM's scripts name it for checkpoints that are not quantized."""
+    args = EngineArgs(str(tiny.checkpoint("qwen2")), device="cpu", quantization="bitsandbytes")
+    assert decide(args, read_info(resolve(args), args)).quantization == "nf4"
+    args = EngineArgs(str(tiny.checkpoint("glm4v_moe_fp8")), quantization="bitsandbytes")
+    with pytest.raises(ConfigError, match="is quantized by 'compressed-tensors'"):
+        read_info(resolve(args), args)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -66,6 +66,55 @@ def test_an_item_whose_tower_fails_takes_no_other_with_it() -> None:
         store.merge(torch.zeros(4, 1), 0, 0, 4, [span(b"b", 1, None, 2)])
 
 
+class Rounding(FakeAdapter):
+    """A tower that multiplies the items of a call together: one row is rounded otherwise than several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.randn(768, 768, generator=torch.Generator().manual_seed(0))
+
+    def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        super().encode(items)
+        rows = torch.stack([item.features["row"] for item in items])
+        return list((rows @ self.weight).unsqueeze(1))
+
+
+def rounded(digest: bytes, **extra: Any) -> EncodeItem:
+    row = torch.randn(768, generator=torch.Generator().manual_seed(digest[0]))
+    return item(digest, 0.0, 1, row=row, **extra)
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("most", [2, 3, 4096])
+def test_120_mates_of_failing_items_keep_their_bits(place: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are encoded in the calls that they have without these items."""
+    monkeypatch.setattr("beheld.runner.encoder._CALL_EMBEDS", most)
+    sound = [rounded(bytes([n])) for n in range(5)]
+    undisturbed, disturbed = EncoderStore(Rounding()), EncoderStore(Rounding())  # type: ignore[arg-type]
+    assert undisturbed.encode(sound) == ()
+    broken = [rounded(b"x", broken=True), rounded(b"y", broken=True)]
+    assert set(disturbed.encode([*sound[:place], broken[0], *sound[place:], broken[1]])) == {b"x", b"y"}
+    for one in sound:
+        kept, wanted = disturbed.known(one.digest), undisturbed.known(one.digest)
+        assert kept is not None
+        assert wanted is not None
+        assert torch.equal(kept, wanted)
+
+
+def test_items_that_are_too_much_for_one_call_are_encoded_alone() -> None:
+    class Tight(FakeAdapter):
+        def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+            found = super().encode(items)
+            if len(items) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return found
+
+    adapter = Tight()
+    store = EncoderStore(adapter)  # type: ignore[arg-type]
+    assert store.encode([item(bytes([n]), float(n), 2) for n in range(3)]) == ()
+    assert adapter.calls == [3, 1, 1, 1]
+
+
 def test_places_that_take_no_embedding_need_none() -> None:
     store = EncoderStore(FakeAdapter())  # type: ignore[arg-type]
     masked = span(b"a", 0, (True, True, False), 2)
@@ -136,7 +185,8 @@ def test_what_a_failed_call_took_is_free_when_its_items_are_tried_alone(knot: bo
     finally:
         gc.enable()
     assert lost == (b"b",)
-    assert alive == [0, 0, 0, 0]
+    # All, each alone, and the sound ones together, which do not fit here.
+    assert alive == [0] * 5
 
 
 def test_reasons_of_failures_are_bounded() -> None:

@@ -31,6 +31,7 @@ from beheld.inputs.media import header, workers
 from beheld.inputs.media import processor as processing
 from beheld.server import arriving_body
 from beheld.server.errors import http_error
+from beheld.server.http_protocol import BoundedConnection
 from beheld.server.keys import KeyGuard
 from tests.long import sized
 from tests.server.running import ENGINE, Running, data_url, received, request_bytes, talk
@@ -448,7 +449,28 @@ def test_111_a_body_for_which_there_is_no_memory_is_told_in_json(
     assert running.post(CHAT, {"messages": talk("x"), "max_tokens": 1}).status_code == 200
 
 
+def test_111_received_data_for_which_there_is_no_memory_is_told_in_json(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = BoundedConnection.receive_data
+
+    def tight(connection: BoundedConnection, data: bytes) -> None:
+        if b"tight" in data:
+            raise MemoryError
+        receive(connection, data)
+
+    monkeypatch.setattr(BoundedConnection, "receive_data", tight)
+    answer = running.post(CHAT, {"messages": talk("x"), "max_tokens": 1}, headers={"x-kind": "tight"})
+    assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
+    assert answer.json()["error"]["code"] == "no_memory"
+    assert running.post(CHAT, {"messages": talk("x"), "max_tokens": 1}).status_code == 200
+
+
 def test_111_what_the_server_itself_cannot_allocate_is_told_so(running: Running) -> None:
-    for error in (MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+    for error in (
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ):
         assert http_error(error).status == 503
     assert http_error(OSError(errno.EIO, "Input/output error")).status == 500

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
+from beheld.server import schema, serve
+from beheld.server.options import ServerOptions
 from tests import tiny
 from tests.server.running import ENGINE, Running, talk
 
@@ -112,3 +118,36 @@ def test_42_a_long_text_that_fits_has_the_ids_of_its_parts(lengthy: Running) -> 
     answer = lengthy.post("/tokenize", {"prompt": piece * 1000}).json()
     assert answer["tokens"][: len(ids)] == ids
     assert answer["count"] == 100 * len(ids)
+
+
+def test_89_long_lists_of_ids_are_checked_in_steps() -> None:
+    """One step for half a million ids keeps the interpreter, and so /health, for 17 ms."""
+    steps: list[int] = []
+
+    def check(some: list[int]) -> list[int]:
+        steps.append(len(some))
+        return some
+
+    ids = list(range(50_000))
+    assert schema._in_steps(ids, check) == ids
+    assert max(steps) < 20_000
+    assert schema.CompletionRequest.model_validate({"prompt": ids}).prompt == ids
+    with pytest.raises(ValidationError) as error:
+        schema.CompletionRequest.model_validate({"prompt": [*ids, -1, "a"]})
+    # The first wrong entry, by its place in the whole list.
+    assert [one["loc"] for one in error.value.errors()] == [("prompt", "ids", 50_000)]
+
+
+def test_89_threads_that_read_leave_the_interpreter_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the usual interval of 5 ms two of them keep /health waiting for 340 ms."""
+    usual, seen = sys.getswitchinterval(), []
+
+    class Served:
+        def run(self, sockets: list[socket.socket]) -> None:
+            seen.append(sys.getswitchinterval())
+
+    monkeypatch.setattr(serve, "make", lambda llm, options: (Served(), None))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serve.run(mock.Mock(), ServerOptions(names=["a"]), listener)
+    assert seen[0] <= 0.0005
+    assert sys.getswitchinterval() == usual

@@ -110,7 +110,7 @@ CLASHES: list[tuple[list[Value], list[Value]]] = [
     (values("truncate_prompt_tokens"), PROMPTS[4:]),
 ]
 CLASHING = {frozenset((one, other)) for left, right in CLASHES for one in left for other in right}
-# Fields without a column: what a column says by another field, and what needs a trusting server or a talk of its own.
+# Fields without a column: what a column says by another field, and what needs another server or a talk of its own.
 NO_COLUMN = {
     *("max_completion_tokens", "top_logprobs", "tool_choice", "messages"),
     *(
@@ -120,6 +120,7 @@ NO_COLUMN = {
         "use_beam_search",
         "length_penalty",
         "grounding",
+        "prompt_embeds",
     ),
 }
 

@@ -159,3 +159,13 @@ def test_a_key_of_megabytes_is_refused_before_it_is_hashed() -> None:
     assert piecewise_json.parse(b'{"' + long + b'":1}', _BOUNDS) == {long.decode(): 1}
     with pytest.raises(JsonError, match="A key has more than 1048576 characters"):
         piecewise_json.parse(b'{"' + long + b'k":1}', _BOUNDS)
+
+
+def test_what_is_checked_stands_anywhere_in_a_long_list() -> None:
+    """Runs of numbers are passed over; a half of a character or a deep list among them is not."""
+    numbers = "1, " * 40_000
+    for wrong in ('"\\ud800"', "[" * 65 + "]" * 65):
+        for text in (f"[{numbers}{wrong}]", f"[{wrong}, {numbers}2]", f"[{numbers}{wrong}, {numbers}null]"):
+            with pytest.raises(JsonError):
+                bounded_json.parse(text, _BOUNDS)
+    assert bounded_json.parse(f'[{numbers}"a", [[2]]]', _BOUNDS)[-2:] == ["a", [[2]]]

@@ -19,6 +19,10 @@ _MAX_ADDED = 64
 _MAX_PATTERN = 16_384
 _MAX_TEMPLATE = 1 << 20
 _MAX_PADDING = 1 << 20
+_MAX_TOKEN = 1 << 14
+# Parts of a tokenizer, and what lists their steps.
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}")
 
 
@@ -28,7 +32,9 @@ def check_tokenizer(folder: Path) -> None:
     Raises:
         ModelError: it names the file and the key.
     """
-    _check_pipeline(read_json(folder / TOKENIZER))
+    raw = read_json(folder / TOKENIZER)
+    check_parts(TOKENIZER, raw)
+    _check_entries(raw)
     said = read_json(folder / TOKENIZER_CONFIG)
     _check_template(TOKENIZER_CONFIG, said.get("chat_template"))
     _check_template(CHAT_TEMPLATE, read_json(folder / CHAT_TEMPLATE).get("chat_template"))
@@ -47,56 +53,104 @@ def _check_template(file: str, value: Any) -> None:
             raise refused(file, "chat_template", entry, "a text, or a list of objects with name and template")
 
 
-def _check_pipeline(raw: Mapping[str, Any]) -> None:
-    growth = 1.0
-    for where, step in _steps(raw.get("normalizer"), "normalizer"):
-        growth *= max(1.0, _growth(where, step))
-        if growth > _MAX_GROWTH:
-            raise refused(TOKENIZER, where, step, f"a step that makes at most {_MAX_GROWTH} letters of one")
-    for name in ("normalizer", "pre_tokenizer"):
+def check_parts(file: str, raw: Mapping[str, Any]) -> None:
+    """Check the parts of a tokenizer that `raw` has, as tokenizer.json describes them.
+
+    Args:
+        file: where they come from.
+        raw: name of the part -> its description.
+
+    Raises:
+        ModelError: one makes much of little text, or may take for ever.
+    """
+    for name in ("normalizer", "decoder"):
+        growth = 1.0
         for where, step in _steps(raw.get(name), name):
-            _check_pattern(where, step.get("pattern"))
+            growth *= max(1.0, _growth(file, where, step))
+            if growth > _MAX_GROWTH:
+                raise refused(file, where, step, f"a step that makes at most {_MAX_GROWTH} letters of one")
+    for name in PARTS:
+        for where, step in _steps(raw.get(name), name):
+            _check_pattern(file, where, step.get("pattern"))
+            _check_around(file, where, step)
+
+
+def _check_entries(raw: Mapping[str, Any]) -> None:
     padding = raw.get("padding")
-    strategy = padding.get("strategy") if isinstance(padding, Mapping) else None
+    given = padding if isinstance(padding, Mapping) else {}
+    strategy = given.get("strategy")
     fixed = strategy.get("Fixed") if isinstance(strategy, Mapping) else None
-    if fixed is not None and (not isinstance(fixed, int) or fixed > _MAX_PADDING):
-        raise refused(TOKENIZER, "padding.strategy.Fixed", fixed, f"at most {_MAX_PADDING}")
+    for name, value in (("strategy.Fixed", fixed), ("pad_to_multiple_of", given.get("pad_to_multiple_of"))):
+        if value is not None and (not isinstance(value, int) or value > _MAX_PADDING):
+            raise refused(TOKENIZER, f"padding.{name}", value, f"at most {_MAX_PADDING}")
     added = raw.get("added_tokens")
     for token in added if isinstance(added, list) else ():
         number = token.get("id") if isinstance(token, Mapping) else None
         if not isinstance(number, int) or not isinstance(token.get("content"), str) or not token["content"]:
             raise refused(TOKENIZER, "added_tokens", token, "an object with id and content")
+        _check_token("added_tokens", token["content"])
+    model = raw.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if isinstance(vocabulary, Mapping):
+        _check_token("model.vocab", max(vocabulary, key=len, default=""))
+    elif isinstance(vocabulary, list):
+        texts = (entry[0] for entry in vocabulary if isinstance(entry, list) and entry and isinstance(entry[0], str))
+        _check_token("model.vocab", max(texts, key=len, default=""))
+
+
+def _check_token(where: str, text: str) -> None:
+    if len(text) > _MAX_TOKEN:
+        raise refused(TOKENIZER, where, text, f"tokens of at most {_MAX_TOKEN} letters")
+
+
+def _check_around(file: str, where: str, step: Mapping[str, Any]) -> None:
+    """Refuse a template that has the text more than twice, or much around it: | token | text | token |."""
+    for name in ("single", "pair"):
+        pieces = step.get(name)
+        texts: dict[str, int] = {}
+        for piece in pieces if isinstance(pieces, list) else ():
+            inner = piece.get("Sequence") if isinstance(piece, Mapping) else None
+            if isinstance(inner, Mapping):
+                texts[str(inner.get("id"))] = texts.get(str(inner.get("id")), 0) + 1
+        if isinstance(pieces, list) and (len(pieces) > _MAX_ADDED or max(texts.values(), default=0) > 2):
+            wanted = f"at most {_MAX_ADDED} pieces, with each text at most twice"
+            raise refused(file, f"{where}.{name}", pieces, wanted)
+    tokens = step.get("special_tokens")
+    for name, token in tokens.items() if isinstance(tokens, Mapping) else ():
+        ids = token.get("ids") if isinstance(token, Mapping) else None
+        if isinstance(ids, list) and len(ids) > _MAX_ADDED:
+            raise refused(file, f"{where}.special_tokens.{name[:_MAX_ADDED]}", ids, f"at most {_MAX_ADDED} ids")
 
 
 def _steps(part: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The steps of a normalizer or pre-tokenizer; sequences of them are taken apart."""
+    """The steps of a part; sequences of them are taken apart."""
     if not isinstance(part, Mapping):
         return
     yield where, part
-    for name in ("normalizers", "pretokenizers"):
+    for name in _LISTS:
         inner = part.get(name)
         for number, step in enumerate(inner if isinstance(inner, list) else ()):
             yield from _steps(step, f"{where}.{name}[{number}]")
 
 
-def _growth(where: str, step: Mapping[str, Any]) -> float:
+def _growth(file: str, where: str, step: Mapping[str, Any]) -> float:
     """How many letters one may become."""
     kind = step.get("type")
     if kind == "Prepend":
         added = step.get("prepend")
         if isinstance(added, str) and len(added) > _MAX_ADDED:
-            raise refused(TOKENIZER, f"{where}.prepend", added, f"at most {_MAX_ADDED} letters")
+            raise refused(file, f"{where}.prepend", added, f"at most {_MAX_ADDED} letters")
     if kind == "Replace":
         content, pattern = step.get("content"), step.get("pattern")
         literal = pattern.get("String") if isinstance(pattern, Mapping) else None
         if isinstance(content, str):
             return len(content) / max(1, len(literal) if isinstance(literal, str) else 1)
     if kind == "Precompiled":
-        return _longest_form(where, step.get("precompiled_charsmap"))
+        return _longest_form(file, where, step.get("precompiled_charsmap"))
     return 1.0
 
 
-def _longest_form(where: str, charsmap: Any) -> float:
+def _longest_form(file: str, where: str, charsmap: Any) -> float:
     """The longest text that a character map of sentencepiece has in place of a character.
 
     | bytes of the trie, little-endian, 4 bytes | trie | texts, each ended by a zero byte |
@@ -104,19 +158,19 @@ def _longest_form(where: str, charsmap: Any) -> float:
     try:
         data = base64.b64decode(charsmap or "", validate=True)
     except (binascii.Error, TypeError, ValueError) as error:
-        raise refused(TOKENIZER, f"{where}.precompiled_charsmap", charsmap, "base64") from error
+        raise refused(file, f"{where}.precompiled_charsmap", charsmap, "base64") from error
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max((len(text.decode(errors="replace")) for text in texts.split(b"\0")), default=0)
 
 
-def _check_pattern(where: str, pattern: Any) -> None:
+def _check_pattern(file: str, where: str, pattern: Any) -> None:
     """Refuse patterns in which what repeats without bound is itself repeated without bound: they may take for ever."""
     text = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     if not isinstance(text, str):
         return
     if len(text) > _MAX_PATTERN or _nests(text):
         wanted = f"a pattern of at most {_MAX_PATTERN} letters that repeats nothing that repeats"
-        raise refused(TOKENIZER, f"{where}.pattern.Regex", text, wanted)
+        raise refused(file, f"{where}.pattern.Regex", text, wanted)
 
 
 def _nests(pattern: str) -> bool:

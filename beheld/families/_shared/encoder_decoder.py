@@ -12,10 +12,11 @@ import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from beheld.attention import hook
 from beheld.attention.cross import CrossView
+from beheld.attention.op import attend_layer
 from beheld.core.errors import StepError
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.cross import CrossAttention, keys_and_values
@@ -25,21 +26,55 @@ from beheld.models.surgery.operation import Changes
 _SOME = True
 
 
+class SelfAttention(nn.Module):
+    """Takes the place of self-attention with BART's names that calls no AttentionInterface.
+
+    Args:
+        layer: the index of the decoder's layer.
+        old: the module that it replaces.
+    """
+
+    def __init__(self, layer: int, old: Any) -> None:
+        super().__init__()
+        self.layer_idx = layer
+        self._head_dim: int = old.head_dim
+        self._scale: float = old.scaling
+        self._inputs, self._output = ("q_proj", "k_proj", "v_proj"), "out_proj"
+        for name in (*self._inputs, self._output):
+            self.add_module(name, getattr(old, name))
+
+    def forward(self, hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
+        """Attend (1, T, S) -> (1, T, S) to the sequences' known positions."""
+        query, key, value = (
+            getattr(self, name)(hidden_states).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
+            for name in self._inputs
+        )
+        out_1THC = attend_layer(self.layer_idx, query, key, value, None, self._scale, None)
+        out: Tensor = getattr(self, self._output)(out_1THC.flatten(-2))
+        return out, None
+
+
 class EncoderDecoder:
     """See CrossInputs; a family's subclass gives what it leaves open.
 
     Attributes:
         norm: the decoder's module after its layers; empty if there is none.
         output: the name of the last projection of the layers' cross-attention.
+        crossing: the name of that cross-attention in a layer.
+        inputs: the names of its projections to queries, keys and values.
+        attention: what takes its place.
     """
 
     norm: ClassVar[str] = "layer_norm"
     output: ClassVar[str] = "out_proj"
+    crossing: ClassVar[str] = "encoder_attn"
+    inputs: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")
+    attention: ClassVar[type[CrossAttention]] = CrossAttention
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._decoder = self.decoder(model)
-        self._layers: list[Any] = [layer.encoder_attn for layer in self._decoder.layers]
+        self._layers: list[Any] = [getattr(self.holder(layer), self.crossing) for layer in self._decoder.layers]
 
     @classmethod
     def decoder(cls, model: Any) -> Any:
@@ -67,6 +102,21 @@ class EncoderDecoder:
         return found
 
     @classmethod
+    def attending(cls, layer: Any) -> Any:
+        """Return a decoder layer's self-attention."""
+        return layer.self_attn
+
+    @classmethod
+    def holder(cls, layer: Any) -> Any:
+        """Return the module that holds a decoder layer's cross-attention."""
+        return layer
+
+    @classmethod
+    def measures(cls, attention: Any) -> tuple[int, float]:
+        """Return the size of a head of cross-attention, and the scale of its scores."""
+        return attention.head_dim, attention.scaling
+
+    @classmethod
     def encoder(cls, model: Any) -> Any:
         """Return the encoder."""
         return model.model.encoder
@@ -82,18 +132,29 @@ class EncoderDecoder:
     # ------------------------------------------------------------------ the same for all
 
     @classmethod
+    def exchanges(cls, decoder: Any) -> bool:
+        """Return whether self-attention, too, is exchanged, because it calls no AttentionInterface."""
+        return False
+
+    @classmethod
     def adapt(cls, model: Any, changes: Changes) -> None:
         """Direct the decoder's self-attention to our hook and exchange its cross-attention; the encoder stays."""
         decoder = cls.decoder(model)
         config = copy.deepcopy(decoder.config)
         config._attn_implementation = hook.register()
         for index, layer in enumerate(decoder.layers):
-            changes.set(layer.self_attn, "config", config)
-            old = layer.encoder_attn
-            projections = {kind: (f"{kind}_proj", getattr(old, f"{kind}_proj")) for kind in "qkv"}
-            projections["o"] = (cls.output, getattr(old, cls.output))
-            new = CrossAttention(index, projections, {}, old.head_dim, old.scaling)
-            changes.exchange(layer, "encoder_attn", new, [name for name, _ in new.named_children()])
+            own = cls.attending(layer)
+            if cls.exchanges(decoder):
+                new_own = SelfAttention(index, own)
+                changes.exchange(layer, "self_attn", new_own, [name for name, _ in new_own.named_children()])
+            else:
+                changes.set(own, "config", config)
+            old = getattr(cls.holder(layer), cls.crossing)
+            projections = {
+                kind: (each, getattr(old, each)) for kind, each in zip("qkvo", (*cls.inputs, cls.output), strict=True)
+            }
+            new = cls.attention(index, projections, {}, *cls.measures(old))
+            changes.exchange(cls.holder(layer), cls.crossing, new, [name for name, _ in new.named_children()])
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Return keys and values of each item in all layers."""
@@ -107,7 +168,8 @@ class EncoderDecoder:
         """Return last hidden states (T, S) of the decoder, whose tokens belong to several sequences."""
         hidden_1TS, keywords = self.begin(embeds_TH.unsqueeze(0), positions[0])
         for layer in self._decoder.layers:
-            hidden_1TS = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
+            made = layer(hidden_1TS, encoder_hidden_states=_SOME, use_cache=False, **keywords)
+            hidden_1TS = made[0] if isinstance(made, tuple) else made
         if self.norm:
             hidden_1TS = getattr(self._decoder, self.norm)(hidden_1TS)
         hidden_TS: Tensor = hidden_1TS[0]

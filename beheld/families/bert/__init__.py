@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from beheld.families._shared.encoders.config import learned_only
 from beheld.families.family import Family
 
-FAMILY = Family(model_types=("bert",), encodes=True, both_ways="prompt")
+FAMILY = Family(model_types=("bert",), encodes=True, both_ways="prompt", convert={"bert": learned_only})

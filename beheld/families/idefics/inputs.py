@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from beheld.core.errors import PlaceholderError
 from beheld.families.inputs import FamilyInputs
 
-_IMAGE, _AROUND, _START, _END = "<image>", "<fake_token_around_image>", "<s>", "</s>"
+_IMAGE, _AROUND, _START = "<image>", "<fake_token_around_image>", "<s>"
 
 
 def call(
@@ -20,16 +19,7 @@ def call(
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Begin the text, and put a token before, between and after images, without spaces around them.
-
-    Raises:
-        PlaceholderError: a text ends within the prompt, after which transformers shows no image.
-    """
-    if counts.get("image") and _END in text:
-        raise PlaceholderError(
-            f"The prompt has {_END!r} and an image, which IDEFICS does not see after that token.",
-            "Leave the token out, or send one of the texts that it separates.",
-        )
+    """Begin the text, and put a token before, between and after images, without spaces around them."""
     plain = text.removeprefix(_START).replace(_AROUND, "").strip(" ")
     return _START + re.sub(
         rf" *{_IMAGE}(?: *{_IMAGE})* *", lambda run: _AROUND + (_IMAGE + _AROUND) * run[0].count(_IMAGE), plain
@@ -42,4 +32,5 @@ INPUTS = FamilyInputs(
     rewrite=rewrite,
     rewrite_chat=rewrite,
     rewritten_ends="written",
+    barred={"</s>": "IDEFICS sees no image after it"},
 )

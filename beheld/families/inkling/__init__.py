@@ -6,5 +6,6 @@ from beheld.families.family import Family
 
 FAMILY = Family(
     model_types=("inkling_mm_model", "inkling2"),
-    refused="its attention adds a learned bias by distance to the scores, and convolves keys and values before it",
+    refused="each query makes a bias of its own for every distance, and a layer convolves keys, values and what its "
+    "two halves give with the tokens before; neither is computed here yet",
 )

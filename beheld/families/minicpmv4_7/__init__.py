@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from beheld.families.family import Family
+from beheld.families._shared.gated_delta.config import delta_state
+from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
 
 FAMILY = Family(
     model_types=("minicpmv4_7",),
-    refused="positions on a canvas of slices are not computed here yet; its language model is Qwen3.5's, which runs",
+    tested=(
+        KnownCheckpoint(
+            "minicpmv4_7",
+            "MiniCPMV4_7ForConditionalGeneration",
+            "openbmb/MiniCPM-V-4.7",
+            IMAGE_AND_VIDEO,
+            "gated delta rule in three of four layers; an overview and slices, numbered, with positions on one canvas",
+            by_census=True,
+        ),
+    ),
+    state=delta_state,
+    calls=("qwen3_coder",),
+    reasoning=("think",),
 )

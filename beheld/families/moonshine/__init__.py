@@ -12,7 +12,7 @@ from beheld.families.family import AUDIO, Family, KnownCheckpoint, decoder_group
 _MOST_STATES = 64 * 16000 // 384
 
 
-def _kv_groups(config: Any) -> tuple[KVGroup, ...]:
+def kv_groups(config: Any) -> tuple[KVGroup, ...]:
     """Return one group, with heads as wide as self-attention fills them up; cross-attention keeps their own size."""
     group, step = decoder_group(config, "full"), config.pad_head_dim_to_multiple_of or 1
     width = -(-group.head_dim // step) * step
@@ -33,6 +33,6 @@ FAMILY = Family(
     ),
     placeholders=lambda config: {"audio": config.decoder_start_token_id},
     encoder_reads="audio",
-    kv_groups=_kv_groups,
+    kv_groups=kv_groups,
     cross_group=lambda config: decoder_group(config, "cross", _MOST_STATES),
 )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from beheld.families._shared.encoders.config import learned_only
 from beheld.families.family import Family
+
+_TYPES = ("roberta", "xlm-roberta", "camembert")
 
 
 def first_position(config: Any) -> int:
@@ -13,8 +16,9 @@ def first_position(config: Any) -> int:
 
 
 FAMILY = Family(
-    model_types=("roberta", "xlm-roberta", "camembert"),
+    model_types=_TYPES,
     encodes=True,
     both_ways="prompt",
     first_position=first_position,
+    convert=dict.fromkeys(_TYPES, learned_only),
 )

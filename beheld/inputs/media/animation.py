@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,8 @@ def frame(data: bytes, index: int, limits: MediaLimits) -> tuple[Any, str]:
         return image.copy(), str(image.format)
 
 
-def frames(data: bytes, indices: Sequence[int], limits: MediaLimits) -> list[Any]:
-    """Return the frames at `indices` (ascending) as arrays (height, width, 3) of bytes.
+def frames(data: bytes, indices: Sequence[int], limits: MediaLimits) -> Iterator[Any]:
+    """Yield the frames at `indices` (ascending) as arrays (height, width, 3) of bytes.
 
     Raises:
         DecodeError: it is broken.
@@ -98,13 +98,11 @@ def frames(data: bytes, indices: Sequence[int], limits: MediaLimits) -> list[Any
     """
     import numpy as np
 
-    made = []
     with _opened(data, limits) as image:
         for index in indices:
             if not _at(image, index):
-                break
-            made.append(np.asarray(decode.to_rgb(image.copy(), [])))
-    return made
+                return
+            yield np.asarray(decode.to_rgb(image.copy(), []))
 
 
 def _opened(data: bytes, limits: MediaLimits) -> Any:

@@ -25,6 +25,7 @@ from beheld.inputs.media.receipt import used_audio, used_image, used_video
 from beheld.inputs.media.video import Clip
 from beheld.inputs.prompt.tokenizer import PromptTokenizer
 
+_PARTS = ("image_processor", "video_processor", "audio_processor", "feature_extractor")
 _SETTINGS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json", "config.json")
 
 # Exceptions from content that a processor cannot handle; others are bugs, its or ours.
@@ -118,7 +119,7 @@ class ItemProcessor:
                 "Check preprocessor_config.json, and whether torchvision is installed.",
                 detail=first_line(error),
             ) from error
-        if not any(hasattr(found, part) for part in ("image_processor", "audio_processor", "feature_extractor")):
+        if not any(hasattr(found, part) for part in _PARTS):
             raise ModelError(f"{self._info.name!r} has no processor for media.", "Fetch its preprocessor_config.json.")
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from beheld.core.config import MODEL_CLASSES, EngineArgs, EngineConfig, MediaLimits, ModelInfo
@@ -192,7 +193,8 @@ def load_processor(settings: ProcessSettings) -> Callable[[ProcessTask], Process
         ModelError: the processor cannot be loaded.
     """
     _load_readers()
-    info, args, family = settings.info, settings.args, registry.inputs(settings.info.family)
+    info, args = settings.info, settings.args
+    family = registry.inputs_of(info.family, Path(info.path))
     inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
     tokenizer = PromptTokenizer.of(inner, info, family)
     processor = ItemProcessor(info, args, family, tokenizer, settings.feature_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -142,7 +142,7 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
                     f"Of the video, {work} pixels would be decoded; the limit is {limits.max_video_pixels}.",
                     "Cut or shrink it first, or save it with more key frames.",
                 )
-            taken = _decode(container, stream, index, indices, limits)
+            taken = _stacked(_decode(container, stream, index, indices, limits), len(indices), limits)
             given = {"format": str(container.format.name), "width": stream.width, "height": stream.height}
     except av.FFmpegError as error:
         raise DecodeError(
@@ -164,9 +164,8 @@ def _animated(data: bytes, found: animation.Timeline, sampling: FrameSampling, l
     _check_bytes(len(indices) * found.size[0] * found.size[1] * 3, limits)
     rate, starts, total = found.fine_rate()
     given = {"format": found.form, "width": found.size[0], "height": found.size[1]}
-    clip = _clip(
-        list(zip(indices, animation.frames(data, indices, limits), strict=False)), count, count / seconds, given
-    )
+    shown = zip(indices, animation.frames(data, indices, limits), strict=False)
+    clip = _clip(_stacked(shown, len(indices), limits), count, count / seconds, given)
     return replace(clip, total=total, fps=rate, indices=tuple(starts[index] for index in clip.indices or ()))
 
 
@@ -179,17 +178,37 @@ def _check_count(count: int, limits: MediaLimits) -> None:
         )
 
 
-def _clip(taken: list[tuple[int, Any]], total: int, fps: float, given: Mapping[str, Any]) -> Clip:
+def _stacked(found: Iterable[tuple[int, Any]], most: int, limits: MediaLimits) -> tuple[tuple[int, ...], Any]:
+    """The indices of at most `most` frames, and their array (frames, height, width, 3).
+
+    Each is copied when it comes: all of them together would take the memory of the array again.
+
+    Raises:
+        DecodeError: there are none, or they differ in size.
+        LimitError: they take too many bytes.
+    """
     import numpy as np
 
-    if not taken:
+    ranks: list[int] = []
+    array: Any = None
+    for rank, frame in found:
+        if array is None:
+            _check_bytes(most * frame.nbytes, limits)
+            array = np.empty((most, *frame.shape), frame.dtype)
+        if frame.shape != array.shape[1:]:
+            raise DecodeError("The frames of the video have different sizes.", "Scale them to one size first.")
+        array[len(ranks)] = frame
+        ranks.append(rank)
+    if not ranks:
         raise DecodeError("The video has no frames that can be decoded.", "Send the complete file.")
-    if len({frame.shape for _, frame in taken}) > 1:
-        raise DecodeError("The frames of the video have different sizes.", "Scale them to one size first.")
+    return tuple(ranks), array[: len(ranks)]
+
+
+def _clip(taken: tuple[tuple[int, ...], Any], total: int, fps: float, given: Mapping[str, Any]) -> Clip:
+    ranks, frames = taken
     known = {**given, "frames": total} | ({"fps": round(fps, 4), "seconds": round(total / fps, 3)} if fps > 0 else {})
-    lost = (f"{total - len(taken)} of {total} frames were not used",) if len(taken) < total else ()
-    frames = np.stack([frame for _, frame in taken])
-    return Clip(frames, total, fps or None, tuple(rank for rank, _ in taken), known, lost, from_file=True)
+    lost = (f"{total - len(ranks)} of {total} frames were not used",) if len(ranks) < total else ()
+    return Clip(frames, total, fps or None, ranks, known, lost, from_file=True)
 
 
 @dataclass(frozen=True)
@@ -245,15 +264,14 @@ def _index(container: Any, stream: Any) -> _Index:
 
 def _decode(
     container: Any, stream: Any, index: _Index, indices: list[int], limits: MediaLimits
-) -> list[tuple[int, Any]]:
+) -> Iterator[tuple[int, Any]]:
     """Yield the frames at `indices` with their indices; seeks to a key frame before the next target if there is one."""
-    taken: list[tuple[int, Any]] = []
-    num_bytes = 0
+    last = -1
     frames = container.decode(stream)
     # The next frame from the decoder, counted because there are no times.
     position = 0
     for target in indices:
-        if taken and taken[-1][0] >= target:
+        if last >= target:
             continue
         if index.times is not None:
             key = index.key_before(target)
@@ -266,13 +284,11 @@ def _decode(
             position = rank + 1
             # A decoder may skip a damaged frame; the next one takes its place.
             if rank >= target:
-                taken.append((rank, _rgb(frame, limits)))
-                num_bytes += taken[-1][1].nbytes
-                _check_bytes(num_bytes, limits)
+                yield rank, _rgb(frame, limits)
+                last = rank
                 break
         else:
-            break
-    return taken
+            return
 
 
 def _check_bytes(num_bytes: int, limits: MediaLimits) -> None:

@@ -9,15 +9,16 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from beheld.core.config import ModelInfo
+from beheld.core.config import MediaLimits, ModelInfo
 from beheld.core.errors import DecodeError, MediaError, PromptError
 from beheld.core.media import MODALITIES, MediaRef
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.media.decode import is_array, is_image, is_tensor
-from beheld.inputs.prompt import explicit_prompt
+from beheld.inputs.prompt import embedded_prompt, explicit_prompt, vision_chunks
 
 _RATE = re.compile(r"[\d.,]+ ?(k|khz|hz)?", re.ASCII | re.IGNORECASE)
+_LIMITS = MediaLimits()
 PromptType = str | Sequence[int] | Mapping[str, Any]
 
 _KEYS = (
@@ -27,6 +28,7 @@ _KEYS = (
     "mm_processor_kwargs",
     "multi_modal_uuids",
     "cache_salt",
+    embedded_prompt.KEY,
 )
 
 
@@ -40,6 +42,7 @@ class ParsedPrompt:
         media: its items, in the given order within each modality.
         options: processor options of this request.
         salt: separates prefix caches.
+        embeds: the embeddings (tokens, hidden) that take the place of all ids; None if there are none.
     """
 
     text: str | None
@@ -47,15 +50,17 @@ class ParsedPrompt:
     media: tuple[MediaRef, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: bytes = b""
+    embeds: Any = None
 
 
-def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
+def parse(prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = _LIMITS) -> ParsedPrompt:
     """Recognize a prompt's form and check it.
 
     Args:
         prompt: see PromptType.
         info: the model.
         merge_size: patches per embedding along each side, for embeddings with a grid.
+        limits: bound embeddings that are given as base64.
 
     Raises:
         PromptError: an unknown key, or a missing or malformed value.
@@ -66,7 +71,7 @@ def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
     if isinstance(prompt, Mapping):
         if explicit_prompt.given(prompt):
             prompt = explicit_prompt.joined(prompt, info)
-        return _parse_mapping(prompt, info, merge_size)
+        return _parse_mapping(prompt, info, merge_size, limits)
     if isinstance(prompt, Sequence) or is_array(prompt) or is_tensor(prompt):
         return ParsedPrompt(None, _token_ids(prompt, info))
     raise PromptError(
@@ -90,27 +95,31 @@ def processor_options(given: Any) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) -> ParsedPrompt:
+def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, limits: MediaLimits) -> ParsedPrompt:
     for key in prompt:
         if key not in _KEYS:
             remedy = nearest(str(key), _KEYS) or f"Known: {', '.join(_KEYS)}."
             raise PromptError(f"Unknown prompt key {key!r}.", remedy, param=str(key))
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    salt = prompt.get("cache_salt")
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise PromptError('"cache_salt" must be a non-empty string.', param="cache_salt")
+    salted = b"" if salt is None else salt.encode()
+    if prompt.get(embedded_prompt.KEY) is not None:
+        tensor = embedded_prompt.tensor_of(prompt, info, limits)
+        return ParsedPrompt(None, embedded_prompt.fill(info, len(tensor)), salt=salted, embeds=tensor)
     if (text is None) == (ids is None):
         raise PromptError('A prompt needs either "prompt" or "prompt_token_ids".', "Set exactly one of the two.")
     if text is not None and not isinstance(text, str):
         raise PromptError(f'"prompt" must be text, got {type(text).__name__}.', "Send one string.", param="prompt")
     options = processor_options(prompt.get("mm_processor_kwargs"))
-    salt = prompt.get("cache_salt")
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        raise PromptError('"cache_salt" must be a non-empty string.', param="cache_salt")
     media = _media(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"), info, merge_size)
     return ParsedPrompt(
         text,
         None if ids is None else _token_ids(ids, info),
         media,
         options,
-        b"" if salt is None else salt.encode(),
+        salted,
     )
 
 
@@ -137,6 +146,7 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
         raise PromptError(
             '"multi_modal_data" must be a mapping.', 'Write for example {"image": ...}.', param="multi_modal_data"
         )
+    data, uuids = vision_chunks.as_images(data, uuids or {})
     refs: list[MediaRef] = []
     for modality, value in data.items():
         if modality not in MODALITIES:
@@ -144,13 +154,13 @@ def _media(data: Any, uuids: Any, info: ModelInfo, merge_size: int) -> tuple[Med
             raise PromptError(f"Unknown modality {modality!r}.", remedy, param="multi_modal_data")
         if value is None:
             continue
-        names = (uuids or {}).get(modality)
+        names = uuids.get(modality)
         if modality not in info.modalities:
             refs.append(MediaRef(modality, value))
             continue
         sources = _sources(modality, value, info, merge_size)
         refs += _named(modality, sources, names)
-    for modality in uuids or {}:
+    for modality in uuids:
         if modality not in data:
             raise PromptError(
                 f"multi_modal_uuids has {modality!r}, but multi_modal_data does not.", param="multi_modal_uuids"

@@ -95,7 +95,11 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is wrong.
         """
-        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size)
+        parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
+        if parsed.embeds is not None:
+            self._checks.embedded_prompt(params)
+            self._checks.length(parsed.token_ids or (), (), ())
+            return ReadPrompt(parsed.token_ids or (), parsed)
         self._checks.modalities(parsed.media)
         counts = count_by_modality(parsed.media)
         text: PromptText | None = None
@@ -191,7 +195,22 @@ class PromptReader:
         ids = self._truncated(ids, params, parsed.media, text)
         found = expand.count_placeholders(ids, self._tokenizer.places)
         expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
+        if parsed.media:
+            self._check_barred(ids)
         return ReadPrompt(ids, parsed, text)
+
+    def _check_barred(self, ids: Sequence[int]) -> None:
+        """Check that a prompt with media has no token that the family bars from such.
+
+        Raises:
+            PromptError: it has one.
+        """
+        for token, reason in self._family.barred.items():
+            if self._tokenizer.inner.convert_tokens_to_ids(token) in ids:
+                raise PromptError(
+                    f"A prompt with media cannot have the token {token!r}: {reason}.",
+                    "Leave the token out, or send one of the texts that it separates.",
+                )
 
     def with_edges(self, prompt: ReadPrompt, items: ItemsByModality) -> Sequence[int]:
         """Return the prompt's ids with the items' texts around their placeholders."""
@@ -247,6 +266,8 @@ class PromptReader:
             ids = self._ids_of(text, params, talk.media)
         ids = self._truncated(ids, params, talk.media, text)
         self._check_rendered(ids, talk.media)
+        if talk.media:
+            self._check_barred(ids)
         return ReadPrompt(
             ids, parsed, text, None if asked.reasoning is None else reasoning_after(asked.reasoning, shown)
         )

@@ -79,6 +79,7 @@ class SamplingResolver:
         seed: int,
         reasoning: ReasoningFormat | None = None,
         cancel: CancelToken | None = None,
+        most: int | None = None,
     ) -> Sampling:
         """Return the complete, frozen parameters of one sequence.
 
@@ -88,6 +89,7 @@ class SamplingResolver:
             seed: used if the parameters set none.
             reasoning: the reasoning that may precede an answer with a grammar.
             cancel: the request's.
+            most: the answer's longest length, besides that of the context; None for no other limit.
 
         Raises:
             ParamsError: a parameter is out of range for this model, or not available.
@@ -98,6 +100,7 @@ class SamplingResolver:
         num_prompt = len(prompt_ids)
         room = self._config.max_model_len - num_prompt
         assert room > 0, "the length of the prompt was not checked"
+        room = room if most is None else min(room, most)
         longest = room if params.max_tokens is None else min(params.max_tokens, room)
         own = frozenset(params.stop_token_ids or ())
         grammar = self._grammar(params, reasoning, cancel)

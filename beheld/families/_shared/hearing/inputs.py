@@ -15,7 +15,7 @@ def heard(
     start: str,
     features: tuple[str, ...],
     states: Callable[[Mapping[str, Any], Path], int],
-    speech: SpeechForm,
+    speech: SpeechForm | None,
 ) -> FamilyInputs:
     """Return the inputs of a family.
 

@@ -1,0 +1,1 @@
+"""What encoders of BERT's shape have in common."""

@@ -1,0 +1,1 @@
+"""What encoder-decoders that are made of two published models share."""

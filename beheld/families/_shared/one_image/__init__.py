@@ -1,0 +1,1 @@
+"""What encoder-decoders that read one image share."""

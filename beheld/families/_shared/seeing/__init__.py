@@ -1,0 +1,1 @@
+"""What decoders behind an encoder of one item share."""

@@ -1,0 +1,1 @@
+"""What models with T5's decoder share."""

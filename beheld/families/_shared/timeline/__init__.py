@@ -1,0 +1,1 @@
+"""What models share whose tokens keep time with an audio."""

@@ -1,0 +1,101 @@
+"""Prompts of embeddings: answers equal those of the ids that were looked up."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from beheld import LLM, SamplingParams
+from beheld.core.errors import ConfigError, ParamsError, PromptError, PromptTooLongError
+from tests import tiny
+from tests.server.running import ENGINE, Running
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "disable_log_stats": True, "max_model_len": 256}
+WORDS = "A small red circle stands left of a large blue square, and a dog sleeps on the chair. " * 2
+
+
+def looked_up(family: str, ids: list[int]) -> torch.Tensor:
+    """What the model's own layer makes of ids, (tokens, hidden)."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny.checkpoint(family), dtype=torch.float32)
+    with torch.inference_mode():
+        return model.get_input_embeddings()(torch.tensor(ids))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(tiny.checkpoint("llama")), enable_prompt_embeds=True, max_num_batched_tokens=32, **OPTIONS) as made:
+        yield made
+
+
+def answers(llm: LLM, prompts: list[Any], **params: Any) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities of greedy answers."""
+    wanted = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, **params)
+    found = [output.outputs[0] for output in llm.generate(prompts, wanted, use_tqdm=False)]
+    chosen = [[step[token].logprob for step, token in zip(one.logprobs, one.token_ids, strict=True)] for one in found]
+    return list(zip([list(one.token_ids) for one in found], chosen, strict=True))
+
+
+def test_embeddings_answer_as_their_ids_do(llm: LLM) -> None:
+    """In several steps, in a batch with ids, and again from the cache."""
+    ids = llm.get_tokenizer().encode(WORDS)
+    other = llm.get_tokenizer().encode("Where is the dog?")
+    assert len(ids) > 64
+    tensors = {"one": looked_up("llama", ids), "two": looked_up("llama", other)}
+    asked = [{"prompt_embeds": tensors["one"]}, {"prompt_embeds": tensors["two"][None]}, ids, other]
+    first = answers(llm, asked)
+    again = llm.generate(asked[0], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), use_tqdm=False)[0]
+    for (tokens, logprobs), (wanted, theirs) in zip(first[:2], first[2:], strict=True):
+        assert tokens == wanted
+        assert logprobs == pytest.approx(theirs, abs=1e-4)
+    assert first[0][0] != first[1][0]
+    assert list(again.outputs[0].token_ids) == first[0][0]
+    assert (again.prompt, len(again.prompt_token_ids)) == (None, len(ids))
+    assert again.num_cached_tokens > 0
+    # Nothing of the prompt counts as said before, so a penalty is about the answer alone.
+    assert answers(llm, asked[:1], repetition_penalty=1.5)[0][0][0] == first[0][0][0]
+
+
+def test_what_is_refused(llm: LLM) -> None:
+    tensor = torch.randn(4, 64)
+    params = SamplingParams(max_tokens=1)
+    for prompt in (
+        {"prompt_embeds": torch.randn(4, 63)},
+        {"prompt_embeds": torch.full((4, 64), float("nan"))},
+        {"prompt_embeds": tensor, "prompt": "x"},
+        {"prompt_embeds": tensor, "multi_modal_data": {"image": "x"}},
+        {"prompt_embeds": "no tensor"},
+    ):
+        with pytest.raises(PromptError):
+            llm.generate(prompt, params, use_tqdm=False)
+    with pytest.raises(PromptTooLongError):
+        llm.generate({"prompt_embeds": torch.randn(300, 64)}, params, use_tqdm=False)
+    with pytest.raises(ParamsError, match="prompt_logprobs"):
+        llm.generate({"prompt_embeds": tensor}, SamplingParams(prompt_logprobs=1), use_tqdm=False)
+    with pytest.raises(ConfigError, match="decoder of text alone"):
+        LLM(str(tiny.checkpoint("qwen2_vl")), enable_prompt_embeds=True, **OPTIONS)
+
+
+def test_a_client_sends_them() -> None:
+    running = Running("llama", ENGINE | {"enable_prompt_embeds": True})
+    try:
+        ids = running.post("/tokenize", {"prompt": WORDS}).json()["tokens"]
+        buffer = io.BytesIO()
+        torch.save(looked_up("llama", ids), buffer)
+        embeds = base64.b64encode(buffer.getvalue()).decode()
+        common: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
+        made = running.post("/v1/completions", {"prompt": "", "prompt_embeds": embeds, **common}).json()
+        wanted = running.post("/v1/completions", {"prompt": ids, **common}).json()
+        assert made["choices"][0]["text"] == wanted["choices"][0]["text"]
+        assert made["usage"]["prompt_tokens"] == len(ids)
+        twice = running.post("/v1/completions", {"prompt": [], "prompt_embeds": [embeds, embeds], **common}).json()
+        assert [choice["text"] for choice in twice["choices"]] == [wanted["choices"][0]["text"]] * 2
+        for body in ({"prompt": "x"}, {"prompt": "", "echo": True}):
+            assert running.post("/v1/completions", {**body, "prompt_embeds": embeds, **common}).status_code == 400
+    finally:
+        running.close()
