@@ -1,6 +1,7 @@
 """Ranks that share a model, next to one device: whether they give the same tokens, and how fast.
 
     python -m benchmarks.ranks --size 3B --ranks 2 [--dtype float32] [--eager] [--towers data] [--device cpu]
+    python -m benchmarks.ranks --size 3B --ranks 1 --stages 2 [--in-turn]
 
 Runs one device first, then the ranks, each in a process of its own, on real shapes with the same random weights. Prints
 one JSON line for each, and one that compares them: in float32 all tokens are the same; in bfloat16 the order of sums
@@ -22,13 +23,16 @@ from benchmarks.shapes import SHAPES
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Figures and tokens of one engine with `arguments.ranks` ranks."""
+    """Figures and tokens of one engine with `arguments.ranks` ranks in each of `arguments.stages` stages."""
     options: dict[str, Any] = {"tensor_parallel_size": arguments.ranks, "dtype": arguments.dtype}
+    options["pipeline_parallel_size"] = arguments.stages
     options |= {"enforce_eager": arguments.eager, "mm_encoder_tp_mode": arguments.towers}
     if arguments.device is not None:
         options["device"] = arguments.device
-    if arguments.ranks > 1:
+    if arguments.ranks * arguments.stages > 1:
         options["distributed_executor_backend"] = "mp"
+        if arguments.in_turn:
+            options["async_scheduling"] = False
     bench = Bench(arguments.size, arguments.folder, max_model_len=2048, **options)
     many, tokens = arguments.rows, arguments.tokens
     one = bench.text_prompts(1, 100, 1)
@@ -37,7 +41,8 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     # Compiled and captured before it is measured.
     for prompts in (one, batch, images):
         bench.run(prompts, 8)
-    found: dict[str, Any] = {"ranks": arguments.ranks, "start_s": round(bench.start_s, 2)}
+    found: dict[str, Any] = {"ranks": arguments.ranks, "stages": arguments.stages}
+    found["start_s"] = round(bench.start_s, 2)
     seconds = bench.run(bench.text_prompts(1, 100, 4), tokens)
     found["ms_per_token_one_row"] = round(1e3 * seconds / tokens, 3)
     seconds = bench.run(bench.text_prompts(many, 100, 5), tokens)
@@ -65,6 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SHAPES), default="3B")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--in-turn", action="store_true", help="each step passes all stages before the next begins")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--towers", choices=("weights", "data"), default="weights")
@@ -78,8 +85,9 @@ def main() -> None:
         print(json.dumps(measured(arguments)), flush=True)
         return
     found = []
-    for ranks in (1, arguments.ranks):
-        command = [sys.executable, "-m", "benchmarks.ranks", *sys.argv[1:], "--ranks", str(ranks), "--only"]
+    for ranks, stages in ((1, 1), (arguments.ranks, arguments.stages)):
+        split = ["--ranks", str(ranks), "--stages", str(stages)]
+        command = [sys.executable, "-m", "benchmarks.ranks", *sys.argv[1:], *split, "--only"]
         lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
         found.append(json.loads(lines[-1]))
         print(json.dumps({name: value for name, value in found[-1].items() if name != "tokens"}), flush=True)

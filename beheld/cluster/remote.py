@@ -18,6 +18,7 @@ from typing import Any, Self
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.session import connected
 from beheld.core.errors import ConfigError, EngineDeadError, first_line
+from beheld.utils.held_variables import HELD
 
 # A cluster that grows by itself may need some time for a host.
 _PLACE_S = 60.0
@@ -245,7 +246,12 @@ def environment(given: Mapping[str, str], path: Sequence[str]) -> dict[str, str]
 
     Those that hold a secret are left to `Secrets`.
     """
-    sent = {name: value for name, value in given.items() if name.startswith(_SENT) and not name.endswith(_SECRET)}
+    sent = {
+        name: value
+        for name, value in given.items()
+        # What an engine of this process has set is right on this host alone.
+        if name.startswith(_SENT) and not name.endswith(_SECRET) and not HELD.has_set(name, value)
+    }
     sent.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     return {**sent, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 

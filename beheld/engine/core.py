@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,19 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class InFlight:
+class Launched:
     """A launched step whose result is not read yet: its plan, and its handle or, after a retry, its result."""
 
     plan: StepPlan
     handle: Any
     result: StepResult | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class InFlight:
+    """The launched steps whose results are not read yet, at least one, in their order."""
+
+    steps: tuple[Launched, ...]
 
 
 class EngineCore:
@@ -38,7 +46,9 @@ class EngineCore:
         self.grammars: GrammarRows | None = None
         self.executor = executor
         self.scheduler = Scheduler(executor.config, info, executor.capacity)
-        self._overlap = executor.config.overlap
+        self._stages = executor.config.pipeline_parallel_size
+        # How many launched steps stay unread; with stages, so many that each stage has one to compute.
+        self._depth = max(1, self._stages - 1) if executor.config.overlap else 0
         self._recurrent = info.recurrent
         self._steps = 0
         self._retried = 0
@@ -60,10 +70,10 @@ class EngineCore:
         self.scheduler.add(request)
 
     def step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
-        """Plan and launch the next step, then read the result of the one in flight.
+        """Plan and launch the next step, then read the result of the oldest one in flight if that are enough.
 
-        With overlap the device computes the new step while the host processes the old one. Without it, the new step is
-        read at once and nothing stays in flight.
+        With overlap the device computes the new step while the host processes the old one, and stages of a pipeline
+        compute different ones. Without it, the new step is read at once and nothing stays in flight.
 
         Raises:
             EngineDeadError: the device is lost or the engine has an internal error; the engine accepts no more work.
@@ -87,8 +97,8 @@ class EngineCore:
 
     def _interrupted(self, in_flight: InFlight | None) -> None:
         """Discard all plans made since `in_flight`: how far they ran is unknown."""
-        known = None if in_flight is None else in_flight.plan
-        for plan in (*self.scheduler.abandon(known), *(() if known is None else (known,))):
+        known = () if in_flight is None else tuple(step.plan for step in in_flight.steps)
+        for plan in (*self.scheduler.abandon(known), *known):
             self.scheduler.lose(self._missing(plan))
 
     def _missing(self, plan: StepPlan) -> tuple[bytes, ...]:
@@ -99,11 +109,13 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if plan is not None and self.grammars is not None:
             plan = self.grammars.masked(plan)
-        launched = None if plan is None else self._launch(plan)
-        if self._overlap:
-            return launched, [] if in_flight is None else self._update(in_flight)
-        assert in_flight is None
-        return None, [] if launched is None else self._update(launched)
+        steps = () if in_flight is None else in_flight.steps
+        if plan is not None:
+            steps = (*steps, self._launch(plan))
+        events: list[TokenEvent] = []
+        if steps and (plan is None or len(steps) > self._depth):
+            events, steps = self._update(steps[0]), steps[1:]
+        return InFlight(steps) if steps else None, events
 
     @property
     def alive(self) -> bool:
@@ -118,18 +130,18 @@ class EngineCore:
         """Counters since the start."""
         return EngineStats(self.scheduler.stats(), self._steps, self._retried, self._encode_s)
 
-    def _launch(self, plan: StepPlan) -> InFlight:
+    def _launch(self, plan: StepPlan) -> Launched:
         self._steps += 1
         try:
-            return InFlight(plan, self.executor.launch(plan))
+            return Launched(plan, self.executor.launch(plan))
         except EngineDeadError:
             raise
         except Exception as error:
             reason = _reason(error)
         # Outside of the `except` block: inside it, the exception still holds the failed step's memory.
-        return InFlight(plan, None, self._retry(plan, reason))
+        return Launched(plan, None, self._retry(plan, reason))
 
-    def _update(self, step: InFlight) -> list[TokenEvent]:
+    def _update(self, step: Launched) -> list[TokenEvent]:
         if not self.scheduler.awaits(step.plan):
             # The interrupted step had already read this result.
             return []
@@ -139,10 +151,11 @@ class EngineCore:
             result = self.grammars.advanced(result)
         return self.scheduler.update(step.plan, result)
 
-    def _collect(self, step: InFlight) -> StepResult:
+    def _collect(self, step: Launched) -> StepResult:
         """The result of a launched step. If it is lost: without overlap the step is retried.
 
-        With overlap the next step may have reused its rows and blocks already, so all its sequences fail.
+        With overlap, the next step may have reused its rows and blocks already, so all its sequences fail. Between
+        stages, which compute other sequences meanwhile, only those fail whose rows later steps use.
         """
         try:
             return self.executor.collect(step.handle)
@@ -151,11 +164,16 @@ class EngineCore:
         except Exception as error:
             reason = _reason(error)
         plan = step.plan
-        if not self._overlap:
+        if not self._depth:
             return self._retry(plan, reason)
-        logger.error("The result of a step is lost (%s); its %d sequences fail.", reason, len(plan.slices))
-        failed = {piece.row: reason for piece in plan.slices}
-        return StepResult(plan.id, {}, failed=failed, lost=self._missing(plan))
+        alone = self.scheduler.alone(plan) if self._stages > 1 else frozenset[int]()
+        failed = {piece.row: reason for piece in plan.slices if piece.row not in alone}
+        if failed:
+            logger.error("The result of a step is lost (%s); %d of its sequences fail.", reason, len(failed))
+        if not alone:
+            return StepResult(plan.id, {}, failed=failed, lost=self._missing(plan))
+        result = self._retry(_of_rows(plan, alone), reason)
+        return dataclasses.replace(result, failed={**result.failed, **failed})
 
     def _retry(self, plan: StepPlan, reason: str) -> StepResult:
         """Run a failed plan again so that only the faulty sequences fail, and the others get the tokens they would have
@@ -219,6 +237,18 @@ def _merged(plan_id: int, parts: list[StepResult], lost: tuple[bytes, ...]) -> S
     merged = {name: {row: own for part in parts for row, own in getattr(part, name).items()} for name in by_row}
     culprits = frozenset[int]().union(*(part.culprits for part in parts))
     return StepResult(plan_id, **merged, culprits=culprits, lost=lost, encode_s=sum(part.encode_s for part in parts))
+
+
+def _of_rows(plan: StepPlan, rows: Collection[int]) -> StepPlan:
+    """The part of a plan that computes these rows, without what belongs to no sequence and was done at once."""
+    return dataclasses.replace(
+        plan,
+        slices=tuple(piece for piece in plan.slices if piece.row in rows),
+        admitted=tuple(admission for admission in plan.admitted if admission.row in rows),
+        masks={row: allowed for row, allowed in plan.masks.items() if row in rows},
+        released=(),
+        forget=(),
+    )
 
 
 def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:

@@ -24,6 +24,7 @@ from beheld.engine.messages import (
     LoRAAction,
     LoRAAdded,
     LoRAsManaged,
+    Lost,
     ManageLoRA,
     Message,
     Ping,
@@ -58,6 +59,7 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
     """
     in_flight: InFlight | None = None
     waiting = _WaitingRequests(inbox)
+    core.executor.on_loss(lambda: inbox.put(Lost()))
     try:
         while True:
             message = inbox.wait() if in_flight is None and not core.scheduler.has_work else inbox.poll()
@@ -154,6 +156,8 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
             reply(Events(tuple(ended)))
     elif isinstance(message, Stop):
         core.scheduler.stop(message.request_id)
+    elif isinstance(message, Lost):
+        core.executor.check()
     elif isinstance(message, Ping):
         core.executor.check()
         reply(Pong(message.number, replace(core.stats(), held_bytes=held_bytes())))

@@ -107,6 +107,11 @@ class Read:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """The executor can run no more steps. The engine's side sends this to itself, so that an idle engine dies too."""
+
+
+@dataclass(frozen=True)
 class Unread:
     """A message could not be read. The fields name its requests and its number, as far as its label gives them.
 
@@ -196,6 +201,7 @@ Message = (
     | Tokenizer
     | Prepared
     | Read
+    | Lost
     | Unread
     | Close
 )

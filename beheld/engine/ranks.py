@@ -59,7 +59,8 @@ def _check_stages(args: EngineArgs, info: ModelInfo) -> None:
     if found:
         raise ConfigError(
             f"pipeline_parallel_size={args.pipeline_parallel_size} does not go together with {found[0]} yet.",
-            "Give pipeline_parallel_size=1; tensor_parallel_size shares such a model.",
+            "Give pipeline_parallel_size=1"
+            + ("." if info.pooler is not None else "; tensor_parallel_size shares such a model."),
             param="pipeline_parallel_size",
         )
 

@@ -295,7 +295,10 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         prefix_caching=args.enable_prefix_caching is not False and not whole_prompts,
         chunked_prefill=chunked,
         policy=args.scheduling_policy,
-        overlap=platform.defaults.overlap if args.async_scheduling is None else bool(args.async_scheduling),
+        # Stages compute different steps at a time.
+        overlap=platform.defaults.overlap or stages > 1
+        if args.async_scheduling is None
+        else bool(args.async_scheduling),
         seed=args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little"),
         load_format=args.load_format,
         enforce_eager=args.enforce_eager,

@@ -121,5 +121,8 @@ class Executor(Protocol):
             EngineDeadError: a process that runs them is gone.
         """
 
+    def on_loss(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once, from any thread, as soon as `check` raises, also if nothing runs."""
+
     def close(self) -> None:
         """Free everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -103,6 +103,9 @@ class LocalExecutor:
 
     def check(self) -> None:
         """See Executor; a device that is lost shows in its next step."""
+
+    def on_loss(self, tell: Callable[[], None]) -> None:
+        """See Executor; nothing is lost while nothing runs."""
 
     def close(self) -> None:
         """Free the model and the cache."""

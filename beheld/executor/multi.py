@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, EngineDeadError, LoRAError, first_line
+from beheld.core.errors import BeheldError, EngineDeadError, LoRAError, StepError, first_line
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
@@ -82,8 +82,24 @@ class Placed:
     ended: Callable[[], None]
 
 
+@dataclass(eq=False)
+class Later:
+    """A step that the other ranks have and the first one begins later.
+
+    Attributes:
+        handle, error: once it has begun, one of the two.
+    """
+
+    plan: StepPlan
+    handle: Handle | None = None
+    error: Exception | None = None
+
+
 class MultiExecutor:
     """Runs plans on all ranks.
+
+    The first rank is of the last stage. Where a step computes in the caller's thread, it would wait in `launch` for
+    what earlier stages compute of it; so it begins the step in `collect`, when they are already at the next one.
 
     Args:
         local: the first rank's executor.
@@ -94,6 +110,10 @@ class MultiExecutor:
         self._ended = placed.ended
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
+        self._waits = not group.lockstep and platform_of(local.config.device).synchronous
+        # By the ids of their plans.
+        self._later: dict[int, Later] = {}
+        watchdog.not_begun = self._later
 
     @classmethod
     def unshared(cls, info: ModelInfo) -> str | None:
@@ -201,25 +221,58 @@ class MultiExecutor:
         self._tell_all(RankItems(tuple(items)))
         self._local.try_items(items)
 
-    def launch(self, plan: StepPlan) -> Handle:
+    def launch(self, plan: StepPlan) -> Handle | Later:
         """See Executor."""
         self._tell_all(packed(plan))
+        if self._waits:
+            self._later[plan.id] = step = Later(plan)
+            return step
         try:
             return self._local.launch(plan)
         except Exception as error:
             self._failed(plan.id, error)
             raise
 
-    def collect(self, handle: Handle) -> StepResult:
+    def collect(self, handle: Handle | Later) -> StepResult:
         """See Executor."""
+        number = handle.plan.id if isinstance(handle, Later) else handle.plan_id
         try:
-            result = self._local.collect(handle)
+            result = self._local.collect(self._begun(handle) if isinstance(handle, Later) else handle)
         except Exception as error:
-            self._failed(handle.plan_id, error)
+            # Ranks that share this stage wait in the next steps for this one.
+            self._begin_all()
+            self._failed(number, error)
             raise
         if self._watchdog.cause is not None:
             raise self._watchdog.error()
         return result
+
+    def _begun(self, step: Later) -> Handle:
+        """Begin all steps up to this one; return its handle, or raise its error."""
+        while step.handle is None and step.error is None:
+            self._begin_next()
+        if step.error is not None:
+            raise step.error
+        assert step.handle is not None
+        return step.handle
+
+    def _begin_all(self) -> None:
+        while self._later and not self._group.broken:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        number = next(iter(self._later))
+        step = self._later[number]
+        try:
+            step.handle = self._local.launch(step.plan)
+        except Exception as error:
+            self._watchdog.failed(number)
+            step.error = error
+        except BaseException:
+            step.error = StepError("The step was interrupted.")
+            raise
+        finally:
+            del self._later[number]
 
     def _failed(self, step: int, error: Exception) -> None:
         """Return once all ranks have left a step that failed on this one.
@@ -230,7 +283,7 @@ class MultiExecutor:
         if isinstance(error, EngineDeadError):
             self._watchdog.end(error)
             return
-        self._watchdog.failed_here = step
+        self._watchdog.failed(step)
         if self._watchdog.cause is None:
             self._syncs += 1
             try:
@@ -293,9 +346,16 @@ class MultiExecutor:
         if self._watchdog.cause is not None:
             raise self._watchdog.error()
 
+    def on_loss(self, tell: Callable[[], None]) -> None:
+        """See Executor."""
+        self._watchdog.on_end(tell)
+
     def close(self) -> None:
         """See Executor."""
         try:
+            if self._watchdog.cause is None:
+                # Ranks that share this stage wait in them for this one.
+                self._begin_all()
             _stop(self._watchdog, self._ranks)
             self._local.close()
             # The runner's graphs hold collectives; see RankGroup.close.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ SILENT_S = 7.0
 STUCK_S, COMPILING_S = 7.0, 90.0
 # What fails on all ranks fails at the same place on each; the others' messages come this much later at most.
 _SAME_S = 2.0
+# Failed steps that are remembered, more than are in flight at once.
+_FAILED = 32
 # If this process itself stood still for longer than this, what it did not hear says nothing.
 _STALL_S = 2.0
 
@@ -82,9 +84,11 @@ class Watchdog:
         self._stuck_s = stuck_s
         self._turn = threading.Lock()
         self._closing = False
+        self._tell: Callable[[], None] | None = None
         self.cause: BeheldError | None = None
-        # The last step that failed on the first rank.
-        self.failed_here: int | None = None
+        # The last steps that failed on the first rank, and those that it has not begun while others may have.
+        self._failed_here: tuple[int, ...] = ()
+        self.not_begun: Collection[int] = ()
         self._failed_there: tuple[float, RankProcess, StepFailed] | None = None
         self._thread = threading.Thread(target=self._run, name="beheld-ranks", daemon=True)
         self._thread.start()
@@ -95,15 +99,30 @@ class Watchdog:
         assert cause is not None
         return cause if isinstance(cause, EngineDeadError) else EngineDeadError(str(cause), _RESTART)
 
+    def failed(self, step: int) -> None:
+        """Note that a step has failed on the first rank."""
+        self._failed_here = (*self._failed_here[-_FAILED:], step)
+
     def end(self, cause: BeheldError) -> None:
         """End all other ranks; the first cause counts."""
         with self._turn:
             if self.cause is not None or self._closing:
                 return
             self.cause = cause
+            tell = self._tell
         logger.error("%s", cause)
         self._kill()
         self._group.abort()
+        if tell is not None:
+            tell()
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Call `tell` once all ranks have ended with a cause, or now if they have."""
+        with self._turn:
+            self._tell = tell
+            if self.cause is None:
+                return
+        tell()
 
     def _kill(self) -> None:
         for each in self._ranks:
@@ -168,8 +187,10 @@ class Watchdog:
         failed = self._failed_there
         if failed is not None:
             at, where, message = failed
-            if self.failed_here == message.id:
+            if message.id in self._failed_here:
                 self._failed_there = None
+            elif message.id in self.not_begun:
+                self._failed_there = now, where, message
             elif now - at > _SAME_S:
                 self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
         waits_since, entered = self._group.waits_since, self._group.entered

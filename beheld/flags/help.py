@@ -55,7 +55,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "enable_chunked_prefill": ("on", "long prompts are computed in several steps"),
     "enable_prefix_caching": ("on", "what prompts have in common is computed once"),
     "scheduling_policy": ("", "`fcfs`: first come, first served; `priority`: by the requests' `priority`"),
-    "async_scheduling": ("on with a GPU", "the next step is planned while the device computes"),
+    "async_scheduling": ("on with a GPU or stages", "the next step is planned while the device computes"),
     "block_size": ("16", "positions in one block of the KV cache"),
     "num_gpu_blocks_override": ("as memory allows", "how many blocks there are"),
     "gpu_memory_utilization": (

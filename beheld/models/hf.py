@@ -167,10 +167,13 @@ class HFAdapter:
                 raise ModelError(
                     f"{self.info.architecture} does not list its text configuration among its sub-configurations."
                 )
-            routes = {keys[0]: name}
+            routes: dict[str, Any] = {keys[0]: name}
             if self._family.packs_attention:
                 towers = {"vision_config", "audio_config"} & set(config.sub_configs)
                 routes |= dict.fromkeys(towers, tower.register(windows))
+            # transformers gives the parts of a part what it has itself, and refuses that where they are not loaded.
+            others = {key: getattr(config, key, None) for key in config.sub_configs if key not in routes}
+            routes |= {key: _as_they_are(own) for key, own in others.items() if getattr(own, "sub_configs", None)}
             routed.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(
@@ -362,6 +365,13 @@ class HFAdapter:
         """Return the bytes that the weights take."""
         packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
         return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def _as_they_are(config: Any) -> dict[str, Any]:
+    """Return the attention that a configuration and its parts have, as `set_attn_implementation` takes it."""
+    parts = {key: getattr(config, key, None) for key in config.sub_configs}
+    kept = {key: _as_they_are(part) for key, part in parts.items() if part is not None}
+    return {"": config._attn_implementation, **kept}
 
 
 def _table(rows: list[Any]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import os
 import threading
 import time
 from collections import deque
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from beheld.parallel.meeting import Folder, Meeting, interface_of
+from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -35,14 +35,6 @@ _LIMIT = datetime.timedelta(minutes=60)
 _LEAVE_S = 5.0
 # Sends that are under way at once.
 _SENT = 32
-
-# What NCCL reads when a group is made, unless the user has set it: it leaves NVLink multicast off, and does not end
-# this process when another rank is gone, which the watchdog of the executor notices.
-_NCCL = {
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-}
 
 _groups: dict[int, RankGroup] = {}
 
@@ -61,16 +53,19 @@ class RankGroup:
         number: names the group in compiled code.
         entered: collectives that this rank has begun, since the start.
         waits_since: when it began the one that it waits in, by time.monotonic; None if it waits in none.
+        broken: a collective has failed, so none can be entered any more.
     """
 
     def __init__(self, rank: int, size: int, folder: Path | Meeting, backend: str, ready: Callable[[], None]) -> None:
         self.rank, self.size = rank, size
         self.entered = 0
+        self.broken = False
         self.waits_since: float | None = None
         self._meeting = Folder(folder) if isinstance(folder, Path) else folder
         self._backend, self._ready = backend, ready
         self._host: Any = None
         self._device: Any = None
+        self._holds = False
         self._peers: PeerSums | None = None
         self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
@@ -93,9 +88,8 @@ class RankGroup:
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
         self._device = self._host
         if self._backend == "nccl":
-            interface = interface_of(address)
-            for name, value in (_NCCL | ({"NCCL_SOCKET_IFNAME": interface} if interface else {})).items():
-                os.environ.setdefault(name, value)
+            VARIABLES.hold(interface_of(address))
+            self._holds = True
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = _LIMIT
             self._device = dist.ProcessGroupNCCL(dist.PrefixStore("device", store), self.rank, self.size, nccl)
@@ -112,12 +106,18 @@ class RankGroup:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        if self.broken:
+            # Gloo ends the process that goes on after that.
+            raise RuntimeError("The connection to another rank has failed.")
         if self._host is None:
             self._connect()
         self.entered += 1
         self.waits_since = time.monotonic()
         try:
             yield
+        except Exception:
+            self.broken = True
+            raise
         finally:
             self.waits_since = None
 
@@ -248,6 +248,9 @@ class RankGroup:
         """
         _groups.pop(self.number, None)
         self._sent.clear()
+        if self._holds:
+            self._holds = False
+            VARIABLES.leave()
         device, host, peers = self._device, self._host, self._peers
         self._device = self._host = self._peers = None
         if peers is not None:
@@ -309,6 +312,11 @@ class RankGroups:
     def waits_since(self) -> float | None:
         """See RankGroup; of the one in which it waits."""
         return next((group.waits_since for group in self.all if group.waits_since is not None), None)
+
+    @property
+    def broken(self) -> bool:
+        """See RankGroup; of any."""
+        return any(group.broken for group in self.all)
 
     @property
     def lockstep(self) -> bool:

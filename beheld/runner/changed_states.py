@@ -1,10 +1,11 @@
-"""Which recurrent states the newest plan has changed: a state is overwritten, so its step cannot be computed twice.
+"""Which recurrent states the newest plans have changed: a state is overwritten, so its step cannot be computed twice.
 
 Shapes: B sequences that sample, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,19 +49,28 @@ class Computed:
         return Computed(slices, self.logits_BV[index], self.places_B[index], best, prompts)
 
 
+@dataclass(eq=False)
+class _LaunchedPlan:
+    """A plan, the rows whose states it has changed, and what its pass gave if it failed after that."""
+
+    id: int | None = None
+    rows: set[int] = field(default_factory=set)
+    kept: Computed | None = None
+
+
 class ChangedStates:
     """Of a model with recurrent layers; for others, `recurrent` is False and nothing is kept.
 
     Args:
         sampled_elsewhere: another rank samples, and sampling may fail there when it does not here: what a pass gave is
-            kept until the next plan.
+            kept until the plan is forgotten.
+        plans: how many of the newest plans may be launched again.
     """
 
-    def __init__(self, *, recurrent: bool, sampled_elsewhere: bool = False) -> None:
+    def __init__(self, *, recurrent: bool, sampled_elsewhere: bool = False, plans: int = 1) -> None:
         self._recurrent, self._elsewhere = recurrent, sampled_elsewhere
-        self._plan: int | None = None
-        self._rows: set[int] = set()
-        self._kept: Computed | None = None
+        self._plan = _LaunchedPlan()
+        self._newest: deque[_LaunchedPlan] = deque(maxlen=plans)
 
     def computed(self, plan: StepPlan) -> Computed | None:
         """What an earlier launch of the plan computed, if it failed only afterwards; None if it computed nothing.
@@ -70,29 +80,31 @@ class ChangedStates:
         """
         if not self._recurrent:
             return None
-        if plan.id != self._plan:
-            self._plan, self._kept = plan.id, None
-            self._rows.clear()
+        known = next((each for each in self._newest if each.id == plan.id), None)
+        if known is None:
+            known = _LaunchedPlan(plan.id)
+            self._newest.append(known)
+        self._plan = known
         rows = {piece.row for piece in plan.slices}
-        if rows.isdisjoint(self._rows):
+        if rows.isdisjoint(known.rows):
             return None
-        if self._kept is None:
+        if known.kept is None:
             raise StatesLostError("A step failed after it had changed this sequence's states.")
-        return self._kept.of(rows)
+        return known.kept.of(rows)
 
     def change(self, slices: Sequence[SeqSlice]) -> None:
         """A pass over these slices begins."""
         if self._recurrent:
-            self._rows.update(piece.row for piece in slices)
+            self._plan.rows.update(piece.row for piece in slices)
 
     @contextmanager
     def kept_if_failing(self, computed: Computed) -> Iterator[None]:
         """Keep what a pass gave if sampling from it fails: another attempt begins there."""
         try:
             yield
-            if self._elsewhere and self._recurrent and self._kept is None:
-                self._kept = computed
+            if self._elsewhere and self._recurrent and self._plan.kept is None:
+                self._plan.kept = computed
         except Exception:
-            if self._recurrent and self._kept is None:
-                self._kept = computed
+            if self._recurrent and self._plan.kept is None:
+                self._plan.kept = computed
             raise

@@ -130,7 +130,8 @@ class ModelRunner:
         self._cross_backend = cross_backend
         # Another rank samples, of this stage or of the last one.
         elsewhere = (ranks is not None and ranks.rank > 0) or (self._pipe is not None and not self._pipe.last)
-        self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=elsewhere)
+        plans = config.pipeline_parallel_size if config.overlap else 1
+        self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=elsewhere, plans=plans)
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""

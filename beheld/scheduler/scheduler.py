@@ -138,6 +138,7 @@ class Scheduler:
             self._most_positions,
             self._info.rope_switch,
             self._config.num_draft_tokens if self._cache.can_truncate else 0,
+            settles=self._config.pipeline_parallel_size > 1,
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
@@ -196,8 +197,16 @@ class Scheduler:
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
         return plan
 
+    def _new_step(self) -> StepBuilder:
+        """An empty step. Stages compute different steps at a time, so each step has its share of the sequences."""
+        most, stages = self._config.max_num_seqs, self._config.pipeline_parallel_size
+        if stages > 1:
+            count = len(self._running) + min(len(self._queue), len(self._free_rows))
+            most = max(1, -(-count // stages))
+        return StepBuilder(self._config.max_num_batched_tokens, most)
+
     def _build_step(self) -> StepBuilder:
-        step = StepBuilder(self._config.max_num_batched_tokens)
+        step = self._new_step()
         for sequence in self._shared_prefills.ready():
             self._queue.resume(sequence)
         if len(self._clients) > 1:
@@ -220,7 +229,7 @@ class Scheduler:
 
     def _build_unshared_step(self) -> StepBuilder:
         """Serve running sequences in their order, whatever the shares of their clients are."""
-        step = StepBuilder(self._config.max_num_batched_tokens)
+        step = self._new_step()
         self._serve_running(step)
         return self._closed(step)
 
@@ -239,7 +248,7 @@ class Scheduler:
         while index < len(self._running) and step.budget > 0:
             sequence = self._running[index]
             start, end = sequence.num_computed, sequence.end
-            if start >= end:
+            if start >= end or (step.full and not sequence.prefills):
                 index += 1
             elif end - start == 1 and sequence.num_prompt <= start < sequence.num_slots:
                 # Decoding into a block that the sequence has: by far the most frequent case, kept short.
@@ -324,7 +333,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder) -> None:
         """Admit in the order of the queue; a sequence that cannot be admitted keeps all later ones waiting."""
-        while step.budget > 0 and self._free_rows and self._cache.has_room:
+        while not step.full and self._free_rows and self._cache.has_room:
             sequence = self._loras.peek(self._queue, next(iter(self._clients), ""))
             if sequence is None or sequence.num_in_flight > 0:
                 return
@@ -428,7 +437,7 @@ class Scheduler:
                 # It comes first in the next step.
                 self._short[client] = None
                 continue
-            while shares.get(client, 0) > 0 and step.budget > 0 and self._free_rows and self._cache.has_room:
+            while shares.get(client, 0) > 0 and not step.full and self._free_rows and self._cache.has_room:
                 sequence = self._loras.peek(self._queue, client)
                 if sequence is None or sequence.num_in_flight > 0:
                     break
@@ -580,10 +589,27 @@ class Scheduler:
         their tokens, keys and values are no longer theirs.
         """
         admitted = {admission.row: admission for admission in plan.admitted}
+        flight = self._flights[plan.id]
         return tuple(
             _stand_in(sequence, piece, admitted.get(piece.row))
-            for piece, sequence in zip(plan.slices, self._flights[plan.id].sequences, strict=True)
+            for piece, sequence in zip(flight.plan.slices, flight.sequences, strict=True)
             if piece.row in rows
+        )
+
+    def alone(self, plan: StepPlan) -> frozenset[int]:
+        """The rows of a plan in flight whose slices can be run again, although later plans are in flight, too.
+
+        Their sequences still have them, and no later plan continues these or drops embeddings.
+        """
+        flight = self._flights[plan.id]
+        later = [other for number, other in self._flights.items() if number > plan.id]
+        if any(other.plan.forget for other in later):
+            return frozenset()
+        continued = {sequence for other in later for sequence in other.sequences}
+        return frozenset(
+            piece.row
+            for piece, sequence, epoch in zip(flight.plan.slices, flight.sequences, flight.epochs, strict=True)
+            if sequence.status is Status.RUNNING and sequence.epoch == epoch and sequence not in continued
         )
 
     def awaits(self, plan: StepPlan) -> bool:
@@ -595,14 +621,15 @@ class Scheduler:
         for digest in digests:
             self._encoder_refs.lose(digest, self._running)
 
-    def abandon(self, known: StepPlan | None) -> list[StepPlan]:
+    def abandon(self, known: Iterable[StepPlan]) -> list[StepPlan]:
         """Give up all plans except `known` whose results were not taken in, end their sequences, and return the plans.
 
         The device may have carried them out in part. So the next plan repeats what they should have released and
         forgotten, and the caller asks the device which items they should have encoded are missing, and calls `lose`.
         """
         plans = []
-        for number in [number for number in self._flights if known is None or number != known.id]:
+        kept = {plan.id for plan in known}
+        for number in [number for number in self._flights if number not in kept]:
             flight = self._flights.pop(number)
             plans.append(flight.plan)
             for sequence in flight.sequences:

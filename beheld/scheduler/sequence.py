@@ -83,7 +83,8 @@ class Sequence:
         num_slots: positions that the tables have room for.
         num_computed: positions that have been scheduled; valid only while running.
         num_in_flight: what steps in flight may give: tokens that the host does not know, or what a pool reads.
-        settles: it is planned again only after its last result is known, as it has a grammar, pools, or speculates.
+        settles: it is planned again only after its last result is known, as it has a grammar, pools, or speculates, or
+            as other sequences are computed meanwhile.
         max_drafts: draft tokens that one of its slices may check.
         draft_ids: tokens that its runner expects after its newest one; in flight, those that are being checked.
         end: positions up to here can be scheduled: known tokens, those in flight, and drafts, within most_positions.
@@ -161,6 +162,8 @@ class Sequence:
         most_positions: int,
         rope_switch: int | None = None,
         num_draft_tokens: int = 0,
+        *,
+        settles: bool = False,
     ) -> Sequence:
         """A new sequence for a request that has just been added."""
         num_prompt = len(request.token_ids)
@@ -181,7 +184,7 @@ class Sequence:
             order=order,
             most_tokens=most_tokens,
             most_positions=most_positions,
-            settles=sampling is None or sampling.grammar is not None or max_drafts > 0,
+            settles=settles or sampling is None or sampling.grammar is not None or max_drafts > 0,
             max_drafts=max_drafts,
             token_ids=list(request.token_ids),
             num_prompt=num_prompt,

@@ -15,6 +15,7 @@ class StepBuilder:
 
     Attributes:
         budget: positions that may still be computed.
+        most: it computes so many sequences, and beyond them only further parts of prompts.
         shares: for each client what is left of its share of prefill; None while there is one client alone.
         reserved: running sequence -> positions of its prompt that it may compute beyond its client's share, because
             others wait for the embeddings that it holds.
@@ -28,6 +29,7 @@ class StepBuilder:
     """
 
     budget: int
+    most: int
     shares: dict[str, int] | None = None
     reserved: dict[Sequence, int] = field(default_factory=dict)
     deferred: dict[str, int] = field(default_factory=dict)
@@ -46,6 +48,11 @@ class StepBuilder:
         self.sequences.append(sequence)
         self.epochs.append(sequence.epoch)
         self.budget -= piece.stop - piece.start
+
+    @property
+    def full(self) -> bool:
+        """True if no sequence has a place that decodes or begins."""
+        return self.budget <= 0 or len(self.slices) >= self.most
 
     def room(self, sequence: Sequence) -> int:
         """How many positions of a prompt may be computed."""

@@ -23,12 +23,14 @@ class FaultyRunner(FakeRunner):
         super().__init__(*args, **options)
         self.launched: list[int] = []
         self.events: list[str] = []
+        self.plans: dict[int, StepPlan] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
 
     def launch(self, plan: StepPlan) -> StepPlan:
         self._prompts.update({a.row: a.token_ids for a in plan.admitted})
         self.launched.append(len(plan.slices))
         self.events.append(f"launch {plan.id}")
+        self.plans[plan.id] = plan
         if any(self.fatal in self._prompts[piece.row] for piece in plan.slices):
             if len(plan.slices) == 1:
                 # A real runner fills the row before the forward pass fails.
@@ -81,6 +83,36 @@ def test_overlap_launches_before_it_collects() -> None:
     core, runner = make(overlap=False)
     run(core, [fake_request("a", [3, 4], max_tokens=4)])
     assert runner.events[:4] == ["launch 0", "collect 0", "launch 1", "collect 1"]
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_compute_different_sequences_at_a_time(stages: int) -> None:
+    core, runner = make(overlap=True, pipeline_parallel_size=stages)
+    requests = [fake_request(f"r{i}", [3, 4, 5 + i], max_tokens=9) for i in range(6)]
+    requests.append(fake_request("long", range(100, 170), max_tokens=4))
+    events = run(core, requests)
+    for request in requests:
+        assert tokens(events[request.id]) == expected_tokens(request, 256)[0]
+    flying: list[StepPlan] = []
+    counts: list[int] = []
+    chunks = 0
+    for event in runner.events:
+        name, _, number = event.partition(" ")
+        if name == "collect":
+            assert flying.pop(0).id == int(number)
+            continue
+        plan = runner.plans[int(number)]
+        rows = {piece.row for piece in plan.slices}
+        for earlier in flying:
+            # Nothing waits for a token of a step in flight; a prompt's next chunk needs none.
+            assert rows.isdisjoint(piece.row for piece in earlier.slices if piece.wanted)
+            chunks += any(piece.row in rows for piece in earlier.slices)
+        flying.append(plan)
+        counts.append(len(flying))
+        assert len([piece for piece in plan.slices if piece.wanted]) <= -(-len(requests) // stages) + 1
+    assert max(counts) == stages
+    assert counts.count(stages) > len(counts) // 2
+    assert chunks > 0
 
 
 def test_only_the_culprit_of_a_failing_step_fails() -> None:

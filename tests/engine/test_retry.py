@@ -147,7 +147,7 @@ def fail_everywhere(llm: LLM, function: Callable[..., Any], calls: Sequence[int]
         for prompt, (ids, _) in zip(PROMPTS, clean, strict=True)
     ]
     follow = [told(output) for output in ask(llm, longer)]
-    overlap = llm._run.core._overlap  # type: ignore[union-attr]
+    overlap = llm._run.core._depth  # type: ignore[union-attr]
     failures = 0
     for call in calls:
         for event in range(1, 100):

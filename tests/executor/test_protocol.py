@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import queue
 from typing import Any
 
 import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.config import EngineConfig
+from beheld.core.errors import EngineDeadError
 from beheld.core.request import LoRARequest, Request
 from beheld.engine import setup
+from beheld.engine.core import EngineCore
+from beheld.engine.messages import Died, Ping, Pong, Reply
+from beheld.engine.thread import EngineThread
 from beheld.executor.executor import Executor
 from beheld.executor.local import LocalExecutor
 from beheld.executor.multi import MultiExecutor
 from tests import tiny
-from tests.fakes import FakeExecutor, expected_tokens
+from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info
 
 METHODS = [name for name, member in vars(Executor).items() if callable(member) or isinstance(member, classmethod)]
 METHODS = [name for name in METHODS if not name.startswith("_")]
@@ -78,6 +83,23 @@ def test_an_engine_runs_on_an_executor_that_it_does_not_know(fake: list[FakeExec
     assert len(wanted) == len(prompts)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.outputs[0].token_ids) == wanted[tuple(prompt["prompt_token_ids"])]
+
+
+def test_an_idle_engine_dies_as_soon_as_its_executor_is_lost() -> None:
+    info, config = fake_info(), fake_config()
+    executor = FakeExecutor(config, info, fake_capacity(info, config))
+    replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    engine = EngineThread(EngineCore(info, executor))
+    engine.start(replies.put)
+    engine.send(Ping(1))
+    assert isinstance(replies.get(timeout=5), Pong)
+    executor.loss = EngineDeadError("The process of rank 1 is gone.")
+    assert executor.tell_loss is not None
+    executor.tell_loss()
+    died = replies.get(timeout=5)
+    assert isinstance(died, Died)
+    assert "rank 1" in died.reason
+    engine.close()
 
 
 def test_sizes_are_asked_of_the_executor(fake: list[FakeExecutor]) -> None:

@@ -80,18 +80,38 @@ class Fails:
 STAGES: dict[str, Any] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
 
 
-@pytest.mark.parametrize(("family", "more"), [("llama", {}), ("qwen3_next", {}), ("qwen3_next", STAGES)])
+@pytest.mark.parametrize(
+    ("family", "more"), [("llama", {}), ("qwen3_next", {}), ("llama", STAGES), ("qwen3_next", STAGES)]
+)
 def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: str, more: dict[str, Any]) -> None:
     """States of recurrent layers must not be changed twice on the ranks that do not sample, either."""
-    prompts = [tiny.wrap(family, "one"), tiny.wrap(family, "two")]
+    # Two of them in each step of stages, while another step is in flight.
+    prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
     with start(family, more) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         failing = SamplingParams(temperature=0, max_tokens=8, logits_processors=[Fails()], ignore_eos=True)
-        found = llm.generate(prompts, [failing, GREEDY], use_tqdm=False, on_error="return")
+        found = llm.generate(prompts, [failing, GREEDY, GREEDY, GREEDY], use_tqdm=False, on_error="return")
         assert isinstance(found[0].error, StepError)
-        assert found[1].outputs[0].token_ids == wanted[1]
+        assert [output.outputs[0].token_ids for output in found[1:]] == wanted[1:]
+        assert llm.stats().retried > 0
         again = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         assert again == wanted
+
+
+def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(more=STAGES) as llm:
+        executor = executor_of(llm)
+        launch, counts = executor.launch, list[int]()
+
+        def noted(plan: StepPlan) -> Any:
+            handle = launch(plan)
+            counts.append(len(executor._later))
+            return handle
+
+        monkeypatch.setattr(executor, "launch", noted)
+        llm.generate([tiny.wrap("llama", f"{n}") for n in range(4)], GREEDY, use_tqdm=False)
+        assert max(counts) == 2
+        assert counts.count(2) > len(counts) // 2
 
 
 def test_a_step_that_fails_on_the_first_rank_alone_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,10 +197,10 @@ def test_a_rank_that_ends_while_nothing_runs_is_noticed() -> None:
     with start() as llm:
         executor = executor_of(llm)
         executor.check()
+        told = threading.Event()
+        executor.on_loss(told.set)
         executor._ranks[0].process.kill()
-        until = time.monotonic() + 3.0
-        while executor._watchdog.cause is None and time.monotonic() < until:
-            time.sleep(0.02)
+        assert told.wait(5.0)
         with pytest.raises(EngineDeadError, match="rank 1"):
             executor.check()
 
@@ -290,7 +310,7 @@ def cause_of(made: Watchdog, within_s: float) -> str:
 
 def test_a_step_that_fails_on_another_rank_alone_is_no_step_that_fails_on_all(watched: Any) -> None:
     made, _, other, _ = watched
-    made.failed_here = 3
+    made.failed(3)
     other.send(StepFailed(3, "too long"))
     assert cause_of(made, 0.8) == "None"
     other.send(StepFailed(4, "no memory"))

@@ -70,7 +70,10 @@ def test_a_tower_stays_while_anything_needs_it(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["llava", "blip2", "llama4", "mllama", "molmo", "phi3_v", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8", "qwen_vl"],
+    [
+        *("llava", "blip2", "llama4", "mllama", "molmo", "phi3_v", "qwen2_audio", "phi4_mm", "glm4v_moe_fp8"),
+        *("qwen_vl", "deepseek_ocr"),
+    ],
 )
 def test_text_is_answered_without_towers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     with make(family, cases.ROOMY | {"limit_mm_per_prompt": dict.fromkeys(TAKES[family], 0)}) as llm:

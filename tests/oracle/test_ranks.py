@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from beheld import LLM, LoRARequest, SamplingParams
-from beheld.core.errors import LoRAError
+from beheld.core.errors import ConfigError, LoRAError
 from beheld.core.params import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
 from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOverRanks
@@ -18,6 +18,7 @@ from tests import ranks, tiny
 from tests.long import LONG
 from tests.lora import test_oracle as lora
 from tests.oracle import cases
+from tests.oracle import test_whisper as whisper
 from tests.oracle.test_oracle import check, make
 
 RANKS: dict[str, Any] = {"device": "cpu", "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
@@ -86,6 +87,16 @@ def test_experts_are_shared_out_whole() -> None:
         model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
         assert any(isinstance(module, SomeExperts) for module in model.modules())
         check(llm, family, cases.mixed(family)[:4])
+
+
+def test_states_of_sounds_are_the_same_on_all_ranks() -> None:
+    """Whisper's encoder and the attention of its decoder are whole on every rank."""
+    with whisper.make(**RANKS) as llm:
+        assert isinstance(executor_of(llm), MultiExecutor)
+        whisper.check(llm, *whisper.ALL[: None if LONG else 2])
+        whisper.check(llm, *whisper.ALL[1::-1])
+    with pytest.raises(ConfigError, match="states of media"):
+        whisper.make(**RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2})
 
 
 def test_preempted_sequences_resume_and_adapters_are_shared_out(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,3 +51,23 @@ def test_tensors_without_entries_need_no_collective(group: RankGroup) -> None:
     assert group.joined(torch.empty(2, 0, 4)).shape == (2, 0, 4)
     assert group.entered == 0
     assert group.least([3, -4]) == [3, -4]
+
+
+def test_after_a_collective_has_failed_none_is_entered(tmp_path: Path) -> None:
+    group = RankGroup(0, 2, tmp_path, "gloo", lambda: None)
+    calls = list[int]()
+
+    class Closed:
+        def allreduce(self, *given: Any) -> Any:
+            calls.append(1)
+            raise RuntimeError("Connection closed by peer")
+
+    group._host = group._device = Closed()
+    group._least = None
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        group.least([1])
+    assert group.broken
+    with pytest.raises(RuntimeError, match="has failed"):
+        group.least([1])
+    assert calls == [1]
+    group.close()

@@ -154,7 +154,9 @@ def test_a_rank_that_is_killed_at_any_step(
             running._thread.join(LIMIT_S)
             assert not running._thread.is_alive()
             assert not running.llm.alive
-            assert all(each.process.poll() is not None for each in executor._ranks)
+            # On a busy machine, a killed process takes a while to go.
+            for each in executor._ranks:
+                each.process.wait(LIMIT_S)
         finally:
             running.close()
         told = [record.message for record in caplog.records if "The process of rank" in record.message]
