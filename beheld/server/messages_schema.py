@@ -232,3 +232,4 @@ class MessagesRequest(CountRequest):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Whole | None = None
+    grounding: bool | None = None

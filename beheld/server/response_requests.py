@@ -243,6 +243,7 @@ class ResponsesRequest(Body):
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Name], Field(max_length=64), AfterValidator(_only_encrypted)] | None = None
     metadata: dict[str, str] | None = None
+    grounding: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -295,6 +296,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         "temperature": given.temperature,
         "top_p": given.top_p,
         "parallel_tool_calls": given.parallel_tool_calls,
+        "grounding": given.grounding,
         "response_format": _format(given.text.format) if given.text is not None else None,
     }
     if given.tools:

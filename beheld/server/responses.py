@@ -60,7 +60,9 @@ _CHAT_CHOICE = _object(
         "logprobs": _maybe(_object({"content": _list(_object({**_ENTRY, "top_logprobs": _list(_object(_ENTRY))}))})),
         "finish_reason": _REASON,
         "stop_reason": _STOP_REASON,
-    }
+        "grounding": _list(_named("Place")),
+    },
+    "grounding",
 )
 _CHOICE = _object(
     {
@@ -95,12 +97,26 @@ _RECEIPT = _object(
         "digest": _TEXT,
     }
 )
+_NUMBERS = _list(_NUMBER)
+_PLACE = _object(
+    {
+        "label": _TEXT,
+        "image": _TEXT,
+        "box": _NUMBERS,
+        "points": _list(_NUMBERS),
+        "step": _NUMBERS,
+        "upright_box": _NUMBERS,
+        "upright_points": _list(_NUMBERS),
+    },
+    *("box", "points", "upright_box", "upright_points"),
+)
 _WARNING = _object({"param": _TEXT, "message": _TEXT})
 _HEAD = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
 
 RESPONSES: dict[str, Any] = {
     "Usage": _USAGE,
     "Receipt": _RECEIPT,
+    "Place": _PLACE,
     "ChatCompletion": _object(
         {
             **_HEAD,
@@ -173,11 +189,15 @@ RESPONSES: dict[str, Any] = {
             ),
             "media": _list(_named("Receipt")),
             "warnings": _list(_WARNING),
+            "grounding": _list(_named("Place")),
         },
         "media",
         "warnings",
+        "grounding",
     ),
-    "Response": _object({"id": _TEXT, "object": {"const": "response"}}),
+    "Response": _object(
+        {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
+    ),
     "InputTokens": _object({"input_tokens": _COUNT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),
