@@ -234,7 +234,7 @@ class Service:
         self._note_effort(ask.body, request, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
-        salt = self._salt(request, None)
+        salt = self._salt(request, ask.body.cache_salt)
 
         def events() -> AsyncGenerator[Chunk, None]:
             chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
@@ -288,8 +288,9 @@ class Service:
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
+        self._note_priority(ask.body, request)
         head = self._head(request, "resp", ask.body.model)
-        salt = self._salt(request, None)
+        salt = self._salt(request, ask.body.cache_salt)
 
         async def count(text: str) -> int:
             return len(await self.llm.token_ids(text, add_special_tokens=False))
@@ -602,9 +603,9 @@ async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGe
     """The chunks of a stream, with the usage only if it was requested."""
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
-            if "usage" not in chunk:
-                yield {**chunk, "usage": None} if usage else chunk
-            elif usage:
+            if usage:
+                yield {"usage": None, **chunk}
+            elif "usage" not in chunk:
                 yield chunk
 
 

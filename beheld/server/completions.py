@@ -13,9 +13,9 @@ from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import beams_of, check_answers, sampling
+from beheld.server.sampling import beams_of, check_answers, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
-from beheld.server.stream import Chunk, grounding_of, usage_of
+from beheld.server.stream import Chunk, grounding_of, token_name, usage_of
 
 Prompt = str | list[int]
 # OpenAI's four lists of a choice's tokens, by name.
@@ -65,7 +65,8 @@ def chunks(
             )
         asked |= {"logprobs": body.logprobs, "skip_special_tokens": body.skip_special_tokens is not False}
         streams = [
-            llm.beam_search(_prompt(prompt, salt), beams, f"{head.id}-{k}", **asked) for k, prompt in enumerate(prompts)
+            llm.beam_search(_prompt(prompt, body, salt), beams, f"{head.id}-{k}", **asked)
+            for k, prompt in enumerate(prompts)
         ]
     else:
         own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
@@ -79,7 +80,7 @@ def chunks(
         pieces = Pieces.DELTA if body.stream else Pieces.FINAL
         streams = [
             llm.generate(
-                _prompt(prompt, salt),
+                _prompt(prompt, body, salt),
                 params,
                 f"{head.id}-{k}",
                 pieces=pieces,
@@ -96,7 +97,7 @@ def chunks(
 
     echo: Echo | None = None
     if body.echo:
-        echo = Echo(shown, llm.text_of, body.logprobs)
+        echo = Echo(shown, llm.text_of, body.logprobs, as_ids=body.return_tokens_as_token_ids is True)
     return _chunks(streams, body, head, many, echo)
 
 
@@ -113,11 +114,13 @@ class Echo:
         text: the prompt as the model saw it.
         text_of: the text of token ids.
         logprobs: how many candidates are given for each of its tokens; None for no log-probabilities.
+        as_ids: whether tokens are written as their ids.
     """
 
     text: Callable[[RequestOutput], Awaitable[str]]
     text_of: Callable[[Sequence[int]], Awaitable[str]]
     logprobs: int | None
+    as_ids: bool = False
 
     async def tokens(self, output: RequestOutput) -> Lists | None:
         """The prompt's tokens with their log-probabilities; the first has none, as nothing precedes it."""
@@ -128,19 +131,20 @@ class Echo:
         for token, candidates in zip(output.prompt_token_ids or (), given, strict=True):
             if candidates is None:
                 text = await self.text_of((token,))
-                _add(made, text, None, None, offset)
+                _add(made, token, text, None, None, offset, as_ids=self.as_ids)
             else:
                 text = candidates[token].decoded_token or ""
                 best = sorted(candidates, key=lambda one: -candidates[one].logprob)[: self.logprobs]
                 kept = {one: candidates[one] for one in dict.fromkeys((*best, token))}
-                _add(made, text, candidates[token].logprob, kept, offset)
+                _add(made, token, text, candidates[token].logprob, kept, offset, as_ids=self.as_ids)
             offset += len(text)
         return made
 
 
-def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
+def _prompt(prompt: Prompt, body: CompletionRequest, salt: str | None) -> dict[str, Any]:
     name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    return {name: prompt} if salt is None else {name: prompt, "cache_salt": salt}
+    more = {"cache_salt": salt, "add_special_tokens": body.add_special_tokens}
+    return {name: prompt, **{each: value for each, value in more.items() if value is not None}}
 
 
 async def _chunks(
@@ -177,8 +181,12 @@ async def _chunks(
                 if _only_echo(body):
                     answer = replace(answer, text="", token_ids=[], logprobs=[], finish_reason="length")
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
-                choice = _choice(answer, index, before, shown, offsets, wanted=body.logprobs is not None)
-                yield {**base, "choices": [choice]}
+                choice = _choice(answer, index, before, shown, offsets, body)
+                if body.return_token_ids:
+                    first = {} if begun else {"prompt_token_ids": list(output.prompt_token_ids or ())}
+                    choice |= {"token_ids": list(answer.token_ids), **first}
+                usage = {"usage": usage_of(output, counts[number])} if tells_usage(body) else {}
+                yield {**base, "choices": [choice], **usage}
             if output.finished:
                 head.ended(output, counts[number])
                 totals["completion_tokens"] += counts[number]
@@ -189,7 +197,12 @@ async def _chunks(
 
 
 def _choice(
-    answer: CompletionOutput, index: int, before: str, echoed: Lists | None, offsets: dict[int, int], *, wanted: bool
+    answer: CompletionOutput,
+    index: int,
+    before: str,
+    echoed: Lists | None,
+    offsets: dict[int, int],
+    body: CompletionRequest,
 ) -> dict[str, Any]:
     """One choice of a chunk.
 
@@ -197,15 +210,16 @@ def _choice(
         before: the prompt's text, if it is shown here.
         echoed: its tokens.
         offsets: for each choice, the length of the text so far.
-        wanted: whether there are log-probabilities.
+        body: the request.
     """
     logprobs: Lists | None = None
-    if wanted and (answer.logprobs or echoed is not None):
+    if body.logprobs is not None and (answer.logprobs or echoed is not None):
         logprobs = _no_lists() if echoed is None else {name: list(values) for name, values in echoed.items()}
         for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             own = candidates[token]
             text = own.decoded_token or ""
-            _add(logprobs, text, own.logprob, candidates, offsets[index])
+            as_ids = body.return_tokens_as_token_ids is True
+            _add(logprobs, token, text, own.logprob, candidates, offsets[index], as_ids=as_ids)
             offsets[index] += len(text)
     return {
         "index": index,
@@ -221,13 +235,25 @@ def _no_lists() -> Lists:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> None:
+def _add(
+    lists: Lists,
+    token: int,
+    text: str,
+    logprob: float | None,
+    candidates: Mapping[int, Logprob] | None,
+    offset: int,
+    *,
+    as_ids: bool,
+) -> None:
     """Append a token; what has no probability has the least number that JSON clients expect."""
-    lists["tokens"].append(text)
+    lists["tokens"].append(token_name(token) if as_ids else text)
     lists["token_logprobs"].append(None if logprob is None else max(logprob, _LEAST))
     likely: dict[str, float] | None = None
     if candidates:
-        likely = {each.decoded_token or str(k): max(each.logprob, _LEAST) for k, each in candidates.items()}
+        likely = {
+            token_name(k) if as_ids else each.decoded_token or str(k): max(each.logprob, _LEAST)
+            for k, each in candidates.items()
+        }
     lists["top_logprobs"].append(likely)
     lists["text_offset"].append(offset)
 

@@ -94,13 +94,15 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> 
             for tool in given.tools
         ]
     made |= _choice(given) | _thinking(given.thinking, notes, switch=switch, reasons=reasons)
+    if given.chat_template_kwargs:
+        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **given.chat_template_kwargs}
     if given.output_config is not None:
         made["reasoning_effort"] = given.output_config.effort
     if given.output_config is not None and given.output_config.format is not None:
         schema = {"schema": given.output_config.format.schema_}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(given, MessagesRequest):
-        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "grounding")
+        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt", "grounding")
         made |= {name: getattr(given, name) for name in same}
         made["stop"] = given.stop_sequences
     formed = "response_format" in made

@@ -131,6 +131,12 @@ def check_stream_options(body: Sampled) -> None:
         raise HttpError(400, "stream_options needs stream.", "Set stream to true.", param="stream_options")
 
 
+def tells_usage(body: Sampled) -> bool:
+    """Whether every chunk of the stream has the usage so far."""
+    options = body.stream_options
+    return options is not None and options.include_usage and options.continuous_usage_stats
+
+
 def check_answers(n: int | None, options: ServerOptions) -> None:
     """Raise HttpError if the request asks for too many answers."""
     if n is not None and not 1 <= n <= options.max_answers:

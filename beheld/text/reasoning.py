@@ -81,13 +81,14 @@ class ReasoningSplit:
 
     Args:
         marks: how the reasoning is delimited.
-        inside: the text begins inside the reasoning.
+        inside: the text begins inside the reasoning; some models write the opening mark once more.
         calls: marks of tool calls, which end reasoning that was not closed: some models call a tool while they reason.
     """
 
     def __init__(self, marks: ReasoningMarks = THINK, *, inside: bool, calls: Collection[str] = ()) -> None:
         self._marks = marks
-        self._state = "thinking" if inside else "start"
+        self._inside = inside
+        self._state = "start"
         self._seeker = Seeker()
         self._thoughts = Trimmed()
         self._beginning = Beginning(marks.open)
@@ -97,7 +98,7 @@ class ReasoningSplit:
     @property
     def undecided(self) -> bool:
         """As Splitter."""
-        return self._state == "start"
+        return self._state == "start" and not self._inside
 
     def push(self, text: str) -> tuple[str, str]:
         """As Splitter."""
@@ -113,7 +114,7 @@ class ReasoningSplit:
         if self._state == "thinking":
             return self._trimmed_reasoning(self._seeker.rest()), ""
         rest = self._beginning.rest() if self._state == "start" else ""
-        return "", rest
+        return (self._trimmed_reasoning(rest), "") if self._inside else ("", rest)
 
     def _begin(self, text: str) -> str:
         """Examine the beginning of the text; returns the unprocessed rest."""
@@ -121,9 +122,9 @@ class ReasoningSplit:
         if found is None:
             return ""
         blanks, mark, rest = found
-        if mark:
+        if mark or self._inside:
             self._state = "thinking"
-            return rest
+            return rest if mark else blanks + rest
         self._state, self._shown = "answer", True
         return blanks + rest
 

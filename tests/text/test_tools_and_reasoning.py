@@ -198,6 +198,11 @@ def test_how_the_text_is_cut_does_not_matter(text: str, places: list[int], form:
     [
         ("<think>\nhm\n\nyes\n</think>\n\nBlue.", False, ("hm\n\nyes", "Blue.")),
         ("hm</think>Blue.", True, ("hm", "Blue.")),
+        # The template wrote the first mark, the model another.
+        ("\n<think>\nhm</think>Blue.", True, ("hm", "Blue.")),
+        ("<think>never ends ", True, ("never ends", "")),
+        (" <thin", True, ("<thin", "")),
+        ("</think>Blue.", True, ("", "Blue.")),
         ("Blue.", False, ("", "Blue.")),
         ("Blue. <think>x</think>", False, ("", "Blue. <think>x</think>")),
         ("<think>never ends ", False, ("never ends", "")),

@@ -27,6 +27,7 @@ _KEYS = (
     "mm_processor_kwargs",
     "multi_modal_uuids",
     "cache_salt",
+    "add_special_tokens",
 )
 
 
@@ -40,6 +41,7 @@ class ParsedPrompt:
         media: its items, in the given order within each modality.
         options: processor options of this request.
         salt: separates prefix caches.
+        ends: whether the text gets the tokenizer's special tokens.
     """
 
     text: str | None
@@ -47,6 +49,7 @@ class ParsedPrompt:
     media: tuple[MediaRef, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: bytes = b""
+    ends: bool = True
 
 
 def parse(prompt: PromptType, info: ModelInfo, merge_size: int) -> ParsedPrompt:
@@ -104,6 +107,9 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise PromptError('"cache_salt" must be a non-empty string.', param="cache_salt")
+    ends = prompt.get("add_special_tokens", True)
+    if not isinstance(ends, bool):
+        raise PromptError('"add_special_tokens" must be true or false.', param="add_special_tokens")
     media = _media(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"), info, merge_size)
     return ParsedPrompt(
         text,
@@ -111,6 +117,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int) 
         media,
         options,
         b"" if salt is None else salt.encode(),
+        ends,
     )
 
 
