@@ -315,13 +315,14 @@ class ResponseFormat(Body):
 
 
 class Structured(Body):
-    """A grammar that the answer must follow: exactly one of the four."""
+    """A grammar that the answer must follow: exactly one of the five."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1, max_length=limits.MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
+    json_object: bool | None = None
 
 
 class RepetitionDetection(Body):
