@@ -59,6 +59,7 @@ from beheld.server.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Pooled,
+    Sampled,
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
@@ -208,7 +209,7 @@ class Service:
 
         self._note_effort(body, request)
         self._note_priority(body, request)
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = self._tells_usage(body)
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
 
@@ -224,7 +225,7 @@ class Service:
         def chunks() -> AsyncGenerator[Chunk, None]:
             return _warned(completions.chunks(self.llm, body, self.options, head, salt), request.state.notes)
 
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = self._tells_usage(body)
         form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, answers, form, stream=body.stream is True)
 
@@ -286,6 +287,7 @@ class Service:
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        ask = replace(ask, body=self._completed(ask.body))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
         self._note_priority(ask.body, request)
@@ -334,7 +336,7 @@ class Service:
             lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
         )
         request.state.names = ask.names
-        return ask
+        return replace(ask, body=self._completed(ask.body))
 
     async def _answer(
         self,
@@ -514,7 +516,20 @@ class Service:
     async def _read(self, request: Request, kind: type[B]) -> B:
         body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
-        return body
+        return self._completed(body)
+
+    def _tells_usage(self, body: Sampled) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.options.tells_usage or (body.stream_options is not None and body.stream_options.include_usage)
+
+    def _completed(self, body: B) -> B:
+        """The body with the operator's values where the request says nothing."""
+        options, more = self.options, dict[str, Any]()
+        if options.tokens_as_ids and isinstance(body, Sampled) and body.return_tokens_as_token_ids is None:
+            more["return_tokens_as_token_ids"] = True
+        if options.template_variables and isinstance(body, ChatRequest | TokenizeRequest) and body.messages is not None:
+            more["chat_template_kwargs"] = {**options.template_variables, **(body.chat_template_kwargs or {})}
+        return body.model_copy(update=more) if more else body
 
     def _check_model(self, name: str | None) -> LoRARequest | None:
         """The adapter of that name; None for the model itself."""

@@ -61,6 +61,7 @@ _CHAT_CHOICE = _object(
         "finish_reason": _REASON,
         "stop_reason": _STOP_REASON,
         "grounding": _list(_named("Place")),
+        "token_ids": _maybe(_list(_COUNT)),
     },
     "grounding",
 )
@@ -71,9 +72,10 @@ _CHOICE = _object(
         "logprobs": _maybe(_ANY),
         "finish_reason": _REASON,
         "stop_reason": _STOP_REASON,
-        "prompt_logprobs": _list(_maybe(_ANY)),
-    },
-    "prompt_logprobs",
+        "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
+        "prompt_token_ids": _maybe(_list(_COUNT)),
+        "token_ids": _maybe(_list(_COUNT)),
+    }
 )
 _USAGE = _object(
     {
@@ -124,12 +126,12 @@ RESPONSES: dict[str, Any] = {
             "choices": _list(_CHAT_CHOICE),
             "usage": _named("Usage"),
             "media": _list(_named("Receipt")),
-            "prompt_logprobs": _list(_maybe(_ANY)),
+            "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
+            "prompt_token_ids": _maybe(_list(_COUNT)),
             "warnings": _list(_WARNING),
         },
         "warnings",
         "media",
-        "prompt_logprobs",
     ),
     "Completion": _object(
         {

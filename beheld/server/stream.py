@@ -63,6 +63,12 @@ async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
     usage = body.pop("usage", None)
     media = body.pop("media", None)
     body |= {"object": kind, "choices": made, "usage": usage}
+    # Scripts read these fields of every answer.
+    prompts = [body] if kind == "chat.completion" else made
+    for of_prompt in prompts:
+        of_prompt |= {name: of_prompt.get(name) for name in ("prompt_logprobs", "prompt_token_ids")}
+    for choice in made:
+        choice.setdefault("token_ids", None)
     return body if media is None else {**body, "media": media}
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from beheld.core.errors import ConfigError
 from beheld.server.chat import variables_of
 from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
 from beheld.server.schema import ChatRequest
 from beheld.text.reasoning import THINK
 from tests.server.running import ENGINE, Running
@@ -45,7 +48,10 @@ def test_token_ids_of_prompt_and_answer(running: Running) -> None:
     chunks = chunks_of(running, COMPLETE, TEXT | asked)
     assert joined(chunks) == choice["token_ids"]
     assert chunks[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]
-    assert "token_ids" not in running.post(CHAT, HI).json()["choices"][0]
+    plain = running.post(CHAT, HI).json()
+    # Scripts read the fields of every answer.
+    assert [plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]] == [None] * 3
+    assert "token_ids" not in chunks_of(running, CHAT, HI)[1]["choices"][0]
 
 
 def test_tokens_of_log_probabilities_as_ids(running: Running) -> None:
@@ -91,19 +97,47 @@ def test_documents_are_the_templates() -> None:
         variables_of(body, "{{ messages }}")
 
 
-def test_special_tokens_of_a_prompt_can_be_left_out() -> None:
-    found = Running("llama", ENGINE)
-    try:
-        whole, bare = (
-            found.post(COMPLETE, TEXT | {"return_token_ids": True, "add_special_tokens": wanted}).json()["choices"][0]
-            for wanted in (True, False)
-        )
-        assert whole["prompt_token_ids"][1:] == bare["prompt_token_ids"]
-        refused = found.post(CHAT, HI | {"add_special_tokens": True})
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "add_special_tokens")
-        found.idle()
-    finally:
-        found.close()
+@pytest.fixture(scope="module")
+def own() -> Iterator[Running]:
+    """A server with a template of its own, whose operator says what requests leave out."""
+    options: dict[str, Any] = {"template_variables": {"mood": "calm"}, "tells_usage": True, "tokens_as_ids": True}
+    found = Running("llama", ENGINE | {"chat_template": TALK + "{{ mood }}"}, **options)
+    yield found
+    found.idle()
+    found.close()
+
+
+def test_special_tokens_of_a_prompt_can_be_left_out(own: Running) -> None:
+    whole, bare = (
+        own.post(COMPLETE, TEXT | {"return_token_ids": True, "add_special_tokens": wanted}).json()["choices"][0]
+        for wanted in (True, False)
+    )
+    assert whole["prompt_token_ids"][1:] == bare["prompt_token_ids"]
+    refused = own.post(CHAT, HI | {"add_special_tokens": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "add_special_tokens")
+
+
+def test_what_the_operator_says_holds_where_a_request_says_nothing(own: Running) -> None:
+    def end(**more: Any) -> str:
+        ids = own.post(CHAT, HI | more | {"return_token_ids": True}).json()["prompt_token_ids"]
+        same = own.post("/tokenize", {"messages": HI["messages"]} | more).json()["tokens"]
+        assert ids == same
+        text: str = own.post("/detokenize", {"tokens": ids}).json()["prompt"]
+        return text[-4:]
+
+    assert (end(), end(chat_template_kwargs={"mood": "wild"})) == ("calm", "wild")
+    counted = own.post("/v1/messages/count_tokens", {"messages": HI["messages"]}).json()["input_tokens"]
+    assert counted == own.post("/tokenize", {"messages": HI["messages"]}).json()["count"]
+    assert chunks_of(own, CHAT, HI)[-1]["usage"]["completion_tokens"] == 6
+    for wanted, named in ((None, True), (False, False)):
+        asked = HI | {"logprobs": True, "return_tokens_as_token_ids": wanted}
+        entry = own.post(CHAT, asked).json()["choices"][0]["logprobs"]["content"][0]
+        assert entry["token"].startswith("token_id:") == named
+
+
+def test_the_operators_variables_are_an_object() -> None:
+    with pytest.raises(ConfigError, match="no JSON object"):
+        ServerOptions(template_variables=[1])  # type: ignore[arg-type]
 
 
 def test_reasoning_may_be_left_out_and_its_mark_may_stand_twice() -> None:
