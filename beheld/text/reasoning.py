@@ -17,12 +17,14 @@ class ReasoningMarks:
         open: the text that begins it, at the very beginning of an answer.
         close: the text that ends it.
         tokens: marks that may be special tokens; they stay in the text, so that it can be split there.
+        label: what may stand between the first mark and the reasoning, and is no part of it.
         channels: whether every part of an answer has a header, as gpt-oss writes them.
     """
 
     open: str
     close: str
     tokens: tuple[str, ...]
+    label: str = ""
     channels: bool = False
 
     @property
@@ -32,7 +34,7 @@ class ReasoningMarks:
 
     def begins_inside(self, prompt: str | None) -> bool:
         """True if the prompt ends with the opening text, which some templates add."""
-        return prompt is not None and prompt.rstrip().endswith(self.open)
+        return prompt is not None and prompt.rstrip().removesuffix(self.label.rstrip()).endswith(self.open)
 
 
 def _tags(open: str, close: str) -> ReasoningMarks:
@@ -44,7 +46,7 @@ FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ReasoningMarks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
+    "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n"),
     "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
 }
 
@@ -92,6 +94,7 @@ class ReasoningSplit:
         self._seeker = Seeker()
         self._thoughts = Trimmed()
         self._beginning = Beginning(marks.open)
+        self._label = Beginning(marks.label) if marks.label else None
         self._shown = False
         self._calls = frozenset(calls)
 
@@ -105,6 +108,8 @@ class ReasoningSplit:
         reasoning = ""
         if self._state == "start":
             text = self._begin(text)
+        if self._state == "label":
+            text = self._after_label(text)
         if self._state == "thinking":
             reasoning, text = self._think(text)
         return reasoning, self._answer(text) if self._state == "answer" else ""
@@ -113,6 +118,8 @@ class ReasoningSplit:
         """As Splitter."""
         if self._state == "thinking":
             return self._trimmed_reasoning(self._seeker.rest()), ""
+        if self._state == "label" and self._label is not None:
+            return self._trimmed_reasoning(self._label.rest()), ""
         rest = self._beginning.rest() if self._state == "start" else ""
         return (self._trimmed_reasoning(rest), "") if self._inside else ("", rest)
 
@@ -123,10 +130,19 @@ class ReasoningSplit:
             return ""
         blanks, mark, rest = found
         if mark or self._inside:
-            self._state = "thinking"
+            self._state = "thinking" if self._label is None else "label"
             return rest if mark else blanks + rest
         self._state, self._shown = "answer", True
         return blanks + rest
+
+    def _after_label(self, text: str) -> str:
+        """Leave the label out; returns the unprocessed rest."""
+        found = None if self._label is None else self._label.push(text)
+        if found is None:
+            return ""
+        blanks, mark, rest = found
+        self._state = "thinking"
+        return rest if mark else blanks + rest
 
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""
