@@ -58,6 +58,10 @@ class CallBody(Protocol):
     def called(self) -> bool:
         """True once a call has begun."""
 
+    @property
+    def complete(self) -> bool:
+        """True if no call is open whose arguments may hold the text that follows."""
+
 
 def call_from(value: Any) -> list[Piece]:
     """A call from parsed JSON; empty if it is not a call.

@@ -8,8 +8,12 @@ from beheld.text.tools.call import NAME, Piece, json_text, parsed
 
 _CALL = re.compile(r"\s*(?:call)?:?([^\s{:]+)(\{.*)", re.DOTALL)
 _QUOTE = '<|"|>'
-# A text between quotes, or a key without.
-_PART = re.compile(r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>[A-Za-z_][\w.-]*)(?=\s*:)', re.DOTALL)
+# A text between quotes, or a key or a text without.
+_PART = re.compile(
+    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>[A-Za-z_][\w.-]*)(?=\s*:)|(?P<word>[A-Za-z_][^,:{}\[\]<>"]*?)(?=\s*[,}\]])',
+    re.DOTALL,
+)
+_JSON_WORDS = ("true", "false", "null")
 
 
 class GemmaCall:
@@ -18,6 +22,8 @@ class GemmaCall:
     def __init__(self) -> None:
         self._held: list[str] = []
         self.called = False
+        # It is read as a whole.
+        self.complete = False
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
@@ -50,4 +56,5 @@ class GemmaCall:
 
 
 def _as_json(found: re.Match[str]) -> str:
-    return json_text(found["key"] if found["text"] is None else found["text"])
+    word = found.group() if found["text"] is None else found["text"]
+    return word if found["word"] in _JSON_WORDS else json_text(word)

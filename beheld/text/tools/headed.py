@@ -39,6 +39,11 @@ class HeadedCall:
         """True once a call has begun."""
         return self._state in ("arguments", "done")
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._state == "done"
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody. Text after the arguments, such as the end of a fence, is left out."""
         pieces: list[Piece] = []
