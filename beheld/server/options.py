@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -163,10 +164,10 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
-    template_variables: dict[str, Any] | None = _option(
+    template_variables: Mapping[str, Any] | None = _option(
         None,
         "default-chat-template-kwargs",
-        "variables of the chat template as a JSON object, such as `{\"enable_thinking\": false}`; those of a request go "
+        'variables of the chat template as a JSON object, such as `{"enable_thinking": false}`; those of a request go '
         "first",
         json=True,
         shown="none",
@@ -229,7 +230,7 @@ class ServerOptions:
             # The system would take an empty host for all addresses.
             raise ConfigError("--host is empty.", "Give an address; 0.0.0.0 means all of them.", param="host")
         self._check_reach()
-        if not isinstance(self.template_variables, dict | None):
+        if not isinstance(self.template_variables, Mapping | None):
             raise ConfigError(
                 "--default-chat-template-kwargs is no JSON object.",
                 "Write it like '{\"enable_thinking\": false}'.",

@@ -231,4 +231,8 @@ def logprobs_of(
 def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes], as_ids: bool) -> dict[str, Any]:
     text = found.decoded_token or ""
     spelt = text.encode() if text.isascii() and text else bytes_of(token_id)
-    return {"token": token_name(token_id) if as_ids else text, "logprob": max(found.logprob, -9999.0), "bytes": list(spelt)}
+    return {
+        "token": token_name(token_id) if as_ids else text,
+        "logprob": max(found.logprob, -9999.0),
+        "bytes": list(spelt),
+    }

@@ -1,4 +1,4 @@
-"""Fields of vLLM's that change what an answer shows: token ids, the usage so far, the beginning, documents, sampling."""
+"""Fields that change what an answer shows: token ids, the usage so far, its beginning, documents, sampling."""
 
 from __future__ import annotations
 
