@@ -60,6 +60,7 @@ from beheld.server.schema import (
     DetokenizeRequest,
     Pooled,
     Sampled,
+    StreamOptions,
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
@@ -209,7 +210,7 @@ class Service:
 
         self._note_effort(body, request)
         self._note_priority(body, request)
-        usage = self._tells_usage(body)
+        usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True)
 
@@ -225,7 +226,7 @@ class Service:
         def chunks() -> AsyncGenerator[Chunk, None]:
             return _warned(completions.chunks(self.llm, body, self.options, head, salt), request.state.notes)
 
-        usage = self._tells_usage(body)
+        usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
         return await self._answer(request, chunks, answers, form, stream=body.stream is True)
 
@@ -518,15 +519,14 @@ class Service:
         request.state.names = field_names_of(body)
         return self._completed(body)
 
-    def _tells_usage(self, body: Sampled) -> bool:
-        """Whether a stream ends with its usage."""
-        return self.options.tells_usage or (body.stream_options is not None and body.stream_options.include_usage)
-
     def _completed(self, body: B) -> B:
         """The body with the operator's values where the request says nothing."""
         options, more = self.options, dict[str, Any]()
         if options.tokens_as_ids and isinstance(body, Sampled) and body.return_tokens_as_token_ids is None:
             more["return_tokens_as_token_ids"] = True
+        if options.tells_usage and isinstance(body, Sampled) and body.stream:
+            every = body.stream_options is None or body.stream_options.continuous_usage_stats
+            more["stream_options"] = StreamOptions(include_usage=True, continuous_usage_stats=every)
         if options.template_variables and isinstance(body, ChatRequest | TokenizeRequest) and body.messages is not None:
             more["chat_template_kwargs"] = {**options.template_variables, **(body.chat_template_kwargs or {})}
         return body.model_copy(update=more) if more else body

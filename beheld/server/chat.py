@@ -329,6 +329,8 @@ async def _chunks(
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
                     first["media"] = media_of(output)
+                if tells_usage(body):
+                    first["usage"] = usage_of(output, 0)
                 if body.return_token_ids:
                     first["prompt_token_ids"] = list(output.prompt_token_ids or ())
                 yield first

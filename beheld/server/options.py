@@ -173,7 +173,7 @@ class ServerOptions:
         shown="none",
     )
     tells_usage: bool = _option(
-        False, "enable-force-include-usage", "every stream ends with its usage, also unasked", shown="off"
+        False, "enable-force-include-usage", "streams tell their usage so far and at the end, also unasked", shown="off"
     )
     tokens_as_ids: bool = _option(
         False,

@@ -128,7 +128,11 @@ def test_what_the_operator_says_holds_where_a_request_says_nothing(own: Running)
     assert (end(), end(chat_template_kwargs={"mood": "wild"})) == ("calm", "wild")
     counted = own.post("/v1/messages/count_tokens", {"messages": HI["messages"]}).json()["input_tokens"]
     assert counted == own.post("/tokenize", {"messages": HI["messages"]}).json()["count"]
-    assert chunks_of(own, CHAT, HI)[-1]["usage"]["completion_tokens"] == 6
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks_of(own, CHAT, HI)]
+    assert (counts[0], counts[-1], counts) == (0, 6, sorted(counts))
+    asked = HI | {"stream_options": {"include_usage": False}}
+    *others, last = chunks_of(own, CHAT, asked)
+    assert ([chunk["usage"] for chunk in others], last["usage"]["completion_tokens"]) == ([None] * len(others), 6)
     for wanted, named in ((None, True), (False, False)):
         asked = HI | {"logprobs": True, "return_tokens_as_token_ids": wanted}
         entry = own.post(CHAT, asked).json()["choices"][0]["logprobs"]["content"][0]
