@@ -87,9 +87,11 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         on_error: str = "raise",
         grounding: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many.
 
@@ -99,16 +101,21 @@ class LLM:
             sampling_params: one for all, or one per prompt; None takes the model's defaults.
             use_tqdm: show progress bars on standard error.
             lora_request: one for all, or one per prompt.
-            priority: one number per prompt; smaller runs sooner (scheduling_policy="priority").
+            priority: one for all, or one number per prompt; smaller runs sooner (scheduling_policy="priority").
             on_error: "raise" stops at the first bad prompt; "return" gives it an output with `error` set and finishes
                 the others.
             grounding: give what the answers locate in images, in the images' pixels: see CompletionOutput.grounding.
+            mm_processor_kwargs: processor options of all prompts; a prompt's own go first.
+            tokenization_kwargs: {"add_special_tokens": False} leaves the tokenizer's special tokens out of texts.
 
         Returns:
             One output per prompt, in order.
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
-        jobs = self._jobs(items, sampling_params, lora_request, priority, grounding=grounding)
+        common = _tokenization(tokenization_kwargs)
+        if mm_processor_kwargs is not None:
+            common["mm_processor_kwargs"] = mm_processor_kwargs
+        jobs = self._jobs(items, sampling_params, lora_request, priority, common=common, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def generate_iter(
@@ -157,12 +164,19 @@ class LLM:
         mm_processor_kwargs: dict[str, Any] | None = None,
         on_error: str = "raise",
         grounding: bool = False,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, given as OpenAI messages; content may hold media.
 
         An iterable that is not a sequence is read while its first conversations are answered, as by `generate_iter`.
-        With `grounding`, each answer has what it locates in the image, in the image's pixels.
+        With `grounding`, each answer has what it locates in the image, in the image's pixels. `priority` as for
+        `generate`. Templates write special tokens themselves, so `tokenization_kwargs` cannot ask for them.
         """
+        if _tokenization(tokenization_kwargs).get("add_special_tokens"):
+            raise ParamsError(
+                "The chat template writes the special tokens.", "Leave it out.", param="tokenization_kwargs"
+            )
         many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
@@ -173,7 +187,7 @@ class LLM:
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
         }
-        jobs = self._jobs(many, sampling_params, lora_request, None, options, grounding=grounding)
+        jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
 
     def chat_stream(
@@ -227,7 +241,7 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         pooling_task: str | None = None,
         truncate_prompt_tokens: int | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         on_error: str = "raise",
     ) -> list[PoolingRequestOutput]:
         """Pool one prompt or many; the model is started with runner="pooling".
@@ -407,15 +421,17 @@ class LLM:
         items: Iterable[Any],
         params: Params | Sequence[Params] | None,
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
-        priority: Sequence[int] | None,
+        priority: int | Sequence[int] | None,
         chat: Mapping[str, Any] | None = None,
         *,
+        common: Mapping[str, Any] | None = None,
         grounding: bool = False,
     ) -> Jobs:
         """One job per item, with its own or the common parameters.
 
         Args:
             chat: the fields of Chat if the items are conversations; None if they are prompts.
+            common: entries of every prompt.
         """
         if params is None:
             params = self.get_default_sampling_params()
@@ -438,7 +454,7 @@ class LLM:
                     number = index + 1
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
-                    prompt = item if chat is None else Chat(item, **chat)
+                    prompt = _with(item, common) if chat is None else Chat(item, **chat)
                     yield self._job(
                         prompt,
                         _entry_or_common(params, index),
@@ -529,6 +545,32 @@ def _pooling_of(given: Any, task: str | None, keep: int | None) -> PoolingParams
 def _is_one(prompts: Any) -> bool:
     """True for a single prompt: a string, a dict, or a list of token ids."""
     return isinstance(prompts, str | dict) or _is_ids(prompts)
+
+
+def _tokenization(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Check the tokenizer's options of a call.
+
+    Raises:
+        ParamsError: there are others than `add_special_tokens`.
+    """
+    for name in given or ():
+        if name != "add_special_tokens":
+            raise ParamsError(
+                f"tokenization_kwargs cannot say {name!r}.",
+                "It takes add_special_tokens; truncate_prompt_tokens is one of SamplingParams.",
+                param="tokenization_kwargs",
+            )
+    return dict(given or {})
+
+
+def _with(prompt: Any, common: Mapping[str, Any] | None) -> Any:
+    """A prompt with entries that all have; its own go first."""
+    if not common:
+        return prompt
+    if isinstance(prompt, Mapping):
+        both = {**(common.get("mm_processor_kwargs") or {}), **(prompt.get("mm_processor_kwargs") or {})}
+        return {**common, **prompt} | ({"mm_processor_kwargs": both} if both else {})
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, **common}
 
 
 def _is_ids(prompt: Any) -> bool:

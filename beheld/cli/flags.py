@@ -39,6 +39,8 @@ def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] |
             how = {"action": "store_false" if field.default else "store_true"}
         elif metadata.get("many"):
             how = {"nargs": "+", "metavar": metadata["metavar"]}
+        elif metadata.get("json"):
+            how = {"type": json_value, "metavar": "JSON"}
         else:
             words = partial(vllm_flags.same, metadata["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -121,11 +122,13 @@ class Parser(argparse.ArgumentParser):
     def _answered(self, word: str, behind: str | None) -> int:
         """Return how many following words an undeclared flag uses; exits with an error if the flag is unknown."""
         name, equals, value = word.partition("=")
-        key = name.removeprefix("--").partition(".")[0].replace("_", "-")
+        key, _, inside = name.removeprefix("--").partition(".")
+        key = key.replace("_", "-")
         if self.vllm_flags is not None:
             free = behind if behind is not None and not behind.startswith("--") else None
+            said = value if equals else free
             try:
-                own = self.vllm_flags(key, value if equals else free)
+                own = self.vllm_flags(key, json.dumps({inside: said}) if inside and said is not None else said)
             except ConfigError as error:
                 self.error(str(error))
             if own is not None:

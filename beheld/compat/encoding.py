@@ -6,6 +6,8 @@ import base64
 import io
 from typing import Any
 
+from beheld.core.errors import ParamsError
+
 
 def encode_image_base64(image: Any, *, image_mode: str = "RGB", format: str = "PNG") -> str:
     """A PIL image as base64 of a file."""
@@ -31,6 +33,24 @@ def encode_audio_base64(audio: Any, sampling_rate: int, *, format: str = "WAV") 
 def encode_audio_url(audio: Any, sampling_rate: int, *, format: str = "WAV") -> str:
     """Samples (mono, float) as a data URL."""
     return f"data:audio/{format.lower()};base64,{encode_audio_base64(audio, sampling_rate, format=format)}"
+
+
+def encode_video_base64(frames: Any, *, format: str = "JPEG") -> str:
+    """Frames (frames, height, width, 3) of bytes as base64 of JPEG files, with commas between them.
+
+    Raises:
+        ParamsError: another format.
+    """
+    from PIL import Image
+
+    if format.upper() != "JPEG":
+        raise ParamsError(f"Frames are encoded as JPEG, not as {format}.", "Leave format out.", param="format")
+    return ",".join(encode_image_base64(Image.fromarray(frame), format="JPEG") for frame in frames)
+
+
+def encode_video_url(frames: Any, *, format: str = "JPEG") -> str:
+    """Frames as a data URL, which a message's `video_url` takes; arguments as for `encode_video_base64`."""
+    return f"data:video/jpeg;base64,{encode_video_base64(frames, format=format)}"
 
 
 def rescale_image_size(image: Any, size_factor: float, transpose: int = -1) -> Any:

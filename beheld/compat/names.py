@@ -121,6 +121,8 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "encode_audio_url": "beheld.compat.encoding:encode_audio_url",
         "encode_image_base64": "beheld.compat.encoding:encode_image_base64",
         "encode_image_url": "beheld.compat.encoding:encode_image_url",
+        "encode_video_base64": "beheld.compat.encoding:encode_video_base64",
+        "encode_video_url": "beheld.compat.encoding:encode_video_url",
     },
     "vllm.outputs": _OUTPUTS,
     "vllm.platforms": {"current_platform": "beheld.compat.processes:current_platform"},

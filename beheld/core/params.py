@@ -162,7 +162,7 @@ class Pooling:
 class StructuredOutputs:
     """A grammar that the answer must follow: exactly one field is set.
 
-    Only the server sets `calls`, see structured/calls.py.
+    `json_object` set to True allows any JSON object. Only the server sets `calls`, see structured/calls.py.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -170,6 +170,7 @@ class StructuredOutputs:
     choice: list[str] | None = None
     grammar: str | None = None
     calls: str | None = None
+    json_object: bool | None = None
 
 
 @dataclass

@@ -138,7 +138,13 @@ _accepted(
 
 # ---------------------------------------------------------------------- refused
 _OUT = "Leave it out."
-_refused("Leave it out: llguidance compiles all grammars.", "structured_outputs_config")
+# Scripts give the whole, command lines its JSON.
+_BACKENDS = ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
+_refused(
+    "Name a backend alone, or leave it out: llguidance compiles all grammars.",
+    "structured_outputs_config",
+    only=(*(f'{{"backend": "{name}"}}' for name in _BACKENDS), *({"backend": name} for name in _BACKENDS)),
+)
 _refused(
     "Set hf_overrides for fields of config.json, or give a folder with the file.",
     "hf_config_path model_class_overrides",

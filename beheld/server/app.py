@@ -61,6 +61,8 @@ from beheld.server.schema import (
     CompletionRequest,
     DetokenizeRequest,
     Pooled,
+    Sampled,
+    StreamOptions,
     TokenizeRequest,
 )
 from beheld.server.shutdown import CutOff
@@ -243,7 +245,7 @@ class Service:
         self._note_effort(ask.body, request, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
-        salt = self._salt(request, None)
+        salt = self._salt(request, ask.body.cache_salt)
 
         def events() -> AsyncGenerator[Chunk, None]:
             chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
@@ -295,10 +297,12 @@ class Service:
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        ask = replace(ask, body=self._completed(ask.body))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
+        self._note_priority(ask.body, request)
         head = self._head(request, "resp", ask.body.model)
-        salt = self._salt(request, None)
+        salt = self._salt(request, ask.body.cache_salt)
 
         async def count(text: str) -> int:
             return len(await self.llm.token_ids(text, add_special_tokens=False))
@@ -342,7 +346,7 @@ class Service:
             lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
         )
         request.state.names = ask.names
-        return ask
+        return replace(ask, body=self._completed(ask.body))
 
     async def _answer(
         self,
@@ -531,7 +535,19 @@ class Service:
     async def _read(self, request: Request, kind: type[B]) -> B:
         body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
-        return body
+        return self._completed(body)
+
+    def _completed(self, body: B) -> B:
+        """The body with the operator's values where the request says nothing."""
+        options, more = self.options, dict[str, Any]()
+        if options.tokens_as_ids and isinstance(body, Sampled) and body.return_tokens_as_token_ids is None:
+            more["return_tokens_as_token_ids"] = True
+        if options.tells_usage and isinstance(body, Sampled) and body.stream:
+            every = body.stream_options is None or body.stream_options.continuous_usage_stats
+            more["stream_options"] = StreamOptions(include_usage=True, continuous_usage_stats=every)
+        if options.template_variables and isinstance(body, ChatRequest | TokenizeRequest) and body.messages is not None:
+            more["chat_template_kwargs"] = {**options.template_variables, **(body.chat_template_kwargs or {})}
+        return body.model_copy(update=more) if more else body
 
     def _check_model(self, name: str | None) -> LoRARequest | None:
         """The adapter of that name; None for the model itself."""
@@ -620,9 +636,9 @@ async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGe
     """The chunks of a stream, with the usage only if it was requested."""
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
-            if "usage" not in chunk:
-                yield {**chunk, "usage": None} if usage else chunk
-            elif usage:
+            if usage:
+                yield {"usage": None, **chunk}
+            elif "usage" not in chunk:
                 yield chunk
 
 

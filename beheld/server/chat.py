@@ -17,7 +17,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
-from beheld.server.sampling import beams_of, sampling
+from beheld.server.sampling import beams_of, sampling, tells_usage
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
@@ -27,6 +27,8 @@ from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
+# That of models that answer by given texts.
+DOCUMENTS = "documents"
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def chunks(
         head.used()
 
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+    begun = _last_words(messages[-1]) if body.echo else ""
     asked: dict[str, Any] = {
         "lora_request": head.lora,
         "priority": body.priority or 0,
@@ -122,7 +125,7 @@ def chunks(
         "prepared": prepared,
     }
     shown: dict[str, Any] = template_of(body, options) | {
-        "template_kwargs": _variables(body, llm.chat_template),
+        "template_kwargs": variables_of(body, llm.chat_template),
         "cache_salt": salt,
         "tools": tools.shown,
     }
@@ -131,7 +134,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks)
+        return _chunks(outputs, body, head, tools, marks, begun)
     outputs = llm.chat(
         messages,
         params,
@@ -145,7 +148,15 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks)
+    return _chunks(outputs, body, head, tools, marks, begun)
+
+
+def _last_words(message: dict[str, Any]) -> str:
+    """The text of the last message if it is the assistant's, with which an answer begins that echoes it."""
+    if message["role"] != "assistant":
+        return ""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
@@ -212,11 +223,25 @@ def switches_effort(body: ChatRequest, own: str | None) -> bool:
     return EFFORT in (body.chat_template or own or "")
 
 
-def _variables(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
-    """The variables of the template."""
-    if body.reasoning_effort is None or not switches_effort(body, own):
-        return body.chat_template_kwargs
-    return {EFFORT: body.reasoning_effort, **(body.chat_template_kwargs or {})}
+def variables_of(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
+    """The variables of the template; `own` is the model's.
+
+    Raises:
+        HttpError: the template has no place for documents.
+    """
+    made: dict[str, Any] = {}
+    if body.reasoning_effort is not None and switches_effort(body, own):
+        made[EFFORT] = body.reasoning_effort
+    if body.documents:
+        if DOCUMENTS not in (body.chat_template or own or ""):
+            raise HttpError(
+                400,
+                "This model's chat template has no place for documents.",
+                "Write them in a message.",
+                param=DOCUMENTS,
+            )
+        made[DOCUMENTS] = body.documents
+    return {**made, **(body.chat_template_kwargs or {})} or None
 
 
 def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:
@@ -292,7 +317,9 @@ async def _chunks(
     head: ChunkHead,
     tools: ToolUse,
     marks: ReasoningMarks | None,
+    begun: str,
 ) -> AsyncGenerator[Chunk, None]:
+    """The chunks of the answers, which begin with the text `begun`."""
     parsers: dict[int, DeltaParser] = {}
     counts: dict[int, int] = {}
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
@@ -302,16 +329,23 @@ async def _chunks(
                 head.begun(output)
                 parsers = {index: _parser(output, tools, marks) for index in range(body.n or 1)}
                 counts = dict.fromkeys(parsers, 0)
-                opening = {"role": "assistant", "content": ""}
-                first = {**base, "choices": [_choice(index, opening) for index in parsers]}
-                yield {**first, "media": media_of(output)} if output.media else first
+                opening = {"role": "assistant", "content": begun}
+                first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
+                if output.media:
+                    first["media"] = media_of(output)
+                if tells_usage(body):
+                    first["usage"] = usage_of(output, 0)
+                if body.return_token_ids:
+                    first["prompt_token_ids"] = list(output.prompt_token_ids or ())
+                yield first
                 if output.prompt_entries is not None:
                     entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
                     yield {**base, "choices": [], "prompt_logprobs": entries}
             for answer in output.outputs:
                 counts[answer.index] += len(answer.token_ids)
+                usage = {"usage": usage_of(output, sum(counts.values()))} if tells_usage(body) else {}
                 for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
-                    yield {**base, "choices": [choice]}
+                    yield {**base, "choices": [choice], **usage}
             if output.finished:
                 head.ended(output, sum(counts.values()))
                 yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()))}
@@ -343,14 +377,18 @@ def _choices(
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
-    logprobs = None
+    of_tokens: dict[str, Any] = {}
     if answer.logprobs:
-        logprobs = {"content": logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0, bytes_of)}
-    made = [_choice(answer.index, delta) for delta in deltas]
-    if logprobs is not None:
-        if not made:
-            made = [_choice(answer.index, {})]
-        made[0]["logprobs"] = logprobs
+        as_ids = body.return_tokens_as_token_ids is True
+        entries = logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0, bytes_of, as_ids=as_ids)
+        of_tokens["logprobs"] = {"content": entries}
+    if body.return_token_ids:
+        of_tokens["token_ids"] = list(answer.token_ids)
+    shown = body.include_reasoning is not False
+    made = [_choice(answer.index, delta) for delta in deltas if shown or "reasoning" not in delta]
+    if of_tokens:
+        made = made or [_choice(answer.index, {})]
+        made[0] |= of_tokens
     if answer.finish_reason is not None:
         reason = "tool_calls" if parser.called and answer.finish_reason == "stop" else answer.finish_reason
         last = {**_choice(answer.index, {}), "finish_reason": reason, "stop_reason": answer.stop_reason}

@@ -16,9 +16,9 @@ from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import beams_of, check_answers, sampling
+from beheld.server.sampling import beams_of, check_answers, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
-from beheld.server.stream import LEAST, Chunk, grounding_of, usage_of
+from beheld.server.stream import LEAST, Chunk, grounding_of, token_name, usage_of
 from beheld.utils.loop_share import LoopShare
 
 
@@ -121,7 +121,8 @@ def chunks(
             )
         asked |= {"logprobs": body.logprobs, "skip_special_tokens": body.skip_special_tokens is not False}
         streams = [
-            llm.beam_search(_prompt(prompt, salt), beams, f"{head.id}-{k}", **asked) for k, prompt in enumerate(prompts)
+            llm.beam_search(_prompt(prompt, body, salt), beams, f"{head.id}-{k}", **asked)
+            for k, prompt in enumerate(prompts)
         ]
     else:
         own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
@@ -134,7 +135,7 @@ def chunks(
         pieces = Pieces.DELTA if body.stream else Pieces.FINAL
         streams = [
             llm.generate(
-                _prompt(prompt, salt),
+                _prompt(prompt, body, salt),
                 params,
                 f"{head.id}-{k}",
                 pieces=pieces,
@@ -152,7 +153,7 @@ def chunks(
 
     echo: Echo | None = None
     if body.echo:
-        echo = Echo(shown, llm.text_of, body.logprobs)
+        echo = Echo(shown, llm.text_of, body.logprobs, as_ids=body.return_tokens_as_token_ids is True)
     return _chunks(streams, body, head, many, echo, turns)
 
 
@@ -169,18 +170,20 @@ class Echo:
         text: the prompt as the model saw it.
         text_of: the text of token ids.
         logprobs: how many candidates are given for each of its tokens; None for no log-probabilities.
+        as_ids: whether tokens are written as their ids.
     """
 
     text: Callable[[RequestOutput], Awaitable[str]]
     text_of: Callable[[Sequence[int]], Awaitable[str]]
     logprobs: int | None
+    as_ids: bool = False
 
     async def tokens(self, output: RequestOutput) -> EchoedTokens | None:
         """The prompt's tokens with their log-probabilities."""
         ids, entries = output.prompt_token_ids or (), output.prompt_entries
         if self.logprobs is None or entries is None:
             return None
-        return EchoedTokens(ids, entries, self.logprobs, await self.text_of(ids[:1]))
+        return EchoedTokens(ids, entries, self.logprobs, await self.text_of(ids[:1]), self.as_ids)
 
 
 @dataclass(frozen=True)
@@ -192,24 +195,27 @@ class EchoedTokens:
         entries: the candidates of each; the first has none, as nothing precedes it.
         num_top: how many of them are given.
         first: the first token's text.
+        as_ids: tokens are named by their ids.
     """
 
     ids: Sequence[int]
     entries: PromptEntries
     num_top: int
     first: str
+    as_ids: bool
 
-    def rows(self, num_top: int) -> Iterator[tuple[str, float | None, dict[int, Logprob] | None, int]]:
-        """For each token its text, its log-probability, the best candidates, and where its text begins."""
+    def rows(self, num_top: int) -> Iterator[tuple[int, str, float | None, dict[int, Logprob] | None, int]]:
+        """For each token its id, its text, its log-probability, the best candidates, and where its text begins."""
         offset = 0
         for token, candidates in zip(self.ids, self.entries.best(num_top), strict=True):
             if candidates is None:
-                yield self.first, None, None, offset
+                yield token, self.first, None, None, offset
                 offset += len(self.first)
                 continue
             text = candidates[token].decoded_token or ""
             best = sorted(candidates, key=lambda one: -candidates[one].logprob)[:num_top]
             yield (
+                token,
                 text,
                 candidates[token].logprob,
                 {one: candidates[one] for one in dict.fromkeys((*best, token))},
@@ -220,25 +226,26 @@ class EchoedTokens:
     def column(self, name: str) -> Iterator[Any]:
         """The values of one of the lists; each is made alone, since together they are long."""
         for row in self.rows(self.num_top if name == "top_logprobs" else 0):
-            yield _entries(*row)[name]
+            yield _entries(*row, as_ids=self.as_ids)[name]
 
     def lists(self) -> Iterator[Lists]:
         """All four, some tokens at a time."""
         made = _no_lists()
         for row in self.rows(self.num_top):
-            _add(made, *row)
+            _add(made, *row, as_ids=self.as_ids)
             if len(made["tokens"]) == _SHOWN:
                 yield made
                 made = _no_lists()
         yield made
 
 
-def _prompt(prompt: Prompt, salt: str | None) -> dict[str, Any]:
+def _prompt(prompt: Prompt, body: CompletionRequest, salt: str | None) -> dict[str, Any]:
     if isinstance(prompt, Embedded):
         found: dict[str, Any] = {"prompt_embeds": prompt.text}
     else:
         found = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-    return found if salt is None else found | {"cache_salt": salt}
+    more = {"cache_salt": salt, "add_special_tokens": body.add_special_tokens}
+    return found | {name: value for name, value in more.items() if value is not None}
 
 
 async def _chunks(
@@ -279,8 +286,12 @@ async def _chunks(
                 if _only_echo(body):
                     answer = replace(answer, text="", token_ids=[], logprobs=[], finish_reason="length")
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
-                choice = _choice(answer, index, before, shown, offsets, wanted=body.logprobs is not None)
-                yield {**base, "choices": [choice]}
+                choice = _choice(answer, index, before, shown, offsets, body)
+                if body.return_token_ids:
+                    first = {} if begun else {"prompt_token_ids": list(output.prompt_token_ids or ())}
+                    choice |= {"token_ids": list(answer.token_ids), **first}
+                usage = {"usage": usage_of(output, counts[number])} if tells_usage(body) else {}
+                yield {**base, "choices": [choice], **usage}
             if output.finished:
                 head.ended(output, counts[number])
                 totals["completion_tokens"] += counts[number]
@@ -301,8 +312,7 @@ def _choice(
     before: str,
     echoed: EchoedTokens | None,
     offsets: dict[int, int],
-    *,
-    wanted: bool,
+    body: CompletionRequest,
 ) -> dict[str, Any]:
     """One choice of a chunk.
 
@@ -310,15 +320,16 @@ def _choice(
         before: the prompt's text, if it is shown here.
         echoed: its tokens, if they stand before the answer's.
         offsets: for each choice, the length of the text so far.
-        wanted: whether there are log-probabilities.
+        body: the request.
     """
     logprobs: Mapping[str, Any] | None = None
-    if wanted and (answer.logprobs or echoed is not None):
+    if body.logprobs is not None and (answer.logprobs or echoed is not None):
         own_lists = logprobs = _no_lists()
+        as_ids = body.return_tokens_as_token_ids is True
         for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             own = candidates[token]
             text = own.decoded_token or ""
-            _add(own_lists, text, own.logprob, candidates, offsets[index])
+            _add(own_lists, token, text, own.logprob, candidates, offsets[index], as_ids=as_ids)
             offsets[index] += len(text)
         if echoed is not None:
             logprobs = {
@@ -339,19 +350,44 @@ def _no_lists() -> Lists:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
 
-def _add(lists: Lists, text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> None:
+def _add(
+    lists: Lists,
+    token: int,
+    text: str,
+    logprob: float | None,
+    candidates: Mapping[int, Logprob] | None,
+    offset: int,
+    *,
+    as_ids: bool,
+) -> None:
     """Append a token; what has no probability has the least number that JSON clients expect."""
-    for name, value in _entries(text, logprob, candidates, offset).items():
+    entries = _entries(token, text, logprob, candidates, offset, as_ids=as_ids)
+    for name, value in entries.items():
         lists[name].append(value)
 
 
-def _entries(text: str, logprob: float | None, candidates: Mapping[int, Logprob] | None, offset: int) -> dict[str, Any]:
+def _entries(
+    token: int,
+    text: str,
+    logprob: float | None,
+    candidates: Mapping[int, Logprob] | None,
+    offset: int,
+    *,
+    as_ids: bool,
+) -> dict[str, Any]:
     """A token's entry in each list."""
     likely: dict[str, float] | None = None
     if candidates:
-        likely = {each.decoded_token or str(k): max(each.logprob, LEAST) for k, each in candidates.items()}
-    shown = None if logprob is None else max(logprob, LEAST)
-    return {"tokens": text, "token_logprobs": shown, "top_logprobs": likely, "text_offset": offset}
+        likely = {
+            token_name(k) if as_ids else each.decoded_token or str(k): max(each.logprob, LEAST)
+            for k, each in candidates.items()
+        }
+    return {
+        "tokens": token_name(token) if as_ids else text,
+        "token_logprobs": None if logprob is None else max(logprob, LEAST),
+        "top_logprobs": likely,
+        "text_offset": offset,
+    }
 
 
 async def merged(

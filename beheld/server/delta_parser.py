@@ -44,6 +44,7 @@ class DeltaParser:
         self._short_ids = short_ids
         self._forced = forced or named is not None
         self._num_calls = 0
+        self._ids: set[str] = set()
 
     @property
     def called(self) -> bool:
@@ -91,7 +92,7 @@ class DeltaParser:
             first, *more = group
             arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
             if first.name is not None:
-                yield {"tool_calls": [self._call(number, first.name, arguments)]}
+                yield {"tool_calls": [self._call(number, first.name, arguments, first.id)]}
             elif arguments:
                 yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
 
@@ -108,8 +109,11 @@ class DeltaParser:
             return {"tool_calls": [self._call(0, self._named, text)]}
         return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
 
-    def _call(self, index: int, name: str, arguments: str) -> Delta:
+    def _call(self, index: int, name: str, arguments: str, identity: str | None = None) -> Delta:
+        """The beginning of a call; it keeps the id that the model gave it, unless an earlier one has the same."""
         function = {"name": name, "arguments": arguments}
         own = uuid.uuid4().hex
-        identity = own[:9] if self._short_ids else f"call_{own[:24]}"
+        if identity is None or identity in self._ids:
+            identity = own[:9] if self._short_ids else f"call_{own[:24]}"
+        self._ids.add(identity)
         return {"index": index, "id": identity, "type": "function", "function": function}

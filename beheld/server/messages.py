@@ -94,13 +94,16 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> 
             for tool in given.tools
         ]
     made |= _choice(given) | _thinking(given.thinking, notes, switch=switch, reasons=reasons)
+    if given.chat_template_kwargs:
+        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **given.chat_template_kwargs}
     if given.output_config is not None:
         made["reasoning_effort"] = given.output_config.effort
     if given.output_config is not None and given.output_config.format is not None:
         schema = {"schema": given.output_config.format.schema_}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(given, MessagesRequest):
-        made |= {name: getattr(given, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
+        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "cache_salt", "grounding")
+        made |= {name: getattr(given, name) for name in same}
         made["stop"] = given.stop_sequences
     formed = "response_format" in made
     names = FieldNames(
@@ -309,6 +312,7 @@ async def events(
     blocks = _Blocks(shows_reasoning=ask.shows_reasoning)
     begun = False
     reason, stop, answered = None, None, 0
+    more: dict[str, Any] = {}
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             if not begun:
@@ -320,6 +324,7 @@ async def events(
                     yield event
                 if choice["finish_reason"] is not None:
                     reason, stop = choice["finish_reason"], choice["stop_reason"]
+                    more = {"grounding": choice["grounding"]} if "grounding" in choice else {}
             answered = chunk.get("usage", {}).get("completion_tokens", answered)
     for event in blocks.close():
         yield event
@@ -330,7 +335,7 @@ async def events(
     else:
         shown = "stop_sequence" if stopped else _REASONS[reason or "stop"]
     delta = {"stop_reason": shown, "stop_sequence": stop if stopped else None}
-    yield {"type": "message_delta", "delta": delta, "usage": prompted.usage(answered)}
+    yield {"type": "message_delta", "delta": delta, "usage": prompted.usage(answered), **more}
     yield {"type": "message_stop"}
 
 
@@ -410,7 +415,7 @@ async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
         elif kind == "content_block_stop":
             _complete(message["content"][-1], "".join(texts))
         elif kind == "message_delta":
-            message |= event["delta"] | {"usage": event["usage"]}
+            message |= event["delta"] | {name: value for name, value in event.items() if name not in ("type", "delta")}
     return message
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Paged, Stop, Whole
+from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Paged, Stop, Variables, Whole
 
 _CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
 # What blocks of answers hold that asks for nothing.
@@ -221,6 +221,7 @@ class CountRequest(Body):
     tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: Variables | None = None
 
 
 class MessagesRequest(CountRequest):
@@ -232,3 +233,5 @@ class MessagesRequest(CountRequest):
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Whole | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
+    grounding: bool | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -23,7 +24,7 @@ def _option(default: Any, flag: str, meaning: str, **more: Any) -> Any:
         flag: the command-line flag without dashes, also the key in a --config file.
         meaning: text for --help and the documentation; `shown` describes a default in words.
         more: `low`, `high`, `choices`: valid values; `unit`: how much of the field one unit of the flag is; `many`:
-            several values are accepted; `metavar`.
+            several values are accepted; `json`: the value is JSON; `metavar`.
     """
     return field(default=default, metadata={"flag": flag, "meaning": meaning, **more})
 
@@ -164,6 +165,23 @@ class ServerOptions:
         "requests may set processor options, also in content parts; media are then processed in workers",
         shown="off",
     )
+    template_variables: Mapping[str, Any] | None = _option(
+        None,
+        "default-chat-template-kwargs",
+        'variables of the chat template as a JSON object, such as `{"enable_thinking": false}`; those of a request go '
+        "first",
+        json=True,
+        shown="none",
+    )
+    tells_usage: bool = _option(
+        False, "enable-force-include-usage", "streams tell their usage so far and at the end, also unasked", shown="off"
+    )
+    tokens_as_ids: bool = _option(
+        False,
+        "return-tokens-as-token-ids",
+        "log-probabilities name tokens `token_id:7` in place of their texts, unless a request says otherwise",
+        shown="off",
+    )
     strict_fields: bool = _option(
         False,
         "strict-fields",
@@ -213,6 +231,12 @@ class ServerOptions:
             # The system would take an empty host for all addresses.
             raise ConfigError("--host is empty.", "Give an address; 0.0.0.0 means all of them.", param="host")
         self._check_reach()
+        if not isinstance(self.template_variables, Mapping | None):
+            raise ConfigError(
+                "--default-chat-template-kwargs is no JSON object.",
+                "Write it like '{\"enable_thinking\": false}'.",
+                param="default_chat_template_kwargs",
+            )
         for key in self.api_keys:
             if not key or key != key.strip() or not key.isprintable():
                 raise ConfigError(

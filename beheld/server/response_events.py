@@ -58,6 +58,8 @@ class ResponseEvents:
                         for event in items.push(choice["delta"]):
                             yield self._numbered(event)
                         reason = choice["finish_reason"] or reason
+                        if "grounding" in choice:
+                            self._response["grounding"] = choice["grounding"]
                     if chunk.get("usage"):
                         self._response["usage"] = await self._usage(chunk["usage"])
             for event in items.close(complete=reason not in ("length", "abort")):

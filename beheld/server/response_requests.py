@@ -12,7 +12,22 @@ from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
-from beheld.server.schema import Body, ChatRequest, Detail, Effort, Name, Number, Paged, StreamOptions, Whole, wrong
+from beheld.server.schema import (
+    Body,
+    ChatRequest,
+    Detail,
+    Effort,
+    Name,
+    Number,
+    Paged,
+    Stop,
+    StreamOptions,
+    Structured,
+    TokenId,
+    Variables,
+    Whole,
+    wrong,
+)
 
 _STATUS: dict[str, tuple[Any, ...]] = {"status": ("completed", "incomplete", "in_progress")}
 
@@ -243,6 +258,25 @@ class ResponsesRequest(Body):
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Name], Field(max_length=64), AfterValidator(_only_encrypted)] | None = None
     metadata: dict[str, str] | None = None
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    seed: Whole | None = None
+    stop: str | Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_IDS, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    logit_bias: Annotated[dict[str, Number], Field(max_length=limits.MAX_BIASES)] | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: Structured | None = None
+    chat_template_kwargs: Variables | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    include_reasoning: bool | None = None
+    grounding: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -261,6 +295,15 @@ class ResponseAsked:
     body: ChatRequest
     names: FieldNames
     history: list[dict[str, Any]]
+
+
+# Chat's fields of the same name and meaning.
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
+    *("ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("skip_special_tokens", "structured_outputs", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt"),
+    *("priority", "include_reasoning", "parallel_tool_calls", "grounding"),
+)
 
 
 def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Notes) -> ResponseAsked:
@@ -292,9 +335,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         "stream": given.stream,
         "max_tokens": given.max_output_tokens,
         "reasoning_effort": None if given.reasoning is None else given.reasoning.effort,
-        "temperature": given.temperature,
-        "top_p": given.top_p,
-        "parallel_tool_calls": given.parallel_tool_calls,
+        **{name: getattr(given, name) for name in _SAME},
         "response_format": _format(given.text.format) if given.text is not None else None,
     }
     if given.tools:
@@ -308,9 +349,11 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     made["tool_choice"] = None if named == "auto" and not given.tools else named
     fields = {
         "max_tokens": "max_output_tokens",
-        "structured_outputs": "tools" if made["response_format"] is None else "text.format",
+        "response_format": "text.format",
         "lora_request": "model",
     }
+    if given.structured_outputs is None:
+        fields["structured_outputs"] = "tools" if made["response_format"] is None else "text.format"
     names = FieldNames("input", fields=fields, places=places)
     # Kept without the input, whose media are large.
     kept = given.model_copy(update={"input": ""})

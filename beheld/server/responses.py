@@ -60,7 +60,10 @@ _CHAT_CHOICE = _object(
         "logprobs": _maybe(_object({"content": _list(_object({**_ENTRY, "top_logprobs": _list(_object(_ENTRY))}))})),
         "finish_reason": _REASON,
         "stop_reason": _STOP_REASON,
-    }
+        "grounding": _list(_named("Place")),
+        "token_ids": _maybe(_list(_COUNT)),
+    },
+    "grounding",
 )
 _CHOICE = _object(
     {
@@ -69,9 +72,10 @@ _CHOICE = _object(
         "logprobs": _maybe(_ANY),
         "finish_reason": _REASON,
         "stop_reason": _STOP_REASON,
-        "prompt_logprobs": _list(_maybe(_ANY)),
-    },
-    "prompt_logprobs",
+        "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
+        "prompt_token_ids": _maybe(_list(_COUNT)),
+        "token_ids": _maybe(_list(_COUNT)),
+    }
 )
 _USAGE = _object(
     {
@@ -95,12 +99,26 @@ _RECEIPT = _object(
         "digest": _TEXT,
     }
 )
+_NUMBERS = _list(_NUMBER)
+_PLACE = _object(
+    {
+        "label": _TEXT,
+        "image": _TEXT,
+        "box": _NUMBERS,
+        "points": _list(_NUMBERS),
+        "step": _NUMBERS,
+        "upright_box": _NUMBERS,
+        "upright_points": _list(_NUMBERS),
+    },
+    *("box", "points", "upright_box", "upright_points"),
+)
 _WARNING = _object({"param": _TEXT, "message": _TEXT})
 _HEAD = {"id": _TEXT, "created": _COUNT, "model": _TEXT}
 
 RESPONSES: dict[str, Any] = {
     "Usage": _USAGE,
     "Receipt": _RECEIPT,
+    "Place": _PLACE,
     "ChatCompletion": _object(
         {
             **_HEAD,
@@ -108,12 +126,12 @@ RESPONSES: dict[str, Any] = {
             "choices": _list(_CHAT_CHOICE),
             "usage": _named("Usage"),
             "media": _list(_named("Receipt")),
-            "prompt_logprobs": _list(_maybe(_ANY)),
+            "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
+            "prompt_token_ids": _maybe(_list(_COUNT)),
             "warnings": _list(_WARNING),
         },
         "warnings",
         "media",
-        "prompt_logprobs",
     ),
     "Completion": _object(
         {
@@ -173,11 +191,15 @@ RESPONSES: dict[str, Any] = {
             ),
             "media": _list(_named("Receipt")),
             "warnings": _list(_WARNING),
+            "grounding": _list(_named("Place")),
         },
         "media",
         "warnings",
+        "grounding",
     ),
-    "Response": _object({"id": _TEXT, "object": {"const": "response"}}),
+    "Response": _object(
+        {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
+    ),
     "InputTokens": _object({"input_tokens": _COUNT}),
     "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
     "Prompt": _object({"prompt": _TEXT}),

@@ -131,6 +131,12 @@ def check_stream_options(body: Sampled) -> None:
         raise HttpError(400, "stream_options needs stream.", "Set stream to true.", param="stream_options")
 
 
+def tells_usage(body: Sampled) -> bool:
+    """Whether every chunk of the stream has the usage so far."""
+    options = body.stream_options
+    return options is not None and options.include_usage and options.continuous_usage_stats
+
+
 def check_answers(n: int | None, options: ServerOptions) -> None:
     """Raise HttpError if the request asks for too many answers."""
     if n is not None and not 1 <= n <= options.max_answers:
@@ -156,19 +162,21 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
     """
     wanted = form is not None and form.type != "text"
     if asked is not None:
-        given = StructuredOutputs(asked.json_, asked.regex, asked.choice, asked.grammar)
+        given = StructuredOutputs(
+            asked.json_, asked.regex, asked.choice, asked.grammar, json_object=asked.json_object or None
+        )
         if wanted or sum(value is not None for value in vars(given).values()) != 1:
             raise HttpError(
                 400,
                 "structured_outputs must have exactly one grammar.",
-                "Send one of json, regex, choice and grammar.",
+                "Send one of json, json_object, regex, choice and grammar.",
                 param="structured_outputs",
             )
         return given
     if form is None or not wanted:
         return None
     if form.type == "json_object":
-        return StructuredOutputs(json='{"type": "object"}')
+        return StructuredOutputs(json_object=True)
     if form.json_schema is None:
         raise HttpError(
             400,

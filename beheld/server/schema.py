@@ -345,13 +345,14 @@ class ResponseFormat(Body):
 
 
 class Structured(Body):
-    """A grammar that the answer must follow: exactly one of the four."""
+    """A grammar that the answer must follow: exactly one of the five."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1, max_length=limits.MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
+    json_object: bool | None = None
 
 
 class RepetitionDetection(Body):
@@ -369,6 +370,7 @@ class StreamOptions(Body):
     without_effect = {"include_obfuscation": "Events are not padded."}
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 # ---------------------------------------------------------------------- requests
@@ -380,6 +382,9 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "function_call": (),
     "functions": (),
+    "ec_transfer_params": (),
+    "kv_transfer_params": (),
+    "logprob_token_ids": ([],),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -389,9 +394,12 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": (),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
+    "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": (),
+    "thinking_token_budget": (),
     "verbosity": (),
+    "vllm_xargs": ({},),
     "web_search_options": (),
 }
 _REMEDIES = {
@@ -403,12 +411,16 @@ _REMEDIES = {
     "guided_grammar": "Use structured_outputs with 'grammar'.",
     "guided_json": "Use structured_outputs with 'json', or response_format.",
     "guided_regex": "Use structured_outputs with 'regex'.",
+    "logprob_token_ids": "Use logprobs, which are of the likeliest tokens.",
     "modalities": "This server generates only text; leave it out.",
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
+    "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
+    "thinking_token_budget": "Bound the whole answer with max_tokens.",
     "verbosity": "Write it in the messages.",
+    "vllm_xargs": "Leave it out: this server has no extensions that read it.",
 }
 
 
@@ -418,9 +430,12 @@ _WITHOUT_EFFECT = {
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
     "prompt_cache_options": "Cached prefixes are found by content.",
     "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",
+    "request_id": "Answers have ids of this server, which X-Request-Id and its log show.",
     "safety_identifier": "It changes nothing and is not stored.",
     "service_tier": "This server has one tier.",
+    "session_id": "Cached prefixes are found by content.",
     "store": "Answers of this route are not stored.",
+    "stream_interval": "Each piece of an answer is sent as soon as it is there.",
     "user": "It changes nothing and is not stored.",
     "verbosity": "This server has no such switch; write it in the messages.",
 }
@@ -466,6 +481,8 @@ class Sampled(Body):
     length_penalty: Number | None = None
     user: Name | None = None
     grounding: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
@@ -493,10 +510,14 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Variables = Annotated[dict[str, Any], AfterValidator(_variables)]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
+Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
+
+    says_nothing = {**_NOTHING, "add_special_tokens": (False,)}
+    remedies = {**_REMEDIES, "add_special_tokens": "Leave it out: the template writes them."}
 
     messages: Messages
     max_completion_tokens: Whole | None = None
@@ -511,6 +532,9 @@ class ChatRequest(Sampled):
     mm_processor_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: Documents | None = None
+    echo: bool | None = None
+    include_reasoning: bool | None = None
 
 
 def _form(given: Any) -> str:
@@ -539,6 +563,7 @@ class CompletionRequest(Sampled):
     prompt_embeds: str | Texts | None = None
     logprobs: Whole | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 _ManyTexts = Annotated[list[str], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]

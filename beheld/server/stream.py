@@ -40,6 +40,11 @@ def media_of(output: RequestOutput) -> list[dict[str, Any]]:
     return [receipt.to_json() for receipt in output.media]
 
 
+def token_name(token_id: int) -> str:
+    """How a token is written where a request asks for ids in place of texts."""
+    return f"token_id:{token_id}"
+
+
 def grounding_of(answer: CompletionOutput) -> dict[str, Any]:
     """The field of a choice with what the answer located; empty if nobody asked, or it goes on."""
     return {} if answer.grounding is None else {"grounding": [found.to_json() for found in answer.grounding]}
@@ -60,6 +65,12 @@ async def fold(chunks: AsyncIterator[Chunk], kind: str) -> dict[str, Any]:
     usage = body.pop("usage", None)
     media = body.pop("media", None)
     body |= {"object": kind, "choices": made, "usage": usage}
+    # Scripts read these fields of every answer.
+    prompts = [body] if kind == "chat.completion" else made
+    for of_prompt in prompts:
+        of_prompt |= {name: of_prompt.get(name) for name in ("prompt_logprobs", "prompt_token_ids")}
+    for choice in made:
+        choice.setdefault("token_ids", None)
     return body if media is None else {**body, "media": media}
 
 
@@ -203,20 +214,27 @@ def logprobs_of(
     logprobs: Sequence[Mapping[int, Any]],
     num_top: int,
     bytes_of: Callable[[int], bytes],
+    *,
+    as_ids: bool = False,
 ) -> list[dict[str, Any]]:
     """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
 
-    `bytes_of` returns a token's own bytes, of which its text may hold more or less.
+    `bytes_of` returns a token's own bytes, of which its text may hold more or less. With `as_ids`, a token is written
+    as `token_name` does.
     """
     entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
         ranked = sorted(candidates.items(), key=lambda pair: pair[1].rank or 0)
-        top = [_entry(found, one, bytes_of) for one, found in ranked if (found.rank or 0) <= num_top]
-        entries.append({**_entry(candidates[token_id], token_id, bytes_of), "top_logprobs": top})
+        top = [_entry(found, one, bytes_of, as_ids) for one, found in ranked if (found.rank or 0) <= num_top]
+        entries.append({**_entry(candidates[token_id], token_id, bytes_of, as_ids), "top_logprobs": top})
     return entries
 
 
-def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes]) -> dict[str, Any]:
+def _entry(found: Any, token_id: int, bytes_of: Callable[[int], bytes], as_ids: bool) -> dict[str, Any]:
     text = found.decoded_token or ""
     spelt = text.encode() if text.isascii() and text else bytes_of(token_id)
-    return {"token": text, "logprob": max(found.logprob, LEAST), "bytes": list(spelt)}
+    return {
+        "token": token_name(token_id) if as_ids else text,
+        "logprob": max(found.logprob, LEAST),
+        "bytes": list(spelt),
+    }

@@ -41,10 +41,16 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
     Raises:
         ParamsError: there is not exactly one, or it is too large.
     """
-    given = {name: value for name, value in vars(asked).items() if value is not None}
+    given = {name: value for name, value in vars(asked).items() if value not in (None, False)}
     if len(given) != 1:
-        raise ParamsError("Give exactly one of json, regex, choice and grammar.", param="structured_outputs")
+        raise ParamsError(
+            "Give exactly one of json, json_object, regex, choice and grammar.", param="structured_outputs"
+        )
     ((kind, value),) = given.items()
+    if kind == "json_object":
+        if value is not True:
+            raise ParamsError("json_object must be True, or left out.", param="structured_outputs")
+        kind, value = "json", {"type": "object"}
     if kind == "json" and not isinstance(value, str):
         value = json.dumps(value)
     if kind == "choice":

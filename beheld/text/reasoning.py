@@ -17,12 +17,14 @@ class ReasoningMarks:
         open: the text that begins it, at the very beginning of an answer.
         close: the text that ends it.
         tokens: marks that may be special tokens; they stay in the text, so that it can be split there.
+        label: what may stand between the first mark and the reasoning, and is no part of it.
         channels: whether every part of an answer has a header, as gpt-oss writes them.
     """
 
     open: str
     close: str
     tokens: tuple[str, ...]
+    label: str = ""
     channels: bool = False
 
     @property
@@ -32,7 +34,7 @@ class ReasoningMarks:
 
     def begins_inside(self, prompt: str | None) -> bool:
         """True if the prompt ends with the opening text, which some templates add."""
-        return prompt is not None and prompt.rstrip().endswith(self.open)
+        return prompt is not None and prompt.rstrip().removesuffix(self.label.rstrip()).endswith(self.open)
 
 
 def _tags(open: str, close: str) -> ReasoningMarks:
@@ -44,7 +46,7 @@ FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ReasoningMarks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
+    "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n"),
     "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
 }
 
@@ -81,29 +83,33 @@ class ReasoningSplit:
 
     Args:
         marks: how the reasoning is delimited.
-        inside: the text begins inside the reasoning.
+        inside: the text begins inside the reasoning; some models write the opening mark once more.
         calls: marks of tool calls, which end reasoning that was not closed: some models call a tool while they reason.
     """
 
     def __init__(self, marks: ReasoningMarks = THINK, *, inside: bool, calls: Collection[str] = ()) -> None:
         self._marks = marks
-        self._state = "thinking" if inside else "start"
+        self._inside = inside
+        self._state = "start"
         self._seeker = Seeker()
         self._thoughts = Trimmed()
         self._beginning = Beginning(marks.open)
+        self._label = Beginning(marks.label) if marks.label else None
         self._shown = False
         self._calls = frozenset(calls)
 
     @property
     def undecided(self) -> bool:
         """As Splitter."""
-        return self._state == "start"
+        return self._state == "start" and not self._inside
 
     def push(self, text: str) -> tuple[str, str]:
         """As Splitter."""
         reasoning = ""
         if self._state == "start":
             text = self._begin(text)
+        if self._state == "label":
+            text = self._after_label(text)
         if self._state == "thinking":
             reasoning, text = self._think(text)
         return reasoning, self._answer(text) if self._state == "answer" else ""
@@ -112,8 +118,10 @@ class ReasoningSplit:
         """As Splitter."""
         if self._state == "thinking":
             return self._trimmed_reasoning(self._seeker.rest()), ""
+        if self._state == "label" and self._label is not None:
+            return self._trimmed_reasoning(self._label.rest()), ""
         rest = self._beginning.rest() if self._state == "start" else ""
-        return "", rest
+        return (self._trimmed_reasoning(rest), "") if self._inside else ("", rest)
 
     def _begin(self, text: str) -> str:
         """Examine the beginning of the text; returns the unprocessed rest."""
@@ -121,11 +129,20 @@ class ReasoningSplit:
         if found is None:
             return ""
         blanks, mark, rest = found
-        if mark:
-            self._state = "thinking"
-            return rest
+        if mark or self._inside:
+            self._state = "thinking" if self._label is None else "label"
+            return rest if mark else blanks + rest
         self._state, self._shown = "answer", True
         return blanks + rest
+
+    def _after_label(self, text: str) -> str:
+        """Leave the label out; returns the unprocessed rest."""
+        found = None if self._label is None else self._label.push(text)
+        if found is None:
+            return ""
+        blanks, mark, rest = found
+        self._state = "thinking"
+        return rest if mark else blanks + rest
 
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""

@@ -355,6 +355,29 @@ def test_a_priority_is_told_once_where_requests_are_taken_in_order(llm: LLM, mon
     assert said == [NO_PRIORITY]
 
 
+def test_options_of_a_call_are_those_of_its_prompts(llm: LLM) -> None:
+    picture, few = tiny.picture(112, 112, 1), {"max_pixels": 56 * 56}
+    own = llm.generate(ask("x", picture) | {"mm_processor_kwargs": few}, GREEDY, use_tqdm=False)
+    many = [ask("x", picture), ask("x", picture) | {"mm_processor_kwargs": {"max_pixels": 112 * 112}}]
+    common = llm.generate(many, GREEDY, use_tqdm=False, mm_processor_kwargs=few, priority=1)
+    plain = llm.generate(ask("x", picture), GREEDY, use_tqdm=False)
+    lengths = [len(output.prompt_token_ids or ()) for output in (*common, *own, *plain)]
+    assert lengths[0] == lengths[2] < lengths[1] == lengths[3]
+    for bad in ({"padding": True}, {"truncate_prompt_tokens": 3}):
+        with pytest.raises(ParamsError, match="tokenization_kwargs"):
+            llm.generate(ask("x"), GREEDY, tokenization_kwargs=bad)
+    talk = [{"role": "user", "content": "x"}]
+    llm.chat(talk, GREEDY, use_tqdm=False, priority=[1], tokenization_kwargs={"add_special_tokens": False})
+    with pytest.raises(ParamsError, match="template"):
+        llm.chat(talk, GREEDY, tokenization_kwargs={"add_special_tokens": True})
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=64) as text:
+        whole, bare = (
+            text.generate("x y", GREEDY, use_tqdm=False, tokenization_kwargs={"add_special_tokens": wanted})[0]
+            for wanted in (True, False)
+        )
+    assert list(whole.prompt_token_ids or ())[1:] == list(bare.prompt_token_ids or ())
+
+
 def test_metrics_are_filled(llm: LLM) -> None:
     (found,) = llm.generate([ask("x")], GREEDY, use_tqdm=False)
     metrics = found.metrics

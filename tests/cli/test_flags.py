@@ -67,6 +67,15 @@ def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture)
     assert "--help" in text
 
 
+def test_a_backend_of_grammars_changes_nothing_and_more_is_refused(capsys: Capture) -> None:
+    flag = "--structured-outputs-config"
+    for words in ([f"{flag}.backend", "xgrammar"], [f"{flag}.backend=guidance"], [flag, '{"backend": "auto"}']):
+        assert read(*words).model_tag is None
+    with pytest.raises(SystemExit):
+        read(f"{flag}.disable_any_whitespace", "true")
+    assert "Name a backend alone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [name for name, told in vllm_flags.FLAGS.items() if told.why])
 def test_a_flag_that_changes_nothing_takes_its_own_words_and_no_other(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import pytest
 from beheld import LLM, SamplingParams
 from beheld.core.params import StructuredOutputs
 from tests import tiny
-from tests.server.running import ENGINE, Running, data_url, talk
+from tests.server.running import ENGINE, Running, data_url, source_of, talk
 
 SCHEMA = {
     "type": "object",
@@ -46,12 +46,52 @@ def test_the_answer_is_json_of_the_schema_and_its_places_are_pixels(running: Run
 
 
 def test_in_a_stream_they_come_with_the_end_of_each_answer(running: Running) -> None:
-    lines = running.post("/v1/chat/completions", {**ASK, "stream": True, "n": 2}).text.splitlines()
-    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    chunks = events_of(running.post("/v1/chat/completions", {**ASK, "stream": True, "n": 2}).text)
     ends = [choice for chunk in chunks for choice in chunk["choices"] if choice.get("finish_reason")]
     assert [choice["grounding"] for choice in ends] == [[FOUND], [FOUND]]
     others = [choice for chunk in chunks for choice in chunk["choices"] if not choice.get("finish_reason")]
     assert not any("grounding" in choice for choice in others)
+
+
+def test_responses_have_the_places_of_their_image(running: Running) -> None:
+    image, text = ({"type": "input_image", "image_url": data_url(56, 84, seed=1)}, {"type": "input_text", "text": "?"})
+    given = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+    body = {"input": [{"role": "user", "content": [image, text]}], "text": {"format": given}, "grounding": True}
+    body |= {"temperature": 0, "max_output_tokens": 200}
+    found = running.post("/v1/responses", body).json()
+    assert found["grounding"] == [FOUND]
+    assert json.loads(found["output"][0]["content"][0]["text"]) == {"label": "cat", "bbox_2d": [0, 500, 1000, 750]}
+    assert running.get(f"/v1/responses/{found['id']}").json()["grounding"] == [FOUND]
+    *others, last = events_of(running.post("/v1/responses", {**body, "stream": True}).text)
+    assert (last["type"], last["response"]["grounding"]) == ("response.completed", [FOUND])
+    assert not any("grounding" in event.get("response", {}) for event in others)
+    plain = running.post("/v1/responses", {**body, "grounding": False}).json()
+    assert "grounding" not in plain
+    # The earlier image counts, too: the answer would not say which of the two it means.
+    refused = running.post("/v1/responses", {**body, "previous_response_id": found["id"]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grounding")
+
+
+def test_messages_have_the_places_of_their_image(running: Running) -> None:
+    image = {"type": "image", "source": source_of(data_url(56, 84, seed=1))}
+    content = [image, {"type": "text", "text": "?"}]
+    form = {"type": "json_schema", "schema": SCHEMA}
+    body = {"messages": [{"role": "user", "content": content}], "output_config": {"format": form}, "grounding": True}
+    body |= {"temperature": 0, "max_tokens": 200}
+    found = running.post("/v1/messages", body).json()
+    assert found["grounding"] == [FOUND]
+    assert json.loads(found["content"][0]["text"]) == {"label": "cat", "bbox_2d": [0, 500, 1000, 750]}
+    *others, end, _ = events_of(running.post("/v1/messages", {**body, "stream": True}).text)
+    assert (end["type"], end["grounding"]) == ("message_delta", [FOUND])
+    assert not any("grounding" in event for event in others)
+    assert "grounding" not in running.post("/v1/messages", {**body, "grounding": None}).json()
+    refused = running.post("/v1/messages", {**body, "messages": [{"role": "user", "content": "Where?"}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grounding")
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def test_refusals_name_the_field(running: Running, locked: Running) -> None:

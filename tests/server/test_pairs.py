@@ -75,7 +75,11 @@ FACTORS: dict[str, list[Any]] = {
     "cache_salt": [None, "s"],
     "model": [None, "tiny", "blue"],
     "user": [None, "u"],
-    "stream_options": [None, {"include_usage": True}],
+    "stream_options": [None, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True}],
+    "return_token_ids": [None, True],
+    "return_tokens_as_token_ids": [None, True],
+    "include_reasoning": [None, False],
+    "add_special_tokens": [None, False],
     "chat_template_kwargs": [None, {"style": "short"}],
     "add_generation_prompt": [None, False],
     "prompt": ["x", ["y", "z z"], [7, 8, 9], "talk", "picture", "embeds"],
@@ -92,7 +96,7 @@ def values(name: str, first: int = 1) -> list[Value]:
 
 PROMPTS = values("prompt", 0)
 OF_CHAT = [value for name in ("tools", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
-                                     "add_generation_prompt")
+                                     "add_generation_prompt", "include_reasoning")
            for value in values(name)]  # fmt: skip
 # What makes a grammar: structured_outputs goes with neither of the others.
 GRAMMARS = [values("structured_outputs"), values("response_format", 2), values("tools", 3)]
@@ -103,8 +107,7 @@ CLASHES: list[tuple[list[Value], list[Value]]] = [
         [value for made in GRAMMARS for value in made],
         values("allowed_token_ids") + values("bad_words") + values("min_tokens"),
     ),
-    (OF_CHAT, PROMPTS[:3] + values("echo")),
-    (values("echo"), PROMPTS[3:]),
+    (OF_CHAT, PROMPTS[:3]),
     (values("stream"), values("prompt_logprobs")),
     (values("stream", 0)[:1] + values("prompt_logprobs"), values("stream_options")),
     (values("truncate_prompt_tokens"), PROMPTS[4:]),
@@ -115,6 +118,7 @@ NO_COLUMN = {
     *("max_completion_tokens", "top_logprobs", "tool_choice", "messages"),
     *(
         "chat_template",
+        "documents",
         "mm_processor_kwargs",
         "continue_final_message",
         "use_beam_search",
@@ -276,7 +280,7 @@ def test_34_what_does_not_fit_together_is_refused_by_name(served: Running) -> No
         for pair in sorted(sorted(pair) for pair in CLASHING):
             row = dict.fromkeys(FACTORS, 0) | dict(pair)
             names = {name for name, _ in pair}
-            if not names & {"prompt", "echo"} and names & {name for name, _ in OF_CHAT}:
+            if "prompt" not in names and names & {name for name, _ in OF_CHAT}:
                 row["prompt"] = FACTORS["prompt"].index("talk")
             assert refusal(client, row) in names, body_of(row)
 

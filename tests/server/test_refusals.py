@@ -188,12 +188,11 @@ def test_37_other_encodings_and_types(running: Running) -> None:
 INTERNAL = {
     "kv_transfer_params": {"do_remote_prefill": True},
     "mm_hashes": ["0"],
-    "request_id": "x",
     "media_io_kwargs": {"video": {"num_frames": 10**9}},
     "mm_processor_kwargs": {"code_revision": "x"},
     "chat_template": "{{ 1 }}",
     "lora_path": "/etc",
-    "documents": [],
+    "documents": [{"text": "x"}],
     "best_of": 2,
     "functions": [],
 }

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.server.delta_parser import DeltaParser
+from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import THINK, ReasoningSplit
 from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
 
@@ -84,6 +85,24 @@ SKY = '"the \\"sky\\""'
         ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [Piece("f", "{}")]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "a', "", [Piece("f", '{"x": "a')]),
         ("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>', "", [Piece("f", "{}"), Piece("g", "{}")]),
+        ("granite", '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"x": 1}}]', "",
+         [Piece("f", "{}"), Piece("g", '{"x": 1}')]),
+        ("gemma4", '<|tool_call>:f{a:<|"|>x<|"|>,b:[1]}<tool_call|><|tool_call>g{}<tool_call|>', "",
+         [Piece("f", '{"a": "x", "b": [1]}'), Piece("g", "{}")]),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>x<|"|>,b:<|"|>y "z', "", [Piece("f", '{"a":"x","b":"y \\"z')]),
+        ("gemma4", "<|tool_call>f g<tool_call|>", "<|tool_call>f g<tool_call|>", []),
+        ("lfm2", "<|tool_call_start|>[f(x={'a', 'b'}, y={'a': {1}}, z={})]<|tool_call_end|>", "",
+         [Piece("f", '{"x": ["a", "b"], "y": {"a": [1]}, "z": {}}')]),
+        ("gemma4", "<|tool_call>call:f{a:some words,b:{c:x_y,d:true,e:null,g:[p,q]}}<tool_call|>", "",
+         [Piece("f", '{"a": "some words", "b": {"c": "x_y", "d": true, "e": null, "g": ["p", "q"]}}')]),
+        ("qwen3_coder", QWEN.removesuffix("</tool_call>") + QWEN, "", [LOOK, LOOK]),
+        ("qwen3_coder", f"Use <tool_call>: so.\n{QWEN}", "Use <tool_call>: so.", [LOOK]),
+        ("qwen3_coder", QWEN.replace('the "sky"', "a <tool_call> b"), "", [Piece("look", '{"at": "a <tool_call> b"}')]),
+        ("hermes", f"Use <tool_call>: so.\n{CALL}", "Use <tool_call>: so.", [LOOK]),
+        ("hermes", CALL.removesuffix("</tool_call>") + CALL, "", [LOOK, LOOK]),
+        ("hermes", CALL.replace("the ", "<tool_call> "), "",
+         [Piece("look", LOOK.arguments.replace("the ", "<tool_call> "))]),
+        ("glm45", GLM.removesuffix("</tool_call>") + GLM, "", [LOOK, LOOK]),
         ("glm45", GLM, "", [LOOK]),
         ("glm45", f"I look.\n{GLM}\n{GLM}", "I look.", [LOOK, LOOK]),
         ("glm45", "<tool_call>f</tool_call>", "", [Piece("f", "{}")]),
@@ -198,6 +217,11 @@ def test_how_the_text_is_cut_does_not_matter(text: str, places: list[int], form:
     [
         ("<think>\nhm\n\nyes\n</think>\n\nBlue.", False, ("hm\n\nyes", "Blue.")),
         ("hm</think>Blue.", True, ("hm", "Blue.")),
+        # The template wrote the first mark, the model another.
+        ("\n<think>\nhm</think>Blue.", True, ("hm", "Blue.")),
+        ("<think>never ends ", True, ("never ends", "")),
+        (" <thin", True, ("<thin", "")),
+        ("</think>Blue.", True, ("", "Blue.")),
         ("Blue.", False, ("", "Blue.")),
         ("Blue. <think>x</think>", False, ("", "Blue. <think>x</think>")),
         ("<think>never ends ", False, ("never ends", "")),
@@ -208,6 +232,36 @@ def test_how_the_text_is_cut_does_not_matter(text: str, places: list[int], form:
 def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, str]) -> None:
     assert split([text], inside=inside) == expected
     assert split(list(text), inside=inside) == expected
+
+
+def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
+    call = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    names = ("functions.look:3", "functions.look:3", "functions.f:4", "g")
+    parser = DeltaParser(None, "kimi_k2", None, SCHEMAS)
+    deltas = [*parser.push("".join(map(call.format, names))), *parser.finish()]
+    calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
+    assert [one["function"]["name"] for one in calls] == ["look", "look", "f", "g"]
+    assert [calls[0]["id"], calls[2]["id"]] == ["functions.look:3", "functions.f:4"]
+    assert all(calls[place]["id"].startswith("call_") for place in (1, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("<|channel>thought\nhm<channel|>Blue.", False, ("hm", "Blue.")),
+        ("<|channel>though, hm<channel|>Blue.", False, ("though, hm", "Blue.")),
+        ("thought\nhm<channel|>Blue.", True, ("hm", "Blue.")),
+        ("<|channel>thou", False, ("thou", "")),
+        ("<|channel>thought\n<channel|>Blue.", False, ("", "Blue.")),
+    ],
+)
+def test_a_label_is_no_part_of_the_thoughts(text: str, inside: bool, expected: tuple[str, str]) -> None:
+    for pieces in ([text], list(text)):
+        splitter = ReasoningSplit(REASONING["gemma4"], inside=inside)
+        told = [splitter.push(piece) for piece in pieces] + [splitter.finish()]
+        assert ("".join(t for t, _ in told), "".join(a for _, a in told)) == expected
+    assert REASONING["gemma4"].begins_inside("model\n<|channel>thought\n")
+    assert REASONING["gemma4"].begins_inside("model\n<|channel>")
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "mistral"])

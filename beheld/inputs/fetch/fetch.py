@@ -19,6 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from beheld.core.config import MediaLimits
 from beheld.core.errors import FetchError, LimitError
 from beheld.inputs.fetch.shares import Shares
+from beheld.inputs.media import stills
 from beheld.utils import env
 from beheld.utils.pace import Pace, paced
 
@@ -154,12 +155,13 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     if (len(url) - start) * 3 // 4 > limits.max_item_bytes:
         raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
     try:
-        data = _from_base64(url, start)
+        frames = url[start:].split(",") if head[1].lower() == "video/jpeg" else None
+        data = _from_base64(url, start) if frames is None else stills.joined([_from_base64(one, 0) for one in frames])
     except (binascii.Error, UnicodeEncodeError) as error:
         raise FetchError(
             "The data URL is not valid base64.", "Encode the file with standard base64.", stage="data"
         ) from error
-    if not data:
+    if not data or (frames is not None and "" in frames):
         raise FetchError("The data URL is empty.", "Send the file's bytes in it.", stage="data")
     return data
 

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, ParamsError
 from beheld.core.params import nearest
-from beheld.inputs.media import animation
+from beheld.inputs.media import animation, stills
 from beheld.inputs.media.container import check_codec, opened
 
 DEFAULT_FRAMES = 32
@@ -118,6 +118,8 @@ def open_bytes(data: bytes, sampling: FrameSampling, limits: MediaLimits) -> Cli
     """
     if animation.may_be(data) and (found := animation.timeline(data, limits)) is not None:
         return _animated(data, found, sampling, limits)
+    if stills.are(data):
+        return _of_stills(data, limits)
     import av
 
     try:
@@ -167,6 +169,15 @@ def _animated(data: bytes, found: animation.Timeline, sampling: FrameSampling, l
     shown = zip(indices, animation.frames(data, indices, limits), strict=False)
     clip = _clip(_stacked(shown, len(indices), limits), count, count / seconds, given)
     return replace(clip, total=total, fps=rate, indices=tuple(starts[index] for index in clip.indices or ()))
+
+
+def _of_stills(data: bytes, limits: MediaLimits) -> Clip:
+    """Decode single images, all of them: as with other frames, the caller chose them."""
+    images = stills.images_of(data)
+    _check_count(len(images), limits)
+    width, height = stills.size_of(images, limits)
+    _check_bytes(len(images) * width * height * 3, limits)
+    return from_frames(stills.frames(images, limits), None, limits)
 
 
 def _check_count(count: int, limits: MediaLimits) -> None:

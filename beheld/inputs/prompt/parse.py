@@ -29,6 +29,7 @@ _KEYS = (
     "multi_modal_uuids",
     "cache_salt",
     embedded_prompt.KEY,
+    "add_special_tokens",
 )
 
 
@@ -43,6 +44,7 @@ class ParsedPrompt:
         options: processor options of this request.
         salt: separates prefix caches.
         embeds: the embeddings (tokens, hidden) that take the place of all ids; None if there are none.
+        ends: whether the text gets the tokenizer's special tokens.
     """
 
     text: str | None
@@ -51,6 +53,7 @@ class ParsedPrompt:
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: bytes = b""
     embeds: Any = None
+    ends: bool = True
 
 
 def parse(prompt: PromptType, info: ModelInfo, merge_size: int, limits: MediaLimits = _LIMITS) -> ParsedPrompt:
@@ -113,6 +116,9 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, 
     if text is not None and not isinstance(text, str):
         raise PromptError(f'"prompt" must be text, got {type(text).__name__}.', "Send one string.", param="prompt")
     options = processor_options(prompt.get("mm_processor_kwargs"))
+    ends = prompt.get("add_special_tokens", True)
+    if not isinstance(ends, bool):
+        raise PromptError('"add_special_tokens" must be true or false.', param="add_special_tokens")
     media = _media(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"), info, merge_size)
     return ParsedPrompt(
         text,
@@ -120,6 +126,7 @@ def _parse_mapping(prompt: Mapping[str, Any], info: ModelInfo, merge_size: int, 
         media,
         options,
         salted,
+        ends=ends,
     )
 
 

@@ -109,19 +109,21 @@ class PromptReader:
             self._check_size(parsed.text, params)
             most = self._most(params)
             written = self._cased(parsed.text)
-            ends = True
+            whole = parsed.ends
             if self._family.rewrite is not None:
                 rewritten = self._family.rewrite(written, counts)
                 if isinstance(rewritten, str):
-                    written, ends = rewritten, self._family.rewritten_ends != "written"
+                    written, whole = rewritten, whole and self._family.rewritten_ends != "written"
                 else:
                     # Items of these families have no text around them.
                     ids = self._of_pieces(
                         rewritten,
-                        lambda piece, *, ends: self._tokenizer.encode(piece, add_special_tokens=ends, most=most),
+                        lambda piece, *, ends: self._tokenizer.encode(
+                            piece, add_special_tokens=ends and parsed.ends, most=most
+                        ),
                     )
                     return self._checked(ids, parsed, None, params, counts)
-            text = PromptText(self._family.begun(written, self._tokenizer.inner), None, ends, most)
+            text = PromptText(self._family.begun(written, self._tokenizer.inner), None, whole, most)
             ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
 

@@ -99,6 +99,11 @@ class PythonCalls:
         """True once a call has begun."""
         return self._called
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._state != "call"
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
         pieces: list[Piece] = []

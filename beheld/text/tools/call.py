@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 # Function name -> JSON schema of its arguments.
@@ -20,10 +20,12 @@ class Piece:
     Attributes:
         name: the function's name at the beginning of a call; None continues the previous call.
         arguments: text to append to the arguments, which are JSON if the model wrote them correctly.
+        id: the model's own id of the call, if it wrote one.
     """
 
     name: str | None
     arguments: str
+    id: str | None = None
 
 
 class ToolReader(Protocol):
@@ -56,6 +58,10 @@ class CallBody(Protocol):
     def called(self) -> bool:
         """True once a call has begun."""
 
+    @property
+    def complete(self) -> bool:
+        """True if no call is open whose arguments may hold the text that follows."""
+
 
 def call_from(value: Any) -> list[Piece]:
     """A call from parsed JSON; empty if it is not a call.
@@ -83,7 +89,7 @@ def calls_of(pieces: Sequence[Piece]) -> list[Piece]:
         if piece.name is not None:
             made.append(piece)
         else:
-            made[-1] = Piece(made[-1].name, made[-1].arguments + piece.arguments)
+            made[-1] = replace(made[-1], arguments=made[-1].arguments + piece.arguments)
     return made
 
 

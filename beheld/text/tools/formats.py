@@ -61,6 +61,8 @@ _HERMES = {"<tool_call>": Region("</tool_call>")}
 _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
+# Some of its models spell the mark out.
+_GRANITE = "<|tool_call|>", "<tool_call>"
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _DEEPSEEK_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _KIMI_CALL = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -112,8 +114,8 @@ FORMATS: dict[str, CallFormat] = {
     "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
     "lfm2": _marked("<|tool_call_start|>", "<|tool_call_end|>", PythonCalls, template="<|tool_list_start|>"),
     "granite": CallFormat(
-        lambda schemas: MarkedReader({"<|tool_call|>": Region("<|tool_call|>")}, JsonCalls),
-        ("<|tool_call|>",),
+        lambda schemas: MarkedReader({mark: Region(mark) for mark in _GRANITE}, JsonCalls),
+        _GRANITE,
         ("<|tool_call|>",),
         ("<|tool_call|>",),
     ),

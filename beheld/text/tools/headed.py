@@ -9,7 +9,11 @@ from beheld.text.tools.json_calls import Balance
 
 # No header is longer: a name has 64 characters, and the longest mark about 30.
 _MAX_HEADER = 256
-_KIMI = re.compile(r"\s*(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
+# Kimi numbers its calls, and its template shows it their ids again.
+_KIMI = re.compile(
+    r"\s*(?:(?P<id>functions\.(?P<name>[^\s:<]+):\d+)|(?:functions\.)?(?P<later>[^\s:<]+)(?::\d+)?)\s*"
+    r"<\|tool_call_argument_begin\|>\s*"
+)
 _HARMONY = re.compile(r"[^<]*\bto=(?:functions\.)?(?P<name>[^\s<]+)[^{]*<\|message\|>\s*")
 # DeepSeek-V3 writes the call's type, then the name and a fence; later versions the name alone.
 _DEEPSEEK = re.compile(
@@ -21,7 +25,7 @@ class HeadedCall:
     """One call: a header up to the first bracket, then its arguments; a call.CallBody.
 
     Args:
-        header: matches the whole header; the group that matches is the name.
+        header: matches the whole header; its group "name" or "later" is the name, "id" the model's own id of the call.
     """
 
     def __init__(self, header: re.Pattern[str]) -> None:
@@ -35,6 +39,11 @@ class HeadedCall:
         """True once a call has begun."""
         return self._state in ("arguments", "done")
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._state == "done"
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody. Text after the arguments, such as the end of a fence, is left out."""
         pieces: list[Piece] = []
@@ -45,11 +54,12 @@ class HeadedCall:
                 return "", []
             text, self._held = self._held, ""
             found = self._header.fullmatch(text, 0, place) if 0 <= place <= _MAX_HEADER else None
-            name = "" if found is None else found[found.lastgroup or 0]
+            groups = {} if found is None else found.groupdict()
+            name = groups.get("name") or groups.get("later") or ""
             if not NAME.fullmatch(name):
                 self._state = "plain"
             else:
-                pieces.append(Piece(name, ""))
+                pieces.append(Piece(name, "", groups.get("id")))
                 self._state, text = "arguments", text[place:]
         if self._state == "arguments":
             end = self._balance.end(text)

@@ -180,6 +180,11 @@ class JsonCalls:
         """True once a call has begun."""
         return self._called
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._call is None
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
         shown: list[str] = []

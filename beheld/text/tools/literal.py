@@ -99,28 +99,43 @@ class _Reader:
         if kind == "word" and word in _WORDS:
             return _WORDS[word]
         if kind == "sign" and word in _CLOSING:
-            return self._mapping(depth) if word == "{" else self._list(_CLOSING[word], depth)
+            return self._braces(depth) if word == "{" else self._list(_CLOSING[word], depth)
         raise ValueError("no value")
 
     def _list(self, closing: str, depth: int) -> list[Any]:
         made: list[Any] = []
         while not self._skip(closing):
             made.append(self.value(depth + 1))
-            if not self._skip(",") and not self._ahead(closing):
-                raise ValueError("no comma")
+            self._separate(closing)
         return made
 
-    def _mapping(self, depth: int) -> dict[str, Any]:
+    def _braces(self, depth: int) -> dict[str, Any] | list[Any]:
+        """A dictionary, or a set as a list."""
+        if self._skip("}"):
+            return {}
+        first = self.value(depth + 1)
+        if self._ahead(":"):
+            return self._mapping(first, depth)
+        self._separate("}")
+        return [first, *self._list("}", depth)]
+
+    def _mapping(self, key: Any, depth: int) -> dict[str, Any]:
+        """The dictionary that begins with this key."""
         made: dict[str, Any] = {}
-        while not self._skip("}"):
-            key = self.value(depth + 1)
+        while True:
             if not isinstance(key, str):
                 raise ValueError("no key")
             self.expect(":")
             made[key] = self.value(depth + 1)
-            if not self._skip(",") and not self._ahead("}"):
-                raise ValueError("no comma")
-        return made
+            self._separate("}")
+            if self._skip("}"):
+                return made
+            key = self.value(depth + 1)
+
+    def _separate(self, closing: str) -> None:
+        """Consume the comma after an entry; the last one needs none."""
+        if not self._skip(",") and not self._ahead(closing):
+            raise ValueError("no comma")
 
     def _ahead(self, sign: str) -> bool:
         return self.more and self._tokens[self._place] == ("sign", sign)

@@ -48,7 +48,8 @@ class MarkedReader:
         self._marks = (*regions, *(() if stray is None else (stray,)), *frame)
         self._seeker = Seeker()
         self._words = Trimmed()
-        self._open: tuple[CallBody, str] | None = None
+        # The open region: its body, its opening mark and its closing one.
+        self._open: tuple[CallBody, str, str] | None = None
         # The opening mark and the whitespace before it; they are text if no call follows.
         self._undecided = ""
         self._spelled = False
@@ -74,7 +75,7 @@ class MarkedReader:
         if self._open is None:
             self._say(rest, shown)
         else:
-            body, _ = self._open
+            body, _, _ = self._open
             self._take(body, body.push(rest), shown, pieces)
             self._take(body, body.cut(), shown, pieces)
             self._say(self._undecided, shown)
@@ -94,20 +95,27 @@ class MarkedReader:
     def _enter(self, mark: str, shown: list[str], pieces: list[Piece]) -> None:
         region = self._regions[mark]
         body = self._make()
-        self._open = body, region.close
+        self._open = body, mark, region.close
         # If the body reads the mark itself, the mark must not appear twice.
         self._undecided = self._words.rest() + mark.removesuffix(region.given)
         self._spelled = False
         self._take(body, body.push(region.given), shown, pieces)
 
     def _within(self, text: str, shown: list[str], pieces: list[Piece]) -> str:
-        """Consume text up to the closing mark; returns the unprocessed rest."""
+        """Consume text up to the closing mark; returns the unprocessed rest.
+
+        Some models forget that mark, or write the opening one without a call: a region also ends where its opening mark
+        stands again, unless that is in a call's arguments.
+        """
         assert self._open is not None
-        body, close = self._open
-        before, mark, after = self._seeker.seek(text, (close,))
+        body, opening, close = self._open
+        before, mark, after = self._seeker.seek(text, (close, opening))
         self._take(body, body.push(before), shown, pieces)
         if mark is None:
             return ""
+        if mark != close and body.called and not body.complete:
+            self._take(body, body.push(mark), shown, pieces)
+            return after
         self._take(body, body.end(), shown, pieces)
         again = mark in self._regions
         if self._undecided or self._spelled:

@@ -30,6 +30,11 @@ class MistralCalls:
         """True once a call has begun."""
         return self._state in ("arguments", "done") if self._list is None else self._list.called
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._state == "done" if self._list is None else self._list.complete
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
         if self._state == "start":

@@ -88,6 +88,11 @@ class TaggedCalls:
         """True once a call has begun."""
         return self._called
 
+    @property
+    def complete(self) -> bool:
+        """As CallBody."""
+        return self._state in ("between", "done")
+
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
         pieces: list[Piece] = []

@@ -1,0 +1,198 @@
+"""Fields that change what an answer shows: token ids, the usage so far, its beginning, documents, sampling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from beheld.core.errors import ConfigError
+from beheld.server.chat import variables_of
+from beheld.server.errors import HttpError
+from beheld.server.options import ServerOptions
+from beheld.server.schema import ChatRequest
+from beheld.text.reasoning import THINK
+from tests.server.running import ENGINE, Running
+from tests.server.test_forms import TALK
+
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "temperature": 0}
+TEXT: dict[str, Any] = {"prompt": "Hello there", "max_tokens": 6, "temperature": 0}
+
+
+def chunks_of(running: Running, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    text = running.post(path, {**body, "stream": True}).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def joined(chunks: list[dict[str, Any]]) -> list[int]:
+    return [one for chunk in chunks for choice in chunk["choices"] for one in choice.get("token_ids", ())]
+
+
+def test_token_ids_of_prompt_and_answer(running: Running) -> None:
+    asked = {"return_token_ids": True}
+    found = running.post(CHAT, HI | asked).json()
+    prompt = running.post("/tokenize", {"messages": HI["messages"]}).json()["tokens"]
+    ids = found["choices"][0]["token_ids"]
+    assert (found["prompt_token_ids"], len(ids)) == (prompt, found["usage"]["completion_tokens"])
+    assert running.post("/detokenize", {"tokens": ids}).json()["prompt"] == found["choices"][0]["message"]["content"]
+    chunks = chunks_of(running, CHAT, HI | asked)
+    assert ([chunk.get("prompt_token_ids") for chunk in chunks], joined(chunks)) == (
+        [prompt, *[None] * (len(chunks) - 1)],
+        ids,
+    )
+    choice = running.post(COMPLETE, TEXT | asked).json()["choices"][0]
+    assert choice["prompt_token_ids"] == running.post("/tokenize", {"prompt": TEXT["prompt"]}).json()["tokens"]
+    chunks = chunks_of(running, COMPLETE, TEXT | asked)
+    assert joined(chunks) == choice["token_ids"]
+    assert chunks[0]["choices"][0]["prompt_token_ids"] == choice["prompt_token_ids"]
+    plain = running.post(CHAT, HI).json()
+    # Scripts read the fields of every answer.
+    assert [plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]] == [None] * 3
+    assert "token_ids" not in chunks_of(running, CHAT, HI)[1]["choices"][0]
+
+
+def test_tokens_of_log_probabilities_as_ids(running: Running) -> None:
+    asked = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    choice = running.post(CHAT, HI | asked | {"logprobs": True, "top_logprobs": 2}).json()["choices"][0]
+    names = [f"token_id:{one}" for one in choice["token_ids"]]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == names
+    for entry in choice["logprobs"]["content"]:
+        assert [top["token"][:9] for top in entry["top_logprobs"]] == ["token_id:"] * 2
+    choice = running.post(COMPLETE, TEXT | asked | {"logprobs": 1, "echo": True}).json()["choices"][0]
+    ids = choice["prompt_token_ids"] + choice["token_ids"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{one}" for one in ids]
+    assert [list(top) for top in choice["logprobs"]["top_logprobs"][-6:]] == [[f"token_id:{one}"] for one in ids[-6:]]
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HI), (COMPLETE, TEXT)])
+def test_the_usage_so_far(running: Running, path: str, body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = chunks_of(running, path, body | {"stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]]
+    assert counts == sorted(counts)
+    assert (counts[-1], last["usage"]["completion_tokens"], last["choices"]) == (6, 6, [])
+    plain = chunks_of(running, path, body | {"stream_options": {"include_usage": True}})
+    assert [chunk["usage"] for chunk in plain[:-1]] == [None] * (len(plain) - 1)
+    quiet = chunks_of(running, path, body | {"stream_options": {"continuous_usage_stats": True}})
+    assert not any("usage" in chunk for chunk in quiet)
+
+
+def test_an_answer_that_goes_on_may_show_its_beginning(running: Running) -> None:
+    talk = [*HI["messages"], {"role": "assistant", "content": "Well, "}]
+    body = HI | {"messages": talk, "continue_final_message": True}
+    plain = running.post(CHAT, body).json()["choices"][0]["message"]["content"]
+    assert running.post(CHAT, body | {"echo": True}).json()["choices"][0]["message"]["content"] == "Well, " + plain
+    alone = running.post(CHAT, HI | {"echo": True}).json()["choices"][0]["message"]["content"]
+    assert alone == running.post(CHAT, HI).json()["choices"][0]["message"]["content"]
+
+
+def test_documents_are_the_templates() -> None:
+    body = ChatRequest.model_validate(HI | {"documents": [{"title": "a", "text": "b"}]})
+    template = "{% for one in documents %}{{ one.text }}{% endfor %}"
+    assert variables_of(body, template) == {"documents": [{"title": "a", "text": "b"}]}
+    with pytest.raises(HttpError, match="no place for documents"):
+        variables_of(body, "{{ messages }}")
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Running]:
+    """A server with a template of its own, whose operator says what requests leave out."""
+    options: dict[str, Any] = {"template_variables": {"mood": "calm"}, "tells_usage": True, "tokens_as_ids": True}
+    found = Running("llama", ENGINE | {"chat_template": TALK + "{{ mood }}"}, **options)
+    yield found
+    found.idle()
+    found.close()
+
+
+def test_special_tokens_of_a_prompt_can_be_left_out(own: Running) -> None:
+    whole, bare = (
+        own.post(COMPLETE, TEXT | {"return_token_ids": True, "add_special_tokens": wanted}).json()["choices"][0]
+        for wanted in (True, False)
+    )
+    assert whole["prompt_token_ids"][1:] == bare["prompt_token_ids"]
+    refused = own.post(CHAT, HI | {"add_special_tokens": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "add_special_tokens")
+
+
+def test_what_the_operator_says_holds_where_a_request_says_nothing(own: Running) -> None:
+    def end(**more: Any) -> str:
+        ids = own.post(CHAT, HI | more | {"return_token_ids": True}).json()["prompt_token_ids"]
+        same = own.post("/tokenize", {"messages": HI["messages"]} | more).json()["tokens"]
+        assert ids == same
+        text: str = own.post("/detokenize", {"tokens": ids}).json()["prompt"]
+        return text[-4:]
+
+    assert (end(), end(chat_template_kwargs={"mood": "wild"})) == ("calm", "wild")
+    counted = own.post("/v1/messages/count_tokens", {"messages": HI["messages"]}).json()["input_tokens"]
+    assert counted == own.post("/tokenize", {"messages": HI["messages"]}).json()["count"]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks_of(own, CHAT, HI)]
+    assert (counts[0], counts[-1], counts) == (0, 6, sorted(counts))
+    asked = HI | {"stream_options": {"include_usage": False}}
+    *others, last = chunks_of(own, CHAT, asked)
+    assert ([chunk["usage"] for chunk in others], last["usage"]["completion_tokens"]) == ([None] * len(others), 6)
+    for wanted, named in ((None, True), (False, False)):
+        asked = HI | {"logprobs": True, "return_tokens_as_token_ids": wanted}
+        entry = own.post(CHAT, asked).json()["choices"][0]["logprobs"]["content"][0]
+        assert entry["token"].startswith("token_id:") == named
+
+
+def test_the_operators_variables_are_an_object() -> None:
+    with pytest.raises(ConfigError, match="no JSON object"):
+        ServerOptions(template_variables=[1])  # type: ignore[arg-type]
+
+
+def test_reasoning_may_be_left_out_and_its_mark_may_stand_twice() -> None:
+    # The prompt ends within the reasoning, and the grammar's words repeat the mark.
+    template = TALK + THINK.open
+    found = Running("qwen2", ENGINE | {"chat_template": template}, reasoning_parser="think")
+    try:
+        body = HI | {"max_tokens": 40, "structured_outputs": {"regex": "<think>so</think>yes"}}
+        message = found.post(CHAT, body).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("so", "yes")
+        message = found.post(CHAT, body | {"include_reasoning": False}).json()["choices"][0]["message"]
+        assert (message["reasoning"], message["content"], "reasoning_content" in message) == (None, "yes", False)
+        asked = {"input": "Hi", "temperature": 0, "structured_outputs": body["structured_outputs"]}
+        output = found.post("/v1/responses", asked).json()["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message"]
+        output = found.post("/v1/responses", asked | {"include_reasoning": False}).json()["output"]
+        assert [item["type"] for item in output] == ["message"]
+        found.idle()
+    finally:
+        found.close()
+
+
+def test_responses_take_chats_sampling(running: Running) -> None:
+    asked = {"input": "Hi", "max_output_tokens": 12, "seed": 3, "top_k": 20, "stop": ["e"], "logit_bias": {"5": 2}}
+    asked |= {"repetition_penalty": 1.2, "cache_salt": "s"}
+    found = running.post("/v1/responses", asked).json()
+    same = {name: value for name, value in asked.items() if name not in ("input", "max_output_tokens")}
+    chat = running.post(CHAT, {"messages": HI["messages"], "max_tokens": 12} | same).json()
+    said = "".join(part["text"] for item in found["output"] for part in item["content"])
+    assert said == chat["choices"][0]["message"]["content"]
+    refused = running.post("/v1/responses", asked | {"top_k": -5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_k")
+    both = {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}}
+    refused = running.post("/v1/responses", {"input": "Hi"} | both)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs")
+
+
+def test_messages_take_a_salt_and_variables(running: Running) -> None:
+    body = {"messages": HI["messages"], "max_tokens": 6, "temperature": 0}
+    plain = running.post("/v1/messages", body).json()["content"]
+    more = {"cache_salt": "s", "chat_template_kwargs": {"style": "short"}}
+    assert running.post("/v1/messages", body | more).json()["content"] == plain
+    refused = running.post("/v1/messages", body | {"chat_template_kwargs": {"messages": 1}})
+    assert refused.status_code == 400
+
+
+def test_what_asks_for_nothing_is_accepted(running: Running) -> None:
+    nothing = {"vllm_xargs": {}, "thinking_token_budget": None, "kv_transfer_params": None, "logprob_token_ids": []}
+    assert running.post(CHAT, HI | nothing).status_code == 200
+    for name, value in (("thinking_token_budget", 5), ("vllm_xargs", {"a": 1}), ("logprob_token_ids", [1])):
+        refused = running.post(CHAT, HI | {name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    told = running.post(CHAT, HI | {"request_id": "mine", "session_id": "s", "stream_interval": 4}).json()["warnings"]
+    assert [warning["param"] for warning in told] == ["request_id", "session_id", "stream_interval"]
