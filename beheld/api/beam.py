@@ -164,11 +164,16 @@ def _ids(llm: Generates, prompt: Any) -> list[int]:
         return list(prompt["prompt_token_ids"])
     if isinstance(prompt, str | Mapping):
         text = prompt if isinstance(prompt, str) else prompt["prompt"]
-        return list(llm.get_tokenizer().encode(text))
+        ends = not isinstance(prompt, Mapping) or prompt.get("add_special_tokens", True) is not False
+        return list(llm.get_tokenizer().encode(text, add_special_tokens=ends))
     return list(prompt)
 
 
 def _with_ids(prompt: Any, token_ids: list[int]) -> dict[str, Any]:
     """The prompt with these ids in place of its text."""
-    rest = {} if not isinstance(prompt, Mapping) else {k: v for k, v in prompt.items() if k != "prompt"}
+    rest = (
+        {}
+        if not isinstance(prompt, Mapping)
+        else {k: v for k, v in prompt.items() if k not in ("prompt", "add_special_tokens")}
+    )
     return {**rest, "prompt_token_ids": token_ids}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from beheld.core.errors import ConfigError
 from beheld.core.vllm_options import OPTIONS, VllmOption
 from beheld.utils.log import get_logger
@@ -114,12 +117,24 @@ def answer(name: str, value: str | None) -> int | None:
         return 0 if name.startswith("no-") and positive is not None and not positive.values else None
     if known.why and known.values and value is None:
         raise ConfigError(f"--{name} needs a value.", known.remedy or "Leave it out.", param=name.replace("-", "_"))
-    if value not in known.only if known.only else not known.why:
+    if known.unread:
+        refused = value is None or known.refuses(value)
+    else:
+        refused = value not in known.only and _read(value) not in known.only if known.only else not known.why
+    if refused:
         raise ConfigError(f"--{name} is not available here.", known.remedy, param=name.replace("-", "_"))
     if not known.why:
         return known.values
     _log("--%s changes nothing: %s.", name, known.why)
     return 0 if attached else known.values
+
+
+def _read(value: str | None) -> Any:
+    """A value of JSON, however it is written; else itself."""
+    try:
+        return json.loads(value or "")
+    except ValueError:
+        return value
 
 
 def same(flag: str, value: str) -> str:

@@ -515,7 +515,7 @@ def _prompt_embeds(args: EngineArgs, info: ModelInfo) -> bool:
 
 def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     limits = dict.fromkeys(info.modalities, _MANY)
-    chunks = 0
+    chunks: int | None = None
     for modality, limit in (args.limit_mm_per_prompt or {}).items():
         if modality not in (*MODALITIES, CHUNKS):
             raise ConfigError(
@@ -533,8 +533,9 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             limits[modality] = count
         elif modality == CHUNKS:
             chunks = count
-    if chunks and "image" in limits:
-        limits["image"] = max(limits["image"], chunks)
+    if chunks is not None and "image" in limits:
+        own = "image" in (args.limit_mm_per_prompt or {})
+        limits["image"] = max(limits["image"], chunks) if own else chunks
     off = [modality for modality, count in limits.items() if count == 0]
     if off:
         logger.info(

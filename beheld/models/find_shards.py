@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from beheld.core.config import ModelInfo
+from beheld.core.errors import ModelError
 from beheld.models.shard_forms import changed, columns, linear_in, only, rows
 from beheld.models.shard_mixers import mixer
 from beheld.models.surgery.experts import usual_form
@@ -42,7 +43,10 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int, *, whole_experts: b
     """
     if info.pooler is not None and info.pooler.encodes:
         return ShardPlan(rank, ranks, (), whole=("all layers, which are an encoder's",))
-    text = text_model(model)
+    try:
+        text = text_model(model)
+    except ModelError:
+        return ShardPlan(rank, ranks, (), whole=("all layers, which have another form",))
     prefix = next(name for name, module in model.named_modules() if module is text)
     paths = {
         number: f"{prefix}.layers.{number}" if prefix else f"layers.{number}" for number in range(len(text.layers))
@@ -74,6 +78,7 @@ def _mixers(
     """Return the parts of what keeps a cache, group by group, and which groups are whole, in words."""
     found: list[Shard] = []
     whole: list[str] = []
+    forms: dict[str, tuple[int, int, int]] = {}
     for index, group in enumerate(info.kv_groups):
         layers = (*group.layers, *(reader for reader, _ in group.readers))
         parts = [
@@ -84,13 +89,20 @@ def _mixers(
             ]
             for layer in layers
         ]
-        if all(len(own) == 1 for own in parts):
-            found += [own[0] for own in parts]
+        form = (group.num_kv_heads, group.head_dim, group.value_dim)
+        if all(len(own) == 1 and forms.get(own[0].path, form) == form for own in parts):
+            # A module that attends to positions and to states by one softmax is in two groups, and is cut once.
+            found += [_cache_alone(own[0]) if own[0].path in forms else own[0] for own in parts]
+            forms |= {own[0].path: form for own in parts}
         else:
             whole.append(
                 f"layers {min(layers)} to {max(layers)} of one kind, {len(layers)} in all, which have another form"
             )
     return found, whole
+
+
+def _cache_alone(shard: Shard) -> Shard:
+    return Shard(shard.path, {}, cache=shard.cache)
 
 
 def _mlp(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
@@ -151,7 +163,10 @@ def _experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
 
 def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Shard, tuple[str, int], str, int] | None:
     """Return the part of the embedding and the head; None if one of them has another form."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    try:
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
     if not isinstance(embedding, nn.Embedding) or type(head) is not nn.Linear:
         return None
     size = embedding.num_embeddings
@@ -163,5 +178,9 @@ def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Shard, tuple[str, in
     pieces = share(size, rank, ranks)
     cut = Cut(0, pieces)
     cuts = {f"{names[id(embedding)]}.weight": cut} | columns(names[id(head)], head, cut)
+    # transformers would put the whole table of a third module back in the place of the cut one.
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    if any((target in cuts) != (source in cuts) for target, source in tied.items()):
+        return None
     shard = Shard("vocabulary", cuts)
     return shard, (names[id(embedding)], min(rank * cut.size, size)), names[id(head)], size

@@ -1,7 +1,7 @@
 """Functions for this CPU, compiled from LLVM IR by the package llvmlite, which brings LLVM along.
 
 A function has the signature `void (ptr job, i64 first, i64 stop)`: it does the parts `first` to `stop` of a job, a list
-of 64-bit words. Threads are those of PyTorch's own OpenMP, if it is GNU's; otherwise one thread does all.
+of 64-bit words. Threads are those of PyTorch's own OpenMP, if it has GNU's names; otherwise one thread does all.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 # The words of a job that tell threads what to do come last: the function, the number of threads, and of parts.
@@ -100,14 +101,16 @@ def _parsed(llvm: Any, texts: Sequence[Callable[[str], str]]) -> Any:
 
 
 def _openmp() -> Any:
-    """Return the OpenMP library of PyTorch's own threads if it is GNU's; otherwise None."""
+    """Return the library through which PyTorch's own threads are reached, by GNU's names; None if there is none.
+
+    Other packages (sentencepiece is one) bring an OpenMP of their own, whose idle threads keep the processors from
+    PyTorch's: with two threads, a product and PyTorch's operations between took eight times as long.
+    """
+    import torch
+
     try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            paths = sorted({line.split()[-1] for line in maps if "libgomp" in line})
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     except OSError:
         return None
-    for path in paths:
-        library = ctypes.CDLL(path)
-        if hasattr(library, "GOMP_parallel"):
-            return library
-    return None
+    # Names are looked for in what it was linked with.
+    return library if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num") else None

@@ -157,6 +157,14 @@ class Hold:
         self._admission.give(self.counted)
         self.counted = 0
 
+    def shrink(self, num_bytes: int) -> None:
+        """Count `num_bytes` in all, which is less than before; after `release` nothing changes."""
+        self._size = num_bytes
+        less = self.counted - max(0, num_bytes - limits.FREE_BYTES)
+        if less > 0:
+            self._admission.give(less)
+            self.counted -= less
+
     def grow(self, num_bytes: int) -> None:
         """Count `num_bytes` more.
 

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import CulpritError, EngineDeadError
+from beheld.core.outputs import RequestOutput
 from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
@@ -36,7 +37,7 @@ from beheld.server import (
     vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
-from beheld.server.admission import AdmissionControl
+from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
@@ -206,8 +207,15 @@ class Service:
         body = await self._read(request, ChatRequest)
         check_answers(body.n, self.options)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
-        head = self._head(request, "chatcmpl", body.model)
         salt = self._salt(request, body.cache_salt)
+        columns: Hold | None = None
+
+        def begun(output: RequestOutput) -> None:
+            # Now the prompt's length is known, and not only the longest that there may be.
+            if columns is not None:
+                columns.shrink(chat.columns_bytes(body, len(output.prompt_token_ids or ())))
+
+        head = replace(self._head(request, "chatcmpl", body.model), begun=begun)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
@@ -217,7 +225,7 @@ class Service:
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        columns = chat.columns_bytes(body, self.llm.config.max_model_len)
+        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len))
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
 
     async def complete(self, request: Request) -> Response:
@@ -228,7 +236,7 @@ class Service:
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
         prompts = completions.prompts_of(body, self.options)
-        columns = completions.columns_bytes(body, prompts, self.llm.config.max_model_len)
+        most = completions.columns_bytes(body, prompts, self.llm.config.max_model_len)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = completions.chunks(self.llm, body, self.options, head, salt, self._turns)
@@ -236,7 +244,7 @@ class Service:
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
-        answers = len(prompts) * (body.n or 1)
+        answers, columns = len(prompts) * (body.n or 1), self._columns(most)
         return await self._answer(request, chunks, answers, form, stream=body.stream is True, columns=columns)
 
     async def create_message(self, request: Request) -> Response:
@@ -356,16 +364,19 @@ class Service:
         form: AnswerForm,
         *,
         stream: bool,
-        columns: int = 0,
+        columns: Hold | None = None,
     ) -> Response:
         """The chunks as a stream or as one body. An error before the first chunk gets its own status.
 
-        `columns` is the most bytes that log-probabilities of its prompts may take.
+        `columns` holds the most bytes that log-probabilities of its prompts may take, if they are asked for.
         """
         client = self._clients.of(request.scope)
-        self._clients.check(client)
-        stack = contextlib.ExitStack()
-        stack.enter_context(self.admission.admitted(max(1, answers)))
+        with contextlib.ExitStack() as refused:
+            if columns is not None:
+                refused.enter_context(columns)
+            self._clients.check(client)
+            refused.enter_context(self.admission.admitted(max(1, answers)))
+            stack = refused.pop_all()
 
         def finished(error: Exception | None) -> None:
             request.state.held.release()
@@ -374,11 +385,10 @@ class Service:
                 request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
 
         try:
-            stack.enter_context(self.admission.hold_columns(columns))
             chunks = self._blaming(make(), client)
             if not stream:
                 body = await until_gone(_folded(chunks, form), request.receive)
-                if columns:
+                if columns is not None:
                     return LongResponse(LongJson(body), self._turns, finished, request.state.names)
                 stack.close()
                 return JSONResponse(body) if form.response is None else form.response(body)
@@ -400,6 +410,10 @@ class Service:
         start = resume.start_of(request.headers.get("last-event-id"), recording.name)
         recording.check(start)
         return resume.Follower(recording, start)
+
+    def _columns(self, most: int) -> Hold | None:
+        """Hold the most bytes of a request's columns, until its answer has ended; None for none."""
+        return self.admission.hold_columns(most) if most else None
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""

@@ -45,7 +45,7 @@ class ResponseEvents:
     async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
         """The events, the last of which has the whole response."""
         begun, ended = False, False
-        reason = "stop"
+        reason, usage = "stop", None
         items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"))
         try:
             async with contextlib.aclosing(chunks):
@@ -60,8 +60,9 @@ class ResponseEvents:
                         reason = choice["finish_reason"] or reason
                         if "grounding" in choice:
                             self._response["grounding"] = choice["grounding"]
-                    if chunk.get("usage"):
-                        self._response["usage"] = await self._usage(chunk["usage"])
+                    usage = chunk.get("usage") or usage
+            if usage:
+                self._response["usage"] = await self._usage(usage)
             for event in items.close(complete=reason not in ("length", "abort")):
                 yield self._numbered(event)
             ended = True

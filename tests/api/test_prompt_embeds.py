@@ -13,6 +13,7 @@ import transformers
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, ParamsError, PromptError, PromptTooLongError
+from beheld.inputs.prompt import embedded_prompt
 from tests import tiny
 from tests.server.running import ENGINE, Running
 
@@ -61,6 +62,17 @@ def test_embeddings_answer_as_their_ids_do(llm: LLM) -> None:
     assert answers(llm, asked[:1], repetition_penalty=1.5)[0][0][0] == first[0][0][0]
 
 
+def test_they_are_not_read_where_they_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them may take much memory."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("they were read")
+
+    monkeypatch.setattr(embedded_prompt, "tensor_of", never)
+    with LLM(str(tiny.checkpoint("llama")), **OPTIONS) as off, pytest.raises(PromptError, match="are disabled"):
+        off.generate({"prompt_embeds": torch.randn(4, 64)}, SamplingParams(max_tokens=1), use_tqdm=False)
+
+
 def test_what_is_refused(llm: LLM) -> None:
     tensor = torch.randn(4, 64)
     params = SamplingParams(max_tokens=1)
@@ -69,6 +81,7 @@ def test_what_is_refused(llm: LLM) -> None:
         {"prompt_embeds": torch.full((4, 64), float("nan"))},
         {"prompt_embeds": tensor, "prompt": "x"},
         {"prompt_embeds": tensor, "multi_modal_data": {"image": "x"}},
+        {"prompt_embeds": tensor, "prompt_token_ids": torch.tensor([5, 6])},
         {"prompt_embeds": "no tensor"},
     ):
         with pytest.raises(PromptError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,14 @@ def test_what_is_wrong_is_named() -> None:
 def test_limits_hold(limits: dict[str, int]) -> None:
     with pytest.raises(LimitError):
         opened(encode_video_url(drawn()), MediaLimits(**limits))
+
+
+def test_89_frames_are_counted_before_they_are_read() -> None:
+    """Each would be an object of its own: 6 MB of commas took 918 MiB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitError, match="more than 2048 frames"):
+            opened("data:video/jpeg;base64," + "," * 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()

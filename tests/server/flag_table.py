@@ -133,6 +133,9 @@ def foreigners() -> str:
             flag = f"--{name} {told.only[0]}".strip() if told.only else f"--{name}"
         else:
             words, flag = f"refused. {told.remedy}".rstrip("."), f"--{name}"
+            if told.unread:
+                begun = " or ".join(f"`{one}`" for one in told.unread)
+                words = f"patterns that begin with {begun} change nothing; others are {words}"
             if told.only:
                 words = f"`{told.only[0]}` changes nothing; others are {words}"
         lines.append(f"| `{flag}` | {words} |\n")

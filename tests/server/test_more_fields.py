@@ -179,11 +179,24 @@ def test_responses_take_chats_sampling(running: Running) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs")
 
 
-def test_messages_take_a_salt_and_variables(running: Running) -> None:
-    body = {"messages": HI["messages"], "max_tokens": 6, "temperature": 0}
-    plain = running.post("/v1/messages", body).json()["content"]
-    more = {"cache_salt": "s", "chat_template_kwargs": {"style": "short"}}
-    assert running.post("/v1/messages", body | more).json()["content"] == plain
+def test_messages_take_a_salt_and_variables(running: Running, own: Running) -> None:
+    body: dict[str, Any] = {"messages": HI["messages"], "max_tokens": 6, "temperature": 0}
+    body["messages"] = [{"role": "user", "content": "Which colours has this? " * 4}]
+
+    def usage(of: Running, more: dict[str, Any]) -> dict[str, Any]:
+        answer = of.post("/v1/messages", body | more)
+        assert answer.status_code == 200
+        return dict(answer.json()["usage"])
+
+    usage(running, {})
+    assert usage(running, {})["cache_read_input_tokens"] > 0
+    assert usage(running, {"cache_salt": "of this test"})["cache_read_input_tokens"] == 0
+
+    def length(more: dict[str, Any]) -> int:
+        return sum(v for k, v in usage(own, more).items() if k != "output_tokens" and isinstance(v, int))
+
+    # The template writes the mood.
+    assert length({"chat_template_kwargs": {"mood": "calm" * 9}}) > length({})
     refused = running.post("/v1/messages", body | {"chat_template_kwargs": {"messages": 1}})
     assert refused.status_code == 400
 

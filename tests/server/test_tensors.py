@@ -102,6 +102,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "nothing": lambda: saved(torch.ones(0)),
     "a number": lambda: saved(torch.tensor(1.0)),
     "repeated without memory": lambda: saved(torch.ones(1).expand(1, 1 << 28, HIDDEN)),
+    "repeated in few bits": lambda: saved(torch.ones(1, dtype=torch.float8_e4m3fn).expand(1 << 20, HIDDEN)),
     "narrow": lambda: saved(torch.ones(1, 4, HIDDEN - 1)),
     "wide": lambda: saved(torch.ones(1, 4, HIDDEN + 1)),
     "four axes": lambda: saved(torch.ones(1, 1, 4, HIDDEN)),

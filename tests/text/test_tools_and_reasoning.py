@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -338,6 +339,29 @@ def test_reading_is_linear(form: str) -> None:
             assert is_linear(lambda count: read(form, [start + text * (count // len(text))])), (start, text)  # noqa: B023
         for text in " x":
             assert is_linear(lambda count: read(form, [start, *itertools.repeat(text, count)])), (start, text)  # noqa: B023
+
+
+@pytest.mark.case(51)
+def test_a_word_of_gemma_s_without_quotes_is_read_in_linear_time() -> None:
+    for text in ("a" + " " * 40, "a", "a b "):
+        begun = "<|tool_call>call:f{x:"
+        assert is_linear(lambda count: read("gemma4", [begun + text * (count // len(text)) + "\n<tool_call|>"])), text  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"q": "say <tool_call> now"}, "name": "f"}</tool_call>'),
+        ("nemotron", '<TOOLCALL>[{"arguments": {"q": "say <TOOLCALL> now"}, "name": "f"}]</TOOLCALL>'),
+        ("gemma4", '<|tool_call>call:f{q:<|"|>say <|tool_call> now<|"|>}<tool_call|>'),
+    ],
+)
+def test_an_opening_mark_in_arguments_is_theirs(form: str, text: str) -> None:
+    """Also in those that stand before the name, which shows that this is a call."""
+    mark = text[: text.index(">") + 1]
+    for pieces in ([text], list(text)):
+        words, (call,) = read(form, pieces)
+        assert (words, call.name, json.loads(call.arguments)) == ("", "f", {"q": f"say {mark} now"})
 
 
 @pytest.mark.case(51)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import read_json
-from beheld.core.errors import PromptError
+from beheld.core.errors import ProcessError, PromptError
 from beheld.families._shared.one_image.inputs import seen
 from beheld.families.inputs import FamilyInputs
 
@@ -17,7 +17,13 @@ _START = "<pad>"
 
 
 def features(images: Any, item: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the patches of an image, without those that only fill up; an image without a question is read as it is."""
+    """Return the patches of an image, without those that only fill up; an image without a question is read as it is.
+
+    Raises:
+        ProcessError: there is a question, and the checkpoint answers none.
+    """
+    if options.get("header_text") and not images.is_vqa:
+        raise ProcessError("This checkpoint draws no header_text above an image, as those for questions do.", "Leave it out.")
     asks = {"is_vqa": False} if not options.get("header_text") else {}
     made = images([item], **{**options, **asks, "return_tensors": "pt"})
     count = int(made["attention_mask"].sum())

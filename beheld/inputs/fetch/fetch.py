@@ -154,8 +154,11 @@ def _read_data(url: str, limits: MediaLimits) -> bytes:
     start = head.end()
     if (len(url) - start) * 3 // 4 > limits.max_item_bytes:
         raise LimitError(f"The data URL holds more than {limits.max_item_bytes} bytes.", "Send a smaller file.")
+    stills_follow = head[1].lower() == "video/jpeg"
+    if stills_follow and url.count(",", start) >= limits.max_frames:
+        raise LimitError(f"The data URL holds more than {limits.max_frames} frames.", "Send fewer.")
     try:
-        frames = url[start:].split(",") if head[1].lower() == "video/jpeg" else None
+        frames = url[start:].split(",") if stills_follow else None
         data = _from_base64(url, start) if frames is None else stills.joined([_from_base64(one, 0) for one in frames])
     except (binascii.Error, UnicodeEncodeError) as error:
         raise FetchError(

@@ -17,6 +17,8 @@ from beheld.inputs.media import digest
 from beheld.inputs.media.decode import is_array, is_tensor
 
 # The limit of a safetensors header; one tensor's takes about a hundred bytes.
+# Bytes in float32 of a view that repeats numbers: one of some bytes would take as much memory as the largest item.
+_MAX_REPEATED = 1 << 20
 _MAX_HEADER_BYTES = 1 << 16
 _FEWER = "Give fewer or shorter items."
 # The largest number of items whose grids one mapping may hold.
@@ -292,6 +294,12 @@ def _load_archive(data: bytes, limits: MediaLimits) -> Any:
     sized = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.is_nested
     if sized and tensor.numel() * tensor.element_size() > limits.max_item_bytes:
         raise LimitError(f"The embeddings expand to more than {limits.max_item_bytes} bytes.", _FEWER)
+    repeats = sized and tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    if repeats and 4 * tensor.numel() > _MAX_REPEATED:
+        raise LimitError(
+            f"The embeddings are a view that repeats numbers to more than {_MAX_REPEATED} bytes.",
+            "Save tensor.contiguous().",
+        )
     return tensor
 
 

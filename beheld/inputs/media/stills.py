@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from beheld.core.config import MediaLimits
@@ -12,7 +12,6 @@ from beheld.inputs.media import decode, header
 # No file of another kind begins so.
 _MARK = b"\0beheld:stills\0"
 _LENGTH = 8
-_SIZES = "The frames of the video have different sizes."
 
 
 def joined(images: Sequence[bytes]) -> bytes:
@@ -56,20 +55,21 @@ def size_of(images: Sequence[bytes], limits: MediaLimits) -> tuple[int, int]:
             raise DecodeError(f"Frame {number} of the video is not a JPEG image.", "Encode each frame as JPEG.")
         sizes.add(size)
     if len(sizes) != 1:
-        raise DecodeError(_SIZES if sizes else "The video has no frames.", "Send frames of one size.")
+        raise DecodeError(
+            "The frames of the video have different sizes." if sizes else "The video has no frames.",
+            "Send frames of one size.",
+        )
     return sizes.pop()
 
 
-def frames(images: Sequence[bytes], limits: MediaLimits) -> Any:
-    """The images as an array (frames, height, width, 3) of bytes.
+def frames(images: Sequence[bytes], limits: MediaLimits) -> Iterator[Any]:
+    """Yield the images, upright, as arrays (height, width, 3) of bytes.
 
     Raises:
-        DecodeError: one is broken, or they have different sizes once they are upright.
+        DecodeError: one is broken.
         LimitError: more pixels than allowed.
     """
     import numpy as np
 
-    made = [np.asarray(decode.open_bytes(image, limits).image) for image in images]
-    if len({frame.shape for frame in made}) > 1:
-        raise DecodeError(_SIZES, "Send frames of one size.")
-    return np.stack(made)
+    for image in images:
+        yield np.asarray(decode.open_bytes(image, limits).image)

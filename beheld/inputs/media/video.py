@@ -177,7 +177,8 @@ def _of_stills(data: bytes, limits: MediaLimits) -> Clip:
     _check_count(len(images), limits)
     width, height = stills.size_of(images, limits)
     _check_bytes(len(images) * width * height * 3, limits)
-    return from_frames(stills.frames(images, limits), None, limits)
+    _, frames = _stacked(enumerate(stills.frames(images, limits)), len(images), limits)
+    return from_frames(frames, None, limits)
 
 
 def _check_count(count: int, limits: MediaLimits) -> None:

@@ -25,7 +25,7 @@ def tensor_of(prompt: Mapping[str, Any], info: ModelInfo, limits: MediaLimits) -
         LimitError: base64 holds more than `limits` allow.
     """
     for key, value in prompt.items():
-        if key not in (KEY, "cache_salt") and value:
+        if key not in (KEY, "cache_salt") and value is not None and (not hasattr(value, "__len__") or len(value)):
             raise PromptError(
                 f"A prompt of embeddings has no {key!r} besides.", "Leave it out, or send text.", param=key
             )

@@ -12,7 +12,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import PromptError
 from beheld.core.params import nearest
 
-_KEYS = ("encoder_prompt", "decoder_prompt", "mm_processor_kwargs", "cache_salt")
+_KEYS = ("encoder_prompt", "decoder_prompt", "mm_processor_kwargs", "cache_salt", "add_special_tokens")
 _TEXTS = ("prompt", "prompt_token_ids")
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
+from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.families.inputs import FamilyInputs, ItemPlace
-from beheld.inputs.prompt import chat, expand, special_tokens
+from beheld.inputs.prompt import chat, embedded_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
@@ -65,6 +67,7 @@ class PromptReader:
         self._checks = checks
         self._merge_size = merge_size
         self._limits = MediaLimits.of(args.media_limits)
+        self._barred_ids = _ids_of(tuple(family.barred), tokenizer, info) if family.barred else {}
         self._content_format = args.chat_template_content_format
         # Read once: later changes of the file affect no request.
         self._template = text_of(args.chat_template) if args.chat_template else None
@@ -95,9 +98,11 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is wrong.
         """
+        if isinstance(prompt, Mapping) and prompt.get(embedded_prompt.KEY) is not None:
+            # Before they are read, which may take much memory.
+            self._checks.embedded_prompt(params)
         parsed = parse(self._bounded_ids(prompt, params), self._info, self._merge_size, self._limits)
         if parsed.embeds is not None:
-            self._checks.embedded_prompt(params)
             self._checks.length(parsed.token_ids or (), (), ())
             return ReadPrompt(parsed.token_ids or (), parsed)
         self._checks.modalities(parsed.media)
@@ -208,7 +213,7 @@ class PromptReader:
             PromptError: it has one.
         """
         for token, reason in self._family.barred.items():
-            if self._tokenizer.inner.convert_tokens_to_ids(token) in ids:
+            if self._barred_ids.get(token) in ids:
                 raise PromptError(
                     f"A prompt with media cannot have the token {token!r}: {reason}.",
                     "Leave the token out, or send one of the texts that it separates.",
@@ -430,3 +435,11 @@ class PromptReader:
         if isinstance(params, PoolingParams):
             return [*ids[: max(0, keep - len(after))], *after][:keep]
         return ids[len(ids) - keep :]
+
+
+def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) -> Mapping[str, int]:
+    """Return the ids of added tokens, also where the engine runs without a tokenizer."""
+    if tokenizer.inner is None:
+        known = added_tokens(Path(info.path))
+        return {token: known[token] for token in tokens if token in known}
+    return {token: tokenizer.inner.convert_tokens_to_ids(token) for token in tokens}

@@ -21,6 +21,12 @@ def as_images(data: Mapping[str, Any], uuids: Mapping[str, Any]) -> tuple[Mappin
         raise PromptError(
             'A prompt has either "image" or "vision_chunk".', "Give all images as one of them.", param=CHUNKS
         )
+    if CHUNKS not in data or "image" in uuids:
+        raise PromptError(
+            'multi_modal_uuids names other items than multi_modal_data: one has "vision_chunk", the other has not.',
+            'Name them in both, each as "image" or as "vision_chunk".',
+            param="multi_modal_uuids",
+        )
     given = data.get(CHUNKS)
     chunks = [given] if isinstance(given, Mapping) else given
     if chunks is not None and not isinstance(chunks, list | tuple):

@@ -7,12 +7,13 @@ import re
 from beheld.text.tools.call import NAME, Piece, json_text, parsed
 
 _CALL = re.compile(r"\s*(?:call)?:?([^\s{:]+)(\{.*)", re.DOTALL)
+_BEGUN = re.compile(r"\s*(?:call)?:?[^\s{:]+\{")
+# Letters in which a call must begin.
+_HEAD = 256
 _QUOTE = '<|"|>'
-# A text between quotes, or a key or a text without.
-_PART = re.compile(
-    r'<\|"\|>(?P<text>.*?)<\|"\|>|(?P<key>[A-Za-z_][\w.-]*)(?=\s*:)|(?P<word>[A-Za-z_][^,:{}\[\]<>"]*?)(?=\s*[,}\]])',
-    re.DOTALL,
-)
+# A text between quotes, or all up to the next sign: every letter is read once.
+_PART = re.compile(r'<\|"\|>(?P<text>.*?)<\|"\|>|[^,:{}\[\]<>"]++', re.DOTALL)
+_KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _JSON_WORDS = ("true", "false", "null")
 
 
@@ -21,13 +22,17 @@ class GemmaCall:
 
     def __init__(self) -> None:
         self._held: list[str] = []
+        self._head = ""
         self.called = False
-        # It is read as a whole.
-        self.complete = False
+        # It is read as a whole, so what has begun is open.
+        self.complete = True
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
         self._held.append(text)
+        if self.complete and len(self._head) < _HEAD:
+            self._head += text[: _HEAD - len(self._head)]
+            self.complete = _BEGUN.match(self._head) is None
         return "", []
 
     def end(self) -> tuple[str, list[Piece]]:
@@ -56,5 +61,13 @@ class GemmaCall:
 
 
 def _as_json(found: re.Match[str]) -> str:
-    word = found.group() if found["text"] is None else found["text"]
-    return word if found["word"] in _JSON_WORDS else json_text(word)
+    """Return a part as JSON writes it: texts, keys and words in quotes, and all else as it is."""
+    if found["text"] is not None:
+        return json_text(found["text"])
+    part = found.group()
+    word, sign = part.strip(), found.string[found.end() : found.end() + 1]
+    if sign == ":" and _KEY.fullmatch(word):
+        return json_text(word)
+    if sign and sign in ",}]" and (word[:1] == "_" or word[:1].isalpha()) and word not in _JSON_WORDS:
+        return json_text(word)
+    return part

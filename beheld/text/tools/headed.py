@@ -42,7 +42,7 @@ class HeadedCall:
     @property
     def complete(self) -> bool:
         """As CallBody."""
-        return self._state == "done"
+        return self._state != "arguments"
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody. Text after the arguments, such as the end of a fence, is left out."""

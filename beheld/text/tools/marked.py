@@ -113,7 +113,7 @@ class MarkedReader:
         self._take(body, body.push(before), shown, pieces)
         if mark is None:
             return ""
-        if mark != close and body.called and not body.complete:
+        if mark != close and not body.complete:
             self._take(body, body.push(mark), shown, pieces)
             return after
         self._take(body, body.end(), shown, pieces)

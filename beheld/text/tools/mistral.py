@@ -33,7 +33,7 @@ class MistralCalls:
     @property
     def complete(self) -> bool:
         """As CallBody."""
-        return self._state == "done" if self._list is None else self._list.complete
+        return self._state != "arguments" if self._list is None else self._list.complete
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""

@@ -91,7 +91,7 @@ class TaggedCalls:
     @property
     def complete(self) -> bool:
         """As CallBody."""
-        return self._state in ("between", "done")
+        return self._state != "value"
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
