@@ -101,7 +101,9 @@ def test_a_tokenizer_that_takes_too_long_is_refused() -> None:
     """In a process of its own: what the library has begun cannot be interrupted."""
     begin = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", _TRIAL], capture_output=True, text=True, timeout=60)
-    assert "takes more than 0.2 s for 2000 equal letters" in done.stdout, done.stderr
+    # Some machines reach the library's own limit of tries first.
+    refusals = ("takes more than 0.2 s for 2000 equal letters", "its patterns try too often")
+    assert any(words in done.stdout for words in refusals), done.stderr
     assert time.perf_counter() - begin < 20
 
 

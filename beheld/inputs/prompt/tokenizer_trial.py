@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Mapping
@@ -41,18 +40,27 @@ def try_tokenizer(tokenizer: Any) -> None:
     end = _END + "".join(letters)
     texts = [letter * _RUN + end for letter in letters]
     counts: list[int] = []
+    panicked: list[bool] = []
 
     def read() -> None:
-        # Only calls for batches let other threads run. What the library cannot read, a later check refuses.
-        with contextlib.suppress(BaseException):
+        try:
+            # Only calls for batches let other threads run.
             for text in texts:
                 counts.append(len(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids))
+        except Exception:
+            # What the library cannot read, a later check refuses.
+            return
+        except BaseException:
+            # A panic of the library's, which some engines of patterns end long searches with.
+            panicked.append(True)
 
     reader = threading.Thread(target=read, name="beheld-tokenizer", daemon=True)
     reader.start()
     reader.join(_MOST_S)
     if reader.is_alive():
         raise ModelError(f"The tokenizer takes more than {_MOST_S:g} s for {_RUN} equal letters.", _REMEDY)
+    if panicked:
+        raise ModelError(f"The tokenizer cannot split {_RUN} equal letters: its patterns try too often.", _REMEDY)
     if max(counts, default=0) > _MAX_GROWTH * _RUN:
         raise ModelError(f"The tokenizer makes {max(counts)} tokens of {_RUN} equal letters.", _REMEDY)
 
