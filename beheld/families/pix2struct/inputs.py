@@ -23,7 +23,9 @@ def features(images: Any, item: Any, options: Mapping[str, Any]) -> Mapping[str,
         ProcessError: there is a question, and the checkpoint answers none.
     """
     if options.get("header_text") and not images.is_vqa:
-        raise ProcessError("This checkpoint draws no header_text above an image, as those for questions do.", "Leave it out.")
+        raise ProcessError(
+            "This checkpoint draws no header_text above an image, as those for questions do.", "Leave it out."
+        )
     asks = {"is_vqa": False} if not options.get("header_text") else {}
     made = images([item], **{**options, **asks, "return_tensors": "pt"})
     count = int(made["attention_mask"].sum())
