@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,13 @@ _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_hea
 Edit = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
-def theirs(name: str) -> str:
+def theirs(name: str, parts: Mapping[str, str] = _PARTS) -> str:
     """The file's name of transformers' weight."""
     stem, suffix = name.rsplit(".", 1)
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{next(k for k, v in _PARTS.items() if v == part)}.{suffix}"
+    return f"blk.{layer}.{next(k for k, v in parts.items() if v == part)}.{suffix}"
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -37,14 +37,17 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def write(source: Path, file: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
-    """Write the checkpoint in `source`, of a llama, qwen2 or qwen3, as one GGUF file.
+def write(
+    source: Path, file: Path, kind: Kind = Kind.F32, edit: Edit | None = None, parts: Mapping[str, str] = _PARTS
+) -> Path:
+    """Write the checkpoint in `source`, whose model_type is the file's architecture, as one GGUF file.
 
     Args:
         source: a folder.
         file: what is written.
         kind: of the matrices' numbers.
         edit: changes metadata and arrays before they are written.
+        parts: the file's names of a layer's parts -> transformers'.
     """
     config = json.loads((source / "config.json").read_text())
     architecture = config["model_type"]
@@ -71,7 +74,7 @@ def write(source: Path, file: Path, kind: Kind = Kind.F32, edit: Edit | None = N
             array = permuted(array, config["num_attention_heads"])
         if architecture == "llama" and ".k_proj." in name:
             array = permuted(array, config["num_key_value_heads"])
-        arrays[theirs(name)] = array
+        arrays[theirs(name, parts)] = array
     if edit is not None:
         edit(said, arrays)
     writer = GGUFWriter(file, said.pop("general.architecture", architecture))
@@ -229,36 +232,168 @@ def qwen3_vl(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | Non
     return file
 
 
+_GEMMA3_PARTS = _PARTS | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def gemma3(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write a Gemma 3 checkpoint as two files; see `idefics3`. The converter adds 1 to its norms' weights."""
+    config, preprocessor, weights = _parts(source)
+    own = config["text_config"]
+
+    def of_text(metadata: dict[str, Any], arrays: dict[str, Any]) -> None:
+        metadata["gemma3.attention.sliding_window"] = own["sliding_window"]
+        metadata["gemma3.attention.sliding_window_pattern"] = own["sliding_window_pattern"]
+        metadata["tokenizer.ggml.add_space_prefix"] = False
+        for name in arrays:
+            arrays[name] = arrays[name] + ("norm" in name)
+
+    file = _text_file(source, folder, "language_model.", {"model_type": "gemma3"}, kind, of_text, _GEMMA3_PARTS)
+    vision = config["vision_config"]
+    patches = vision["image_size"] // vision["patch_size"]
+    said = _vision_said(vision | {"layer_norm_eps": 1e-6}, preprocessor) | {
+        "clip.projector_type": "gemma3",
+        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.projector.scale_factor": patches // int(config["mm_tokens_per_image"] ** 0.5),
+    }
+    arrays: dict[str, Any] = {}
+    for name, weight in weights.items():
+        array = weight.float().numpy()
+        if name.startswith("vision_tower."):
+            arrays[_vision_name(name, _IDEFICS3)] = array
+        elif name.endswith("mm_soft_emb_norm.weight"):
+            arrays["mm.soft_emb_norm.weight"] = array + 1
+        elif name.startswith("multi_modal_projector."):
+            arrays["mm.input_projection.weight"] = array
+    _write_vision(folder, said, arrays, edit)
+    return file
+
+
+def qwen2_vl(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write a Qwen2-VL or Qwen2.5-VL checkpoint as two files; see `idefics3`. The converter cuts queries, keys and
+    values apart."""
+    config, preprocessor, weights = _parts(source)
+    positions = {"model_type": "qwen2vl", "sections": [*config["rope_scaling"]["mrope_section"], 0]}
+    file = _text_file(source, folder, "model.", positions, kind)
+    vision = config["vision_config"]
+    windowed = "window_size" in vision
+    widths = {} if windowed else {"hidden_size": vision["embed_dim"], "intermediate_size": vision["hidden_size"]}
+    named = {"num_hidden_layers": vision["depth"], "num_attention_heads": vision["num_heads"], "layer_norm_eps": 1e-6}
+    said = _vision_said(vision | named | widths, preprocessor) | {
+        "clip.projector_type": "qwen2.5vl_merger" if windowed else "qwen2vl_merger",
+        "clip.vision.image_size": 560,
+        "clip.vision.image_min_pixels": preprocessor["min_pixels"],
+        "clip.vision.image_max_pixels": preprocessor["max_pixels"],
+    }
+    if windowed:
+        said["clip.vision.n_wa_pattern"] = vision["fullatt_block_indexes"][0] + 1
+        said["clip.vision.window_size"] = vision["window_size"]
+    arrays: dict[str, Any] = {}
+    for name, weight in weights.items():
+        if not name.startswith("visual."):
+            continue
+        array = weight.float().numpy()
+        *parts, last, suffix = name.split(".")
+        if "patch_embed" in parts:
+            for time, end in enumerate(("", ".1")):
+                arrays[f"v.patch_embd.weight{end}"] = np.ascontiguousarray(array[:, :, time])
+        elif last == "qkv":
+            for letter, part in zip("qkv", np.split(array, 3), strict=True):
+                arrays[f"v.blk.{parts[2]}.attn_{letter}.{suffix}"] = part
+        elif "merger" in parts:
+            arrays[f"{'v.post_ln' if last == 'ln_q' else f'mm.{last}'}.{suffix}"] = array
+        else:
+            arrays[_vision_name(name, _QWEN2_VL)] = array
+    _write_vision(folder, said, arrays, edit)
+    return file
+
+
+def llava(source: Path, folder: Path, kind: Kind = Kind.F32, edit: Edit | None = None) -> Path:
+    """Write a LLaVA-1.5 checkpoint as two files; see `idefics3`. The converter ends the tower at the layer that is
+    projected, and calls the first matrix of an MLP the second."""
+    config, preprocessor, weights = _parts(source)
+    file = _text_file(source, folder, "language_model.", {}, kind)
+    vision = config["vision_config"]
+    layers = vision["num_hidden_layers"] + config["vision_feature_layer"] + 1
+    said = _vision_said(vision | {"layer_norm_eps": 1e-5, "num_hidden_layers": layers}, preprocessor) | {
+        "clip.has_llava_projector": True,
+        "clip.projector_type": "mlp",
+        "clip.use_gelu": False,
+        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.projection_dim": vision["projection_dim"],
+        "clip.vision.feature_layer": [layers],
+    }
+    del said["general.type"]
+    tower = "vision_tower.vision_model."
+    swapped = _IDEFICS3 | {"pre_layrnorm": "v.pre_ln", "fc1": "ffn_down", "fc2": "ffn_up"}
+    arrays: dict[str, Any] = {}
+    for name, weight in weights.items():
+        if name.startswith((f"{tower}post_layernorm", *(f"{tower}encoder.layers.{layers + n}." for n in range(9)))):
+            continue
+        array = weight.float().numpy()
+        if name.endswith("class_embedding"):
+            arrays["v.class_embd"] = array
+        elif name.startswith(tower):
+            arrays[_vision_name(name, swapped)] = array
+        elif name.startswith("multi_modal_projector."):
+            arrays[
+                name.replace("multi_modal_projector.linear_1", "mm.0").replace("multi_modal_projector.linear_2", "mm.2")
+            ] = array
+    _write_vision(folder, said, arrays, edit)
+    return file
+
+
 def _parts(source: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
     config, preprocessor = (
         json.loads((source / name).read_text()) for name in ("config.json", "preprocessor_config.json")
     )
-    return config, preprocessor, load_file(source / "model.safetensors")
+    return config, preprocessor, _weights(source)
 
 
-def _text_file(source: Path, folder: Path, prefix: str, said: dict[str, Any], kind: Kind) -> Path:
+def _weights(source: Path) -> dict[str, torch.Tensor]:
+    return {name: weight for file in source.glob("*.safetensors") for name, weight in load_file(file).items()}
+
+
+def _text_file(
+    source: Path,
+    folder: Path,
+    prefix: str,
+    said: dict[str, Any],
+    kind: Kind,
+    edit: Edit | None = None,
+    parts: Mapping[str, str] = _PARTS,
+) -> Path:
     """Write the text model of a checkpoint, whose weights' names begin so, and return the file."""
     text = folder / "text"
     text.mkdir(parents=True)
     (text / "tokenizer.json").write_bytes((source / "tokenizer.json").read_bytes())
     settings = json.loads((source / "tokenizer_config.json").read_text())
-    template = (source / "chat_template.jinja").read_text()
+    jinja, other = source / "chat_template.jinja", source / "chat_template.json"
+    template = jinja.read_text() if jinja.is_file() else json.loads(other.read_text())["chat_template"]
     (text / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": template}))
-    config = json.loads((source / "config.json").read_text())["text_config"]
-    ends = json.loads((source / "generation_config.json").read_text())["eos_token_id"]
+    config = json.loads((source / "config.json").read_text())
+    config = config.get("text_config", config)
+    generation = json.loads((source / "generation_config.json").read_text())
+    ends = generation["eos_token_id"]
     config |= {"tie_word_embeddings": False, "eos_token_id": ends if isinstance(ends, int) else ends[0], **said}
-    (text / "config.json").write_text(json.dumps(config))
-    weights = load_file(source / "model.safetensors")
+    (text / "config.json").write_text(json.dumps({"bos_token_id": generation["bos_token_id"]} | config))
     own = {
-        name.replace(prefix, "model."): each for name, each in weights.items() if name.startswith((prefix, "lm_head"))
+        f"model.{name.removeprefix(prefix).removeprefix('model.')}".replace("model.lm_head", "lm_head"): weight
+        for name, weight in _weights(source).items()
+        if name.startswith((prefix, "lm_head"))
     }
     save_file(own, text / "model.safetensors")
 
-    def edit(metadata: dict[str, Any], arrays: dict[str, Any]) -> None:
+    def edited(metadata: dict[str, Any], arrays: dict[str, Any]) -> None:
         if "sections" in said:
             metadata[f"{config['model_type']}.rope.dimension_sections"] = said["sections"]
+        if edit is not None:
+            edit(metadata, arrays)
 
-    return write(text, folder / "a.gguf", kind, edit)
+    return write(text, folder / "a.gguf", kind, edited, parts)
 
 
 def _vision_said(vision: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, Any]:
@@ -305,6 +440,16 @@ _IDEFICS3 = {
     "fc1": "ffn_up",
     "fc2": "ffn_down",
     "proj": "mm.model.fc",
+}
+_QWEN2_VL = {
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "proj": "attn_out",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
 }
 _QWEN3_VL = {
     "patch": "v.patch_embd",

@@ -191,10 +191,14 @@ class GGUFProjector:
         projector: the file's `clip.projector_type`.
         files: "module:function", the module relative to the family's folder; makes the checkpoint's files of
             checkpoint/gguf/projector.py's ProjectorFile.
-        names: the file's names of weights -> transformers', both without "weight" or "bias"; "{}" is a number.
+        names: the file's names of weights -> transformers', both without "weight" or "bias", or both whole; "{}" is a
+            number. Weights with one name of transformers' are joined along their first dimension, in this order.
+        text_prefix: what transformers' names of the text model's weights begin with.
         listed: entries of the file, lists of truths, by what `names` begins with: their "{}" numbers the true ones.
         stacked: names whose weights the file holds in slices along this dimension, the further ones with numbers.
-        text_prefix: what transformers' names of the text model's weights begin with.
+        plus_one: names of norms to whose weights the files have 1 added.
+        stand_ins: transformers' names of weights that no answer depends on and the files may lack -> others of the same
+            shape, which are read in their place.
     """
 
     projector: str
@@ -203,6 +207,8 @@ class GGUFProjector:
     text_prefix: str
     listed: Mapping[str, str] = field(default_factory=dict)
     stacked: Mapping[str, int] = field(default_factory=dict)
+    plus_one: tuple[str, ...] = ()
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
 
 
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in

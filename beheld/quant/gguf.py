@@ -175,6 +175,23 @@ class StackedTensor:
         return torch.stack([part[...] for part in self._parts], self._dim)[index]
 
 
+class JoinedTensor:
+    """A tensor whose parts along the first dimension are tensors of the file; see GGUFTensor."""
+
+    def __init__(self, parts: Sequence[GGUFTensor]) -> None:
+        self._parts = parts
+        self.kind = parts[0].kind
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as a slice of a safetensors file does."""
+        shapes = [part.get_shape() for part in self._parts]
+        return [sum(shape[0] for shape in shapes), *shapes[0][1:]]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index`."""
+        return torch.cat([part[...] for part in self._parts])[index]
+
+
 class KeptTensor(GGUFTensor):
     """A matrix of the file whose blocks are grouped numbers.
 
@@ -271,9 +288,18 @@ def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     found: dict[str, Any] = {}
     for theirs, names in projector.weights_of(layout, header).items():
-        parts = [GGUFTensor(data, header.tensors[name], None, dtype) for name in names]
-        dim = layout.stacked.get(names[0].rpartition(".")[0])
-        found[theirs] = parts[0] if dim is None or len(parts) == 1 else StackedTensor(parts, dim)
+        stem = names[0].rpartition(".")[0]
+        kind = LessOne if stem in layout.plus_one else GGUFTensor
+        parts = [kind(data, header.tensors[name], None, dtype) for name in names]
+        if len(parts) == 1:
+            found[theirs] = parts[0]
+        elif stem in layout.stacked:
+            found[theirs] = StackedTensor(parts, layout.stacked[stem])
+        else:
+            found[theirs] = JoinedTensor(parts)
+    for theirs, other in layout.stand_ins.items():
+        for name in [name for name in found if name.rpartition(".")[0] == other]:
+            found.setdefault(name.replace(other, theirs), found[name])
     return found
 
 

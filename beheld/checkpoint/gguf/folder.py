@@ -13,7 +13,7 @@ from typing import Any
 from beheld.checkpoint.files import CONFIG, GENERATION
 from beheld.checkpoint.gguf.config import config_of, generation_config_of
 from beheld.checkpoint.gguf.header import read_header
-from beheld.checkpoint.gguf.projector import beside, files_of
+from beheld.checkpoint.gguf.projector import ADDED, beside, files_of
 from beheld.checkpoint.gguf.tokenizer import templates, tokenizer_files
 from beheld.core.errors import ModelError
 from beheld.utils import env
@@ -21,8 +21,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+_SETTINGS = "tokenizer_config.json"
 # Raise it when anything that is written changes: folders of another number are made anew.
-_LAYOUT = 4
+_LAYOUT = 5
 
 
 def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = True) -> Path:
@@ -63,9 +64,12 @@ def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, A
     if vision is not None:
         found |= files_of(vision, header.metadata, found[CONFIG])
         found[CONFIG]["quantization_config"]["mmproj"] = str(vision)
+    # What the vision part adds to the tokenizer.
+    named, added = found.pop(_SETTINGS, {}), found.pop(ADDED, [])
     if not with_tokenizer:
         return found
-    found |= tokenizer_files(header, file)
+    made = tokenizer_files(header, file, added)
+    found |= made | {_SETTINGS: made[_SETTINGS] | named}
     for name, template in templates(header, file).items():
         place = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
         found[place] = template

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beheld.checkpoint.gguf.config import is_vision_part
 from beheld.checkpoint.gguf.header import SUFFIX, Header, read_header
@@ -17,7 +17,11 @@ from beheld.families import registry
 from beheld.families.family import GGUFProjector
 
 _PATTERN = f"*mmproj*{SUFFIX}"
+ADDED = "added tokens"
+"""Of the files that a family makes, the list of tokens that the tokenizer has to have."""
 _AGAIN = "Convert the model again, or fetch the file again."
+_FIRST = "mlp"
+_SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,13 @@ class ProjectorFile:
     header: Header
     text_said: Mapping[str, Any]
 
-    def number(self, name: str) -> int:
+    def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number from 1.
 
         Raises:
-            ModelError: it is missing, or no such number.
+            ModelError: it is missing and has no default, or is no such number.
         """
-        value = self.header.metadata.get(f"clip.{name}")
+        value = self.header.metadata.get(f"clip.{name}", default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refused(f"clip.{name} is {value!r}, and must be a whole number from 1")
         return value
@@ -69,6 +73,14 @@ class ProjectorFile:
                 f"{self.file.name} needs the token {text!r}, which the text model does not have.",
                 "Give the text model and the mmproj file of one model.",
             ) from None
+
+    def place(self, text: str) -> int:
+        """Return the id of a token that stands for an embedding: the text model's, or else the one behind all of its.
+
+        Such a token needs no row of the model's. The files that are made name it in ADDED.
+        """
+        tokens = list(self.text_said.get("tokenizer.ggml.tokens") or ())
+        return tokens.index(text) if text in tokens else len(tokens)
 
     def refused(self, words: str) -> ModelError:
         """Return an error about the file."""
@@ -99,7 +111,8 @@ def beside(file: Path, named: str | None) -> Path | None:
 
 
 def files_of(file: Path, text_said: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of the checkpoint's files: config.json and those of the processor.
+    """Return the content of the checkpoint's files: config.json, those of the processor, what is added to
+    tokenizer_config.json, and the tokens that are added, ADDED.
 
     Args:
         file: the vision part's.
@@ -132,6 +145,8 @@ def projector_of(header: Header, file: Path) -> GGUFProjector:
     """
     said = header.metadata
     kind = said.get("clip.projector_type") or said.get("clip.vision.projector_type")
+    # The first files were all of one kind, and do not name it.
+    kind = _FIRST if kind is None and said.get("clip.has_llava_projector") is True else kind
     known = registry.gguf_projectors()
     if not is_vision_part(said) or kind not in known:
         raise ModelError(
@@ -144,16 +159,22 @@ def projector_of(header: Header, file: Path) -> GGUFProjector:
 
 
 def weights_of(projector: GGUFProjector, header: Header) -> dict[str, tuple[str, ...]]:
-    """Return transformers' names of the weights -> the file's, of slices in order."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return transformers' names of the weights -> the file's, of slices and of what is joined in order."""
+    order = list(projector.names)
+    found: dict[str, dict[int, str]] = {}
     for name in header.tensors:
-        theirs = _renamed(projector, header, name)
-        if theirs is None:
-            continue
-        stem = name.rpartition(".")[0]
-        further = (f"{name}.{number}" for number in range(1, len(header.tensors))) if stem in projector.stacked else ()
-        found[theirs] = (name, *itertools.takewhile(header.tensors.__contains__, further))
-    return found
+        known = _renamed(projector, header, name)
+        if known is not None:
+            found.setdefault(known.theirs, {})[order.index(known.pattern)] = name
+    weights: dict[str, tuple[str, ...]] = {}
+    for theirs, parts in found.items():
+        first = parts[min(parts)]
+        if first.rpartition(".")[0] in projector.stacked:
+            further = (f"{first}.{number}" for number in range(1, len(header.tensors)))
+            weights[theirs] = (first, *itertools.takewhile(header.tensors.__contains__, further))
+        else:
+            weights[theirs] = tuple(parts[place] for place in sorted(parts))
+    return weights
 
 
 def unknown_names(projector: GGUFProjector, header: Header) -> list[str]:
@@ -162,18 +183,31 @@ def unknown_names(projector: GGUFProjector, header: Header) -> list[str]:
     return sorted(header.tensors.keys() - known)
 
 
-def _renamed(projector: GGUFProjector, header: Header, name: str) -> str | None:
+class _Renamed(NamedTuple):
+    """A weight's name: transformers', and the one in GGUFProjector.names by which it was found."""
+
+    theirs: str
+    pattern: str
+
+
+def _renamed(projector: GGUFProjector, header: Header, name: str) -> _Renamed | None:
     """Return transformers' name of a weight of the file; None if there is none."""
+    if name in projector.names:
+        return _Renamed(projector.names[name], name)
     stem, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):
         return None
     if stem in projector.names:
-        return f"{projector.names[stem]}.{suffix}"
+        return _Renamed(f"{projector.names[stem]}.{suffix}", stem)
+    if _is_swapped(header):
+        before, _, last = stem.rpartition(".")
+        stem = f"{before}.{_SWAPPED.get(last, last)}"
     place = re.fullmatch(r"(.*\.)(\d+)(\..*)?", stem)
     if place is None:
         return None
     before, number, after = place[1], int(place[2]), place[3] or ""
-    theirs = projector.names.get(f"{before}{{}}{after}")
+    pattern = f"{before}{{}}{after}"
+    theirs = projector.names.get(pattern)
     if theirs is None:
         return None
     entry = next((entry for start, entry in projector.listed.items() if stem.startswith(start)), None)
@@ -182,4 +216,10 @@ def _renamed(projector: GGUFProjector, header: Header, name: str) -> str | None:
         if number >= len(truths) or truths[number] is not True:
             return None
         number = sum(truths[:number])
-    return f"{theirs.format(number)}.{suffix}"
+    return _Renamed(f"{theirs.format(number)}.{suffix}", pattern)
+
+
+def _is_swapped(header: Header) -> bool:
+    """Return whether the file calls the first matrix of an MLP its second, as older converters do."""
+    width, second = header.metadata.get("clip.vision.embedding_length"), header.tensors.get("v.blk.0.ffn_down.weight")
+    return second is not None and second.shape[-1] == width != second.shape[0]

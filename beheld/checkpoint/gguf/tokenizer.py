@@ -7,7 +7,7 @@ BPE ("llama"), whose merges follow from scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +61,13 @@ _WORDS: dict[str, _WordRule] = {
 }
 
 
-def tokenizer_files(header: Header, file: Path) -> dict[str, Any]:
+def tokenizer_files(header: Header, file: Path, added: Sequence[str] = ()) -> dict[str, Any]:
     """Return the content of tokenizer.json (a text) and tokenizer_config.json (an object), by name of the file.
+
+    Args:
+        header: of the file.
+        file: where it is.
+        added: tokens that are read whole whether or not the file has them; those that it lacks come behind its own.
 
     Raises:
         ModelError: the file has no tokenizer, or one that cannot be read.
@@ -75,7 +80,7 @@ def tokenizer_files(header: Header, file: Path) -> dict[str, Any]:
     except Exception as error:
         raise vocabulary.refused(f"its tokenizer cannot be built: {error}") from error
     named = {role: vocabulary.token(name) for role, name in _ROLES.items()}
-    _frame(backend, vocabulary, begins, named)
+    _frame(backend, vocabulary, begins, named, added)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -245,12 +250,15 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Any:
     return made
 
 
-def _frame(backend: Any, vocabulary: _Vocabulary, begins: bool, named: Mapping[str, str | None]) -> None:
+def _frame(
+    backend: Any, vocabulary: _Vocabulary, begins: bool, named: Mapping[str, str | None], added: Sequence[str]
+) -> None:
     """Add the tokens that are read whole, and those at the ends of a text."""
     from tokenizers import AddedToken, processors
 
     kinds = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL])
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in added])
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _USER_DEFINED])
     first = named["bos_token"] if vocabulary.flag("add_bos_token", begins) else None
     last = named["eos_token"] if vocabulary.flag("add_eos_token", False) else None

@@ -13,7 +13,7 @@ FAMILY = Family(
             "Qwen/Qwen2-0.5B-Instruct",
         ),
     ),
-    gguf=GGUFLayout("qwen2", "Qwen2ForCausalLM"),
+    gguf=GGUFLayout("qwen2", "Qwen2ForCausalLM", ("qwen2vl",)),
     calls=("hermes",),
     reasoning=("think",),
 )

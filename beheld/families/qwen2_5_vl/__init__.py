@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.core.grounding import Grounding
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ShortName
+from beheld.families.family import IMAGE_AND_VIDEO, Family, GGUFProjector, KnownCheckpoint, ShortName
 
 FAMILY = Family(
     model_types=("qwen2_5_vl",),
@@ -32,6 +32,28 @@ FAMILY = Family(
             33.5,
             "documents, charts, videos, mathematics",
         ),
+    ),
+    gguf_projector=GGUFProjector(
+        "qwen2.5vl_merger",
+        "gguf:files",
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.post_ln": "model.visual.merger.ln_q",
+            "v.blk.{}.ln1": "model.visual.blocks.{}.norm1",
+            "v.blk.{}.ln2": "model.visual.blocks.{}.norm2",
+            "v.blk.{}.attn_qkv": "model.visual.blocks.{}.attn.qkv",
+            "v.blk.{}.attn_q": "model.visual.blocks.{}.attn.qkv",
+            "v.blk.{}.attn_k": "model.visual.blocks.{}.attn.qkv",
+            "v.blk.{}.attn_v": "model.visual.blocks.{}.attn.qkv",
+            "v.blk.{}.attn_out": "model.visual.blocks.{}.attn.proj",
+            "v.blk.{}.ffn_gate": "model.visual.blocks.{}.mlp.gate_proj",
+            "v.blk.{}.ffn_up": "model.visual.blocks.{}.mlp.up_proj",
+            "v.blk.{}.ffn_down": "model.visual.blocks.{}.mlp.down_proj",
+            "mm.0": "model.visual.merger.mlp.0",
+            "mm.2": "model.visual.merger.mlp.2",
+        },
+        "model.language_model.",
+        stacked={"v.patch_embd": 2},
     ),
     tested=(
         KnownCheckpoint(
