@@ -140,6 +140,8 @@ class Rank:
             self._runner.launch(unpacked(message, self._num_groups))
             # Nothing else reads how long towers ran here.
             self._runner.encoder.spent_s()
+        except EngineDeadError:
+            raise
         except Exception as error:
             let_go(error, device)
             lost = loss_of(error, device)

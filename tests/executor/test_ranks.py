@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -96,6 +97,55 @@ def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: st
         assert llm.stats().retried > 0
         again = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         assert again == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_what_fails_in_the_last_stage_alone_gives_no_one_another_s_answer(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage before has sent its hidden states already, and counts on tokens."""
+    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
+    with start(family, STAGES) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        runner = executor_of(llm)._local.runner
+        admit, hidden, passes = runner.sampler.admit, runner._adapter.hidden, itertools.count(1)
+
+        def no_place(row: int, params: Sampling, *given: Any) -> None:
+            if params.seed == 77:
+                raise RuntimeError("no place for it")
+            admit(row, params, *given)
+
+        def no_memory(*given: Any) -> Any:
+            if next(passes) == 3:
+                raise RuntimeError("no memory for it")
+            return hidden(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.sampler, "admit", no_place)
+            first = SamplingParams(temperature=0, max_tokens=8, seed=77, ignore_eos=True)
+            found = llm.generate(prompts, [first, GREEDY, GREEDY, GREEDY], use_tqdm=False, on_error="return")
+        assert isinstance(found[0].error, StepError)
+        assert [output.outputs[0].token_ids for output in found[1:]] == wanted[1:]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner._adapter, "hidden", no_memory)
+            again = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert next(passes) > 3
+        assert [output.outputs[0].token_ids for output in again] == wanted
+
+
+@pytest.mark.parametrize(("family", "stages"), [("llama", 3), ("qwen3_next", 2)])
+def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
+    family: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    # Rank 1 is of the stage before the last one.
+    monkeypatch.setattr(ranks, "FAILING", {1})
+    prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
+    with start(family, STAGES | {"pipeline_parallel_size": stages}) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        assert llm.stats().retried == 1
+        assert found == [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
 
 def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
