@@ -262,7 +262,8 @@ class MultiExecutor:
 
     def _begin_next(self) -> None:
         number = next(iter(self._later))
-        step = self._later[number]
+        # From here on, the watchdog may ask why this rank does not fail when another one has.
+        step = self._later.pop(number)
         try:
             step.handle = self._local.launch(step.plan)
         except Exception as error:
@@ -271,8 +272,6 @@ class MultiExecutor:
         except BaseException:
             step.error = StepError("The step was interrupted.")
             raise
-        finally:
-            del self._later[number]
 
     def _failed(self, step: int, error: Exception) -> None:
         """Return once all ranks have left a step that failed on this one.

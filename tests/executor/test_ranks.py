@@ -148,6 +148,30 @@ def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
         assert found == [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
 
 
+def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
+    """An executor of stages on CPUs."""
+    local = SimpleNamespace(config=SimpleNamespace(device="cpu"), capacity=None, launch=launch)
+    group = SimpleNamespace(lockstep=False, broken=False)
+    placed = multi.Placed(ranks, lambda: Path(), lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    return MultiExecutor(local, group, placed, rank_watch)  # type: ignore[arg-type]
+
+
+def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
+    """Another rank that fails in it fails alone."""
+    watch: Any = SimpleNamespace(not_begun=(), cause=None, failed=lambda step: None)
+    begun = list[bool]()
+
+    def launch(plan: StepPlan) -> Any:
+        begun.append(plan.id not in watch.not_begun)
+        raise MemoryError
+
+    executor = of_stages(launch, [], watch)
+    executor.launch(StepPlan(7, ()))
+    assert 7 in watch.not_begun
+    executor._begin_all()
+    assert begun == [True]
+
+
 def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with start(more=STAGES) as llm:
         executor = executor_of(llm)
