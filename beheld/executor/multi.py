@@ -33,8 +33,10 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskMissing,
     CloseRank,
     Joining,
+    Missing,
     PinLoRA,
     RankItems,
     RemoveLoRA,
@@ -299,8 +301,26 @@ class MultiExecutor:
             raise self._watchdog.error() from error
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
-        """See Executor; all ranks have the same embeddings."""
-        return self._local.missing(digests)
+        """See Executor; all ranks of the first stage have the same embeddings, and others none."""
+        if self._group.lockstep:
+            return self._local.missing(digests)
+        asked = tuple(digests)
+        if not asked:
+            return ()
+        # The first stage may wait in later steps for tokens of these.
+        self._begin_all()
+        self._syncs += 1
+        first = self._ranks[-1]
+        _tell(first, AskMissing(self._syncs, asked), self._watchdog)
+        while True:
+            try:
+                found = _answer(first, Missing, self._watchdog, _SYNC_S)
+            except TimeoutError:
+                # To encode them again is safe.
+                return asked
+            if found.number == self._syncs:
+                lacking: tuple[bytes, ...] = found.digests
+                return lacking
 
     def watch(self, take: Watch | None) -> None:
         """See Executor; of the first rank."""

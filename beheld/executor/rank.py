@@ -18,9 +18,11 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskMissing,
     Beat,
     CloseRank,
     Joining,
+    Missing,
     PinLoRA,
     RankFailed,
     RankItems,
@@ -107,6 +109,8 @@ class Rank:
             self._step(message)
         elif isinstance(message, Sync):
             self._answers.send(Synced(message.number, self._group.entered))
+        elif isinstance(message, AskMissing):
+            self._answers.send(Missing(message.number, self._runner.missing(message.digests)))
         elif isinstance(message, RankItems):
             # The first rank tells of an error; all ranks have the same.
             try:

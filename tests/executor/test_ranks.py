@@ -23,10 +23,10 @@ from beheld.core.plan import Admission, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import multi, watchdog
 from beheld.executor.multi import MultiExecutor
-from beheld.executor.rank import config_text
+from beheld.executor.rank import Rank, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
-from beheld.executor.wire import CODEC, Beat, RankFailed, StepFailed, packed, unpacked
+from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, StepFailed, packed, unpacked
 from beheld.sandbox.link import Link, pair
 from tests import ranks, tiny
 from tests.oracle import cases
@@ -170,6 +170,21 @@ def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
     assert 7 in watch.not_begun
     executor._begin_all()
     assert begun == [True]
+
+
+def test_the_first_stage_says_which_embeddings_are_missing() -> None:
+    known = b"a" * 32
+    first: Any = RankProcess(1, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    runner = SimpleNamespace(
+        rows=SimpleNamespace(tables_GRN=()), missing=lambda digests: tuple(each for each in digests if each != known)
+    )
+    rank = Rank(runner, None, SimpleNamespace(send=first.answers.put))  # type: ignore[arg-type]
+    first.link.send = lambda message: rank.take(CODEC.decode(bytearray(b"".join(CODEC.encode(message)))))
+    executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None))
+    # A late answer to what an interrupted step asked.
+    first.answers.put(Missing(0, (known,)))
+    assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
+    assert executor.missing([]) == ()
 
 
 def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
