@@ -43,6 +43,7 @@ logger = get_logger(__name__)
 
 BEAT_S = 1.0
 _CONFIGS = ("transformers.", "beheld.")
+_FLOAT = "__float__"
 
 
 class Answers:
@@ -88,7 +89,12 @@ def config_of(place: str, text: str) -> Any:
     module, _, name = place.partition(":")
     if not module.startswith(_CONFIGS):
         raise ModelError(f"{module} is not a module of configurations.")
-    return getattr(importlib.import_module(module), name).from_dict(json.loads(text))
+    return getattr(importlib.import_module(module), name).from_dict(json.loads(text, object_hook=_number_of))
+
+
+def _number_of(entry: dict[str, Any]) -> Any:
+    """Return the infinity or NaN that transformers writes as {"__float__": its name}, or the entry itself."""
+    return float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry
 
 
 class Rank:

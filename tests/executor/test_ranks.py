@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import threading
@@ -23,7 +24,7 @@ from beheld.core.plan import Admission, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import multi, watchdog
 from beheld.executor.multi import MultiExecutor
-from beheld.executor.rank import Rank, config_text
+from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, StepFailed, packed, unpacked
@@ -185,6 +186,13 @@ def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     first.answers.put(Missing(0, (known,)))
     assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
     assert executor.missing([]) == ()
+
+
+def test_a_configuration_s_infinity_arrives() -> None:
+    from transformers import NemotronHConfig
+
+    place, text = config_text(NemotronHConfig(time_step_limit=(0.0, math.inf)))
+    assert list(config_of(place, text).time_step_limit) == [0.0, math.inf]
 
 
 def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
