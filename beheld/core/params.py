@@ -495,19 +495,15 @@ def num_arguments(processor: LogitsProcessor) -> int:
         signature = inspect.signature(processor)
     except ValueError:  # a built-in without a signature
         return 2
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(p.kind in positional and p.default is p.empty for p in signature.parameters.values())
-    count = max(needed, 2)
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        count = 0
-    if count not in (2, 3):
-        raise ParamsError(
-            "A logits processor takes (output_ids, logits) or (prompt_ids, output_ids, logits).",
-            param="logits_processors",
-        )
-    return count
+    for count in (2, 3):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count
+    raise ParamsError(
+        "A logits processor takes (output_ids, logits) or (prompt_ids, output_ids, logits).", param="logits_processors"
+    )
 
 
 def sequence(name: str, value: Any) -> None:

@@ -47,8 +47,8 @@ class Pipeline:
         self.first, self.last = group.rank == 0, group.rank == group.size - 1
         # Sampled tokens that were not read yet: the rows that sample, and how many.
         self._unread: deque[tuple[frozenset[int], int]] = deque()
-        # Of the present step: whether the stage before was heard and the next one told, the bytes of tensors that are
-        # still to be received, and how many tokens the last stage is still to send.
+        # Of the present step: whether the header of the stage before is here and this one's is sent, the bytes of
+        # tensors that are still to be received, and how many tokens the last stage is still to send.
         self._step = 0
         self._heard = self._told = True
         self._coming: deque[int] = deque()
