@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,8 @@ from beheld.sandbox.link import Link, pair
 
 SPAWN = multi._spawn
 """Starts a fresh process."""
+FAILING = set[int]()
+"""Forked ranks with these numbers, of stages before the last, fail once: amid their third pass."""
 
 
 class Forked:
@@ -88,7 +92,7 @@ def forked() -> Iterator[None]:
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
         with ends:
-            socket.send_fds(control, [b"f"], [ends.fileno()])
+            socket.send_fds(control, [b"x" if rank in FAILING else b"f"], [ends.fileno()])
         answer = control.recv(16)
         process = Forked(int(answer))
         return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
@@ -118,6 +122,19 @@ def forked() -> Iterator[None]:
             server.wait()
 
 
+def _fail_once() -> None:
+    from beheld.runner.pipeline import Pipeline
+
+    send, passes = Pipeline.send, itertools.count(1)
+
+    def failing(self: Pipeline, *given: Any) -> None:
+        if next(passes) == 3:
+            raise RuntimeError("this stage fails")
+        send(self, *given)
+
+    Pipeline.send = failing  # type: ignore[method-assign]
+
+
 def _serve(descriptor: int) -> None:
     import importlib
 
@@ -140,6 +157,8 @@ def _serve(descriptor: int) -> None:
             try:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 control.close()
+                if command == b"x":
+                    _fail_once()
                 if command == b"t":
                     rank.main_elsewhere(socket.socket(fileno=files[0]))
                 else:

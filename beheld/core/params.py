@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
@@ -292,6 +293,7 @@ class SamplingParams:
         for processor in self.logits_processors or ():
             if not callable(processor):
                 raise ParamsError("logits_processors must hold callables.", param="logits_processors")
+            num_arguments(processor)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             raise ParamsError(
                 "structured_outputs must be a StructuredOutputs.",
@@ -481,6 +483,27 @@ def number(name: str, value: Any, low: float, high: float) -> Any:
             f"{name} must be from {low:g} to {high:g}, got {value}.", "Leave it out for the default.", param=name
         )
     return value
+
+
+def num_arguments(processor: LogitsProcessor) -> int:
+    """Return how many arguments a logits processor is called with: (output_ids, logits), or prompt_ids before these.
+
+    Raises:
+        ParamsError: it requires more than three arguments or accepts fewer than two.
+    """
+    try:
+        signature = inspect.signature(processor)
+    except ValueError:  # a built-in without a signature
+        return 2
+    for count in (2, 3):
+        try:
+            signature.bind(*[None] * count)
+        except TypeError:
+            continue
+        return count
+    raise ParamsError(
+        "A logits processor takes (output_ids, logits) or (prompt_ids, output_ids, logits).", param="logits_processors"
+    )
 
 
 def sequence(name: str, value: Any) -> None:

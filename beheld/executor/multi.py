@@ -33,8 +33,10 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskMissing,
     CloseRank,
     Joining,
+    Missing,
     PinLoRA,
     RankItems,
     RemoveLoRA,
@@ -262,7 +264,8 @@ class MultiExecutor:
 
     def _begin_next(self) -> None:
         number = next(iter(self._later))
-        step = self._later[number]
+        # From here on, the watchdog may ask why this rank does not fail when another one has.
+        step = self._later.pop(number)
         try:
             step.handle = self._local.launch(step.plan)
         except Exception as error:
@@ -271,8 +274,6 @@ class MultiExecutor:
         except BaseException:
             step.error = StepError("The step was interrupted.")
             raise
-        finally:
-            del self._later[number]
 
     def _failed(self, step: int, error: Exception) -> None:
         """Return once all ranks have left a step that failed on this one.
@@ -300,8 +301,26 @@ class MultiExecutor:
             raise self._watchdog.error() from error
 
     def missing(self, digests: Iterable[bytes]) -> tuple[bytes, ...]:
-        """See Executor; all ranks have the same embeddings."""
-        return self._local.missing(digests)
+        """See Executor; all ranks of the first stage have the same embeddings, and others none."""
+        if self._group.lockstep:
+            return self._local.missing(digests)
+        asked = tuple(digests)
+        if not asked:
+            return ()
+        # The first stage may wait in later steps for tokens of these.
+        self._begin_all()
+        self._syncs += 1
+        first = self._ranks[-1]
+        _tell(first, AskMissing(self._syncs, asked), self._watchdog)
+        while True:
+            try:
+                found = _answer(first, Missing, self._watchdog, _SYNC_S)
+            except TimeoutError:
+                # To encode them again is safe.
+                return asked
+            if found.number == self._syncs:
+                lacking: tuple[bytes, ...] = found.digests
+                return lacking
 
     def watch(self, take: Watch | None) -> None:
         """See Executor; of the first rank."""

@@ -18,9 +18,11 @@ from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
+    AskMissing,
     Beat,
     CloseRank,
     Joining,
+    Missing,
     PinLoRA,
     RankFailed,
     RankItems,
@@ -41,6 +43,7 @@ logger = get_logger(__name__)
 
 BEAT_S = 1.0
 _CONFIGS = ("transformers.", "beheld.")
+_FLOAT = "__float__"
 
 
 class Answers:
@@ -86,7 +89,12 @@ def config_of(place: str, text: str) -> Any:
     module, _, name = place.partition(":")
     if not module.startswith(_CONFIGS):
         raise ModelError(f"{module} is not a module of configurations.")
-    return getattr(importlib.import_module(module), name).from_dict(json.loads(text))
+    return getattr(importlib.import_module(module), name).from_dict(json.loads(text, object_hook=_number_of))
+
+
+def _number_of(entry: dict[str, Any]) -> Any:
+    """Return the infinity or NaN that transformers writes as {"__float__": its name}, or the entry itself."""
+    return float(entry[_FLOAT]) if entry.keys() == {_FLOAT} else entry
 
 
 class Rank:
@@ -107,6 +115,8 @@ class Rank:
             self._step(message)
         elif isinstance(message, Sync):
             self._answers.send(Synced(message.number, self._group.entered))
+        elif isinstance(message, AskMissing):
+            self._answers.send(Missing(message.number, self._runner.missing(message.digests)))
         elif isinstance(message, RankItems):
             # The first rank tells of an error; all ranks have the same.
             try:
@@ -140,6 +150,8 @@ class Rank:
             self._runner.launch(unpacked(message, self._num_groups))
             # Nothing else reads how long towers ran here.
             self._runner.encoder.spent_s()
+        except EngineDeadError:
+            raise
         except Exception as error:
             let_go(error, device)
             lost = loss_of(error, device)

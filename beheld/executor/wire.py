@@ -104,6 +104,22 @@ class Synced:
     entered: int
 
 
+@dataclass(frozen=True)
+class AskMissing:
+    """Answer with Missing: which of these are not on the device after all earlier messages."""
+
+    number: int
+    digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """See AskMissing."""
+
+    number: int
+    digests: tuple[bytes, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class RankItems:
     """Run the towers for these items."""
@@ -158,7 +174,7 @@ CODEC = Codec(
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
         *(params.Sampling, params.Pooling, request.LoRARequest),
-        *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, RankItems),
+        *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
         *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )
 )

@@ -1,7 +1,8 @@
 """What the stages of a pipeline send each other around a pass.
 
 A stage gets hidden states of the one before it; the last stage sends the tokens that it sampled to all others, which
-read them when a later step needs them. Each message belongs to one pass, so all stages send and read the same number.
+read them when a later step needs them. Each message belongs to one step, and each stage sends and reads those of all
+its steps, also of a step in which it fails: otherwise it would read one step's numbers as another's.
 
 Shapes: T tokens of a step, W numbers of an embedding with its extra columns, B sequences that sample.
 """
@@ -9,18 +10,23 @@ Shapes: T tokens of a step, W numbers of an embedding with its extra columns, B 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
 
 import torch
 from torch import Tensor
 
-from beheld.core.errors import StepError
+from beheld.core.errors import EngineDeadError, StatesLostError, StepError, first_line
 from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 
-_FAILED, _DONE = -1, 1
-# Of a header: the outcome, which items were lost (a bit each), the number of dimensions, and the sizes.
-_HEADER = 10
+# How a stage has left a step: states were lost in an earlier attempt, it has failed, it sends hidden states, or it has
+# kept what it computed in an earlier attempt.
+_LOST, _FAILED, _DONE, _HELD = -2, -1, 1, 2
+# Of a header: the step, the outcome, which items were lost (a bit each), bytes of the embeddings that follow, the
+# number of the hidden states' dimensions, and their sizes.
+_HEADER = 12
 # Of the items' bits, which a signed number of 64 bits holds.
 _LAST_BIT = 61
 # Works that are kept until they are surely done.
@@ -41,23 +47,77 @@ class Pipeline:
         self.first, self.last = group.rank == 0, group.rank == group.size - 1
         # Sampled tokens that were not read yet: the rows that sample, and how many.
         self._unread: deque[tuple[frozenset[int], int]] = deque()
+        # Of the present step: whether the header of the stage before is here and this one's is sent, the bytes of
+        # tensors that are still to be received, and how many tokens the last stage is still to send.
+        self._step = 0
+        self._heard = self._told = True
+        self._coming: deque[int] = deque()
         self._owes = 0
+
+    @contextmanager
+    def step(self, number: int, rows: Iterable[int], count: int) -> Iterator[None]:
+        """Send and read, within the block or at its end, each message of a step in which these rows sample.
+
+        Args:
+            number: the plan's.
+            count: how many tokens the last stage sends.
+
+        Raises:
+            EngineDeadError: messages of the step remain.
+        """
+        self._step, self._heard, self._told, self._owes = number, self.first, self.last, count if self.last else 0
+        outcome = _FAILED
+        try:
+            yield
+        except StatesLostError:
+            outcome = _LOST
+            raise
+        finally:
+            self._make_up(outcome)
+            if not self.last and count:
+                self._unread.append((frozenset(rows), count))
+
+    def _make_up(self, outcome: int) -> None:
+        """Send and read what the step lacks because it has failed."""
+        if self._group.broken:
+            return
+        try:
+            if not self._told:
+                self._tell(outcome)
+            if not self._heard:
+                self._hear()
+            self._drop()
+            self.pay(None, None)
+        except Exception as error:
+            # Otherwise the step's own error is raised: ranks that are gone are noticed elsewhere.
+            if not self._group.broken:
+                raise EngineDeadError(
+                    f"The stages of the pipeline are out of step ({first_line(error)}).", "Restart the engine."
+                ) from error
+
+    def skip(self) -> None:
+        """Take part in a step whose result this stage has kept.
+
+        Raises:
+            StepError, StatesLostError: see `receive`.
+        """
+        if not self.first:
+            self._check(self._hear()[0])
+            self._drop()
+        if not self.last:
+            self._tell(_HELD)
 
     def send(self, hidden: Tensor, embeds_TW: Tensor, lost: int) -> None:
         """Send a pass's hidden states to the next stage; `lost` has a bit for each item that was lost."""
-        shape = tuple(hidden.shape)
-        self._tell(_DONE, lost, shape)
+        hidden, embeds_TW = hidden.contiguous(), embeds_TW.contiguous()
+        self._tell(_DONE, lost, embeds_TW.nbytes if self._sends_embeds else 0, tuple(hidden.shape))
         self._group.send(hidden, self._group.rank + 1)
         if self._sends_embeds:
             self._group.send(embeds_TW, self._group.rank + 1)
 
-    def fail(self) -> None:
-        """Tell the next stage that this one has failed in a pass."""
-        if not self.last:
-            self._tell(_FAILED, 0, ())
-
-    def _tell(self, outcome: int, lost: int, shape: Sequence[int]) -> None:
-        header = [outcome, lost, len(shape), *shape]
+    def _tell(self, outcome: int, lost: int = 0, num_bytes: int = 0, shape: Sequence[int] = ()) -> None:
+        header = [self._step, outcome, lost, num_bytes, len(shape), *shape]
+        self._told = True
         self._group.send_host(torch.tensor(header + [0] * (_HEADER - len(header))), self._group.rank + 1)
 
     def receive(self, embeds_TW: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -68,21 +128,46 @@ class Pipeline:
 
         Raises:
             StepError: an earlier stage has failed.
+            StatesLostError: an earlier stage cannot compute this step again.
         """
-        source = self._group.rank - 1
-        outcome, lost, dims, *sizes = self._group.receive_host(_HEADER, source)
-        if outcome == _FAILED:
-            raise StepError("An earlier stage of the pipeline has failed.", "The log of that rank says why.")
-        hidden = torch.empty(sizes[:dims], dtype=self._dtype, device=self._device)
-        self._group.receive(hidden, source)
+        outcome, lost, sizes = self._hear()
+        self._check(outcome)
+        if outcome == _HELD:
+            raise StatesLostError("A step failed after an earlier stage had changed this sequence's states.")
+        hidden = torch.empty(sizes, dtype=self._dtype, device=self._device)
+        self._take(hidden)
         if self._sends_embeds:
             embeds_TW = torch.empty_like(embeds_TW)
-            self._group.receive(embeds_TW, source)
+            self._take(embeds_TW)
         return hidden, embeds_TW, lost
 
-    def owe(self, count: int) -> None:
-        """Note that the last stage is to send so many tokens of this pass."""
-        self._owes = count
+    def _hear(self) -> tuple[int, int, list[int]]:
+        """Return how the stage before has left the step, which items were lost, and the hidden states' sizes."""
+        number, outcome, lost, num_bytes, dims, *sizes = self._group.receive_host(_HEADER, self._group.rank - 1)
+        self._heard = True
+        if number != self._step:
+            raise EngineDeadError(f"A stage got step {number} in step {self._step}.", "Restart the engine.")
+        if outcome == _DONE:
+            self._coming.append(prod(sizes[:dims]) * self._dtype.itemsize)
+        if num_bytes:
+            self._coming.append(num_bytes)
+        return outcome, lost, sizes[:dims]
+
+    @staticmethod
+    def _check(outcome: int) -> None:
+        if outcome == _FAILED:
+            raise StepError("An earlier stage of the pipeline has failed.", "The log of that rank says why.")
+        if outcome == _LOST:
+            raise StatesLostError("A step failed after an earlier stage had changed this sequence's states.")
+
+    def _take(self, x: Tensor) -> None:
+        self._coming.popleft()
+        self._group.receive(x, self._group.rank - 1)
+
+    def _drop(self) -> None:
+        """Receive the tensors that are still to come, and forget them."""
+        while self._coming:
+            self._take(torch.empty(self._coming[0], dtype=torch.uint8, device=self._device))
 
     def pay(self, places_B: Tensor | None, ids_B: Tensor | None) -> None:
         """Send what was sampled, and where in Rows.newest_P it goes, to all other stages; zeros if sampling failed."""
@@ -96,11 +181,6 @@ class Pipeline:
         self._owes = 0
         for stage in range(self._group.size - 1):
             self._group.send(both_2B, stage)
-
-    def expect(self, rows: Iterable[int], count: int) -> None:
-        """Note on another stage that tokens of this pass will come."""
-        if count:
-            self._unread.append((frozenset(rows), count))
 
     def settle(self, rows: Iterable[int], newest_P: Tensor) -> None:
         """Read the tokens that came of earlier passes with any of these rows, and of all passes before those."""

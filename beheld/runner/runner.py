@@ -157,6 +157,13 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Handle:
         """Start one step. Launching a plan again after an error is harmless."""
+        if self._pipe is None or not plan.slices:
+            return self._launch(plan)
+        sampling = [piece.row for piece in plan.slices if piece.wanted]
+        with self._pipe.step(plan.id, sampling, 0 if self.pooler is not None else len(sampling)):
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> Handle:
         for row in plan.released:
             self.rows.release(row)
             self.sampler.release(row)
@@ -203,33 +210,23 @@ class ModelRunner:
 
     def _pass_on(self, handle: Handle, plan: StepPlan, computed: Computed | None, pipe: Pipeline) -> Handle:
         """Carry out a step on one stage of a pipeline."""
-        laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
-        rows = [piece.row for piece in laid.sampling]
-        count = 0 if self.pooler is not None else len(rows)
+        if computed is not None:
+            pipe.skip()
         if pipe.last:
-            try:
-                if self.pooler is not None:
-                    return self._pool(handle, plan, self.pooler)
-                if computed is None:
-                    computed = self._compute(plan)
-                    handle.lost = lost_of(self._lost, plan.encode)
-                else:
-                    pipe.owe(count)
-                return self._finish(handle, plan, computed)
-            finally:
-                pipe.pay(None, None)
+            if self.pooler is not None:
+                return self._pool(handle, plan, self.pooler)
+            if computed is None:
+                computed = self._compute(plan)
+                handle.lost = lost_of(self._lost, plan.encode)
+            return self._finish(handle, plan, computed)
         if computed is None:
+            laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
             pipe.settle((piece.row for piece in plan.slices), self.rows.newest_P)
-            try:
-                batch = build(laid, self.rows, self.caches, self.config.block_size)
-                self._lost = bits_of(handle.lost, plan.encode)
-                with self._pass(batch):
-                    pass
-            except Exception:
-                pipe.fail()
-                raise
+            batch = build(laid, self.rows, self.caches, self.config.block_size)
+            self._lost = bits_of(handle.lost, plan.encode)
+            with self._pass(batch):
+                pass
             computed = Computed(laid.sampling)
-        pipe.expect(rows, count)
         with self._changed.kept_if_failing(computed):
             return handle
 
@@ -286,7 +283,6 @@ class ModelRunner:
             self._seams.given = None
             if not self._pipe.first:
                 self._seams.given, embeds_TH, self._lost = self._pipe.receive(embeds_TH)
-                self._pipe.owe(0 if self.pooler is not None else len(batch.sampling) if self._pipe.last else 0)
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import LogitsProcessor, Sampling
+from beheld.core.params import LogitsProcessor, Sampling, num_arguments
 from beheld.sample import filters
 from beheld.sample.bad_words import BadWordRows, BadWordTable
 from beheld.sample.filters import Edits, Filters
@@ -220,23 +219,8 @@ def _with_prompt(processor: LogitsProcessor) -> Callable[[list[int], list[int], 
     """Adapt a processor of either form to take (prompt, generated, logits).
 
     Raises:
-        ParamsError: it requires more than three arguments or accepts fewer than two.
+        ParamsError: it takes other arguments.
     """
-    try:
-        signature = inspect.signature(processor)
-    except ValueError:  # a built-in without a signature
-        return lambda prompt, generated, logits: processor(generated, logits)
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = sum(p.kind in positional and p.default is p.empty for p in signature.parameters.values())
-    num_arguments = max(needed, 2)
-    try:
-        signature.bind(*[None] * num_arguments)
-    except TypeError:
-        num_arguments = 0
-    if num_arguments == 3:
+    if num_arguments(processor) == 3:
         return processor
-    if num_arguments == 2:
-        return lambda prompt, generated, logits: processor(generated, logits)
-    raise ParamsError(
-        "A logits processor takes (output_ids, logits) or (prompt_ids, output_ids, logits).", param="logits_processors"
-    )
+    return lambda prompt, generated, logits: processor(generated, logits)

@@ -218,10 +218,6 @@ def test_a_batch_that_fails_is_run_one_by_one(llm: LLM, monkeypatch: pytest.Monk
     idle(llm)
 
 
-def wrong_arity(a: Any, b: Any, c: Any, logits: torch.Tensor) -> torch.Tensor:
-    return logits
-
-
 @pytest.mark.parametrize("where", ["admitted", "encode"])
 def test_whoever_fails_before_its_picture_is_encoded_spoils_it_for_nobody(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str
@@ -238,10 +234,13 @@ def test_whoever_fails_before_its_picture_is_encoded_spoils_it_for_nobody(
                 return ()
 
             patch.setattr(runner.encoder, "encode", broken)
-            params = GREEDY
         else:
-            params = SamplingParams(temperature=0.0, max_tokens=4, logits_processors=[wrong_arity])
-        (refused,) = ask(llm, [shown], params)
+
+            def full(*given: Any) -> None:
+                raise RuntimeError("no row can be filled")
+
+            patch.setattr(runner.sampler, "admit", full)
+        (refused,) = ask(llm, [shown])
     assert refused.error is not None
     first, second = (ids(ask(llm, [shown])[0]) for _ in range(2))
     assert first == second

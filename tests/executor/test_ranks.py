@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import signal
 import threading
@@ -22,10 +24,10 @@ from beheld.core.plan import Admission, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import multi, watchdog
 from beheld.executor.multi import MultiExecutor
-from beheld.executor.rank import config_text
+from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
-from beheld.executor.wire import CODEC, Beat, RankFailed, StepFailed, packed, unpacked
+from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, StepFailed, packed, unpacked
 from beheld.sandbox.link import Link, pair
 from tests import ranks, tiny
 from tests.oracle import cases
@@ -96,6 +98,101 @@ def test_a_step_that_fails_in_sampling_is_launched_again_on_all_ranks(family: st
         assert llm.stats().retried > 0
         again = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         assert again == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_what_fails_in_the_last_stage_alone_gives_no_one_another_s_answer(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage before has sent its hidden states already, and counts on tokens."""
+    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
+    with start(family, STAGES) as llm:
+        wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        runner = executor_of(llm)._local.runner
+        admit, hidden, passes = runner.sampler.admit, runner._adapter.hidden, itertools.count(1)
+
+        def no_place(row: int, params: Sampling, *given: Any) -> None:
+            if params.seed == 77:
+                raise RuntimeError("no place for it")
+            admit(row, params, *given)
+
+        def no_memory(*given: Any) -> Any:
+            if next(passes) == 3:
+                raise RuntimeError("no memory for it")
+            return hidden(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.sampler, "admit", no_place)
+            first = SamplingParams(temperature=0, max_tokens=8, seed=77, ignore_eos=True)
+            found = llm.generate(prompts, [first, GREEDY, GREEDY, GREEDY], use_tqdm=False, on_error="return")
+        assert isinstance(found[0].error, StepError)
+        assert [output.outputs[0].token_ids for output in found[1:]] == wanted[1:]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner._adapter, "hidden", no_memory)
+            again = llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert next(passes) > 3
+        assert [output.outputs[0].token_ids for output in again] == wanted
+
+
+@pytest.mark.parametrize(("family", "stages"), [("llama", 3), ("qwen3_next", 2)])
+def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
+    family: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    # Rank 1 is of the stage before the last one.
+    monkeypatch.setattr(ranks, "FAILING", {1})
+    prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
+    with start(family, STAGES | {"pipeline_parallel_size": stages}) as llm:
+        found = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+        assert llm.stats().retried == 1
+        assert found == [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
+    """An executor of stages on CPUs."""
+    local = SimpleNamespace(config=SimpleNamespace(device="cpu"), capacity=None, launch=launch)
+    group = SimpleNamespace(lockstep=False, broken=False)
+    placed = multi.Placed(ranks, lambda: Path(), lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    return MultiExecutor(local, group, placed, rank_watch)  # type: ignore[arg-type]
+
+
+def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
+    """Another rank that fails in it fails alone."""
+    watch: Any = SimpleNamespace(not_begun=(), cause=None, failed=lambda step: None)
+    begun = list[bool]()
+
+    def launch(plan: StepPlan) -> Any:
+        begun.append(plan.id not in watch.not_begun)
+        raise MemoryError
+
+    executor = of_stages(launch, [], watch)
+    executor.launch(StepPlan(7, ()))
+    assert 7 in watch.not_begun
+    executor._begin_all()
+    assert begun == [True]
+
+
+def test_the_first_stage_says_which_embeddings_are_missing() -> None:
+    known = b"a" * 32
+    first: Any = RankProcess(1, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    runner = SimpleNamespace(
+        rows=SimpleNamespace(tables_GRN=()), missing=lambda digests: tuple(each for each in digests if each != known)
+    )
+    rank = Rank(runner, None, SimpleNamespace(send=first.answers.put))  # type: ignore[arg-type]
+    first.link.send = lambda message: rank.take(CODEC.decode(bytearray(b"".join(CODEC.encode(message)))))
+    executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None))
+    # A late answer to what an interrupted step asked.
+    first.answers.put(Missing(0, (known,)))
+    assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
+    assert executor.missing([]) == ()
+
+
+def test_a_configuration_s_infinity_arrives() -> None:
+    from transformers import NemotronHConfig
+
+    place, text = config_text(NemotronHConfig(time_step_limit=(0.0, math.inf)))
+    assert list(config_of(place, text).time_step_limit) == [0.0, math.inf]
 
 
 def test_each_stage_has_a_step_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,25 @@ def test_processors_of_engine_and_request() -> None:
     assert pipe._sampling.resolve(SamplingParams(logits_processors=[two]), (1,), 0).processors == (one, two)
 
 
+def test_processors_that_take_other_arguments_are_refused_before_any_step() -> None:
+    """In a step, they would fail on one rank alone."""
+    takes = r"takes \(output_ids, logits\) or \(prompt_ids"
+    for bad in (lambda a: a, lambda a, b, c, d: a):
+        with pytest.raises(ParamsError, match=takes) as caught:
+            SamplingParams(logits_processors=[bad])
+        assert caught.value.param == "logits_processors"
+    with pytest.raises(ConfigError, match=takes):
+        pipes.make(FAMILY, {"logits_processors": (lambda a: a,)})
+
+    class Makes:
+        def new_req_logits_processor(self, params: SamplingParams) -> Any:
+            return lambda a: a
+
+    pipe = pipes.make(FAMILY, {"logits_processors": (Makes,)})
+    with pytest.raises(ParamsError, match=takes):
+        pipe._sampling.resolve(SamplingParams(), (1,), 0)
+
+
 def test_recommended_parameters() -> None:
     args = EngineArgs()
     made = recommended({"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "x": 1}, args)

@@ -14,14 +14,14 @@ from typing import Any
 
 from beheld.core.config import EngineConfig
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import LogitsProcessor, SamplingParams
+from beheld.core.params import LogitsProcessor, SamplingParams, num_arguments
 
 
 class EngineProcessors:
     """Load the entries of `LLM(logits_processors=[...])`: functions, classes, or class names ("module:Class").
 
     Raises:
-        ConfigError: an entry is none of these, or cannot be instantiated.
+        ConfigError: an entry is none of these, cannot be instantiated, or takes other arguments.
     """
 
     def __init__(self, given: Sequence[Any], config: EngineConfig) -> None:
@@ -32,6 +32,10 @@ class EngineProcessors:
             if isinstance(entry, type):
                 self._makers.append(_made(entry, config))
             elif callable(entry):
+                try:
+                    num_arguments(entry)
+                except ParamsError as error:
+                    raise ConfigError(str(error), param="logits_processors") from None
                 self._functions.append(entry)
             else:
                 raise ConfigError(
@@ -44,7 +48,8 @@ class EngineProcessors:
         """Return all processors of one request: the engine's, then its own.
 
         Raises:
-            ParamsError: extra_args are given but no class reads them, or a class refuses them.
+            ParamsError: extra_args are given but no class reads them, a class refuses them, or its function takes
+            other arguments.
         """
         if params.extra_args and not self._makers:
             raise ParamsError(
@@ -68,6 +73,8 @@ class EngineProcessors:
                 "It must return a function or None.",
                 param="logits_processors",
             )
+        if function is not None:
+            num_arguments(function)
         return function
 
 
