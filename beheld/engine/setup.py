@@ -491,8 +491,8 @@ def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
     if args.max_model_len is None:
         if info.sparse_reach is not None:
             logger.warning(
-                "Of the %d positions of %s the first %d can be used: of so many its indexer picks all, and attention to "
-                "a choice of more cannot be run yet.",
+                "Of the %d positions of %s the first %d can be used: of so many its indexer picks all, and attention "
+                "to a choice of more cannot be run yet.",
                 *(info.sparse_reach, info.name, longest),
             )
         return longest

@@ -101,7 +101,7 @@ def load_model(
     if not all(limits.values()):
         logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
     if getattr(model, "unread", ()):
-        logger.info("%d modules that no answer needs are not loaded, for example %s.", len(model.unread), model.unread[0])
+        logger.info("%d modules that no answer needs are not loaded, as %s.", len(model.unread), model.unread[0])
     seconds = time.perf_counter() - start
     packed = sum(getattr(module, "packed_bytes", 0) for module in model.modules())
     gib = (packed + sum(p.numel() * p.element_size() for p in model.parameters())) / 2**30

@@ -40,8 +40,9 @@ def made(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """transformers' model of a tiny checkpoint with a small limit, which is written into the folder."""
     monkeypatch.setitem(census.PECULIAR, kind, census.PECULIAR.get(kind, {}) | INDEXER)
     model = census.make(kind, folder)
-    file = folder / "model.safetensors"
-    save_file(load_file(file) | {STRANGER: torch.ones(2)}, file, {"format": "pt"})
+    file, changed = folder / "model.safetensors", folder / "changed.safetensors"
+    save_file(load_file(file) | {STRANGER: torch.ones(2)}, changed, {"format": "pt"})
+    changed.replace(file)
     return model
 
 

@@ -1,4 +1,4 @@
-"""GLM-5: text only; latent attention, experts, and an indexer that some layers share, as long as it picks all positions."""
+"""GLM-5: text only; latent attention, experts, and indexers that layers share, as long as they pick all positions."""
 
 from __future__ import annotations
 
