@@ -18,12 +18,9 @@ from beheld.engine.setup import resolve_and_decide
 from beheld.families import page
 from beheld.models.unread import Unread
 from tests import census
-from tests.long import LONG
 
 LIMIT, ANSWER = 32, 8
 INDEXER = {"index_topk": LIMIT, "index_n_heads": 4, "index_head_dim": 16}
-# GLM-5's indexers serve several layers each.
-KINDS = page.picking() if LONG else ("deepseek_v32", "glm_moe_dsa")
 STRANGER = "model.layers.0.self_attn.stranger.weight"
 
 
@@ -50,7 +47,7 @@ def indexers(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "index_topk")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", page.picking())
 def test_answers_equal_up_to_the_limit(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
