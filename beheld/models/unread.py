@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 
-class Unread(nn.Module):
+class UnreadModule(nn.Module):
     """Takes the place of a module whose result is not needed; it has no weights."""
 
     def forward(self, *args: Any, **keywords: Any) -> None:
@@ -41,5 +41,5 @@ def _take_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
     """Take all modules of these names out of a model; returns their paths."""
     found = [(path, owner, name) for path, owner in model.named_modules() for name in names if hasattr(owner, name)]
     for _, owner, name in found:
-        setattr(owner, name, Unread())
+        setattr(owner, name, UnreadModule())
     return tuple(f"{path}.{name}" for path, _, name in found)

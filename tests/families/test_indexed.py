@@ -16,7 +16,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError, PromptTooLongError
 from beheld.engine.setup import resolve_and_decide
 from beheld.families import page
-from beheld.models.unread import Unread
+from beheld.models.unread import UnreadModule
 from tests import census
 
 LIMIT, ANSWER = 32, 8
@@ -65,7 +65,7 @@ def test_answers_equal_up_to_the_limit(
             llm.generate([{"prompt_token_ids": [5] * LIMIT}], params, use_tqdm=False)
         ours = llm._live().core.executor.runner._adapter.model  # type: ignore[attr-defined]
         assert not any("indexer" in name for name, _ in ours.named_parameters())
-        assert sum(isinstance(module, Unread) for module in ours.modules()) == model.config.num_hidden_layers
+        assert sum(isinstance(module, UnreadModule) for module in ours.modules()) == model.config.num_hidden_layers
     assert output.outputs[0].token_ids == tokens
     for step, (token, logprobs) in enumerate(zip(tokens, output.outputs[0].logprobs, strict=True)):
         assert float(logits_NV[step].log_softmax(-1)[token]) == pytest.approx(logprobs[token].logprob, abs=1e-4)
