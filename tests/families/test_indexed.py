@@ -63,7 +63,10 @@ def test_answers_equal_up_to_the_limit(
         (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
         with pytest.raises(PromptTooLongError, match=f"length is {LIMIT} tokens, of which its indexer picks all"):
             llm.generate([{"prompt_token_ids": [5] * LIMIT}], params, use_tqdm=False)
-        ours = llm._live().core.executor.runner._adapter.model  # type: ignore[attr-defined]
+        adapter = llm._live().core.executor.runner._adapter  # type: ignore[attr-defined]
+        ours = adapter.model
+        # The last layer takes the mask, too.
+        assert adapter.tail_from == model.config.num_hidden_layers - 1
         assert not any("indexer" in name for name, _ in ours.named_parameters())
         assert sum(isinstance(module, UnreadModule) for module in ours.modules()) == model.config.num_hidden_layers
     assert output.outputs[0].token_ids == tokens
