@@ -74,6 +74,7 @@ IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 PECULIAR: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "falcon_h1": {"mamba_d_ssm": 128},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * (_LAYERS // 2)},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (_LAYERS // 2)},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (_LAYERS // 2)},

@@ -60,6 +60,7 @@ def paged_attention(
 
     `s_aux` (H) is transformers' name for sinks, see AttentionBackend.attend. `query_scale` (1, 1, T, 1) multiplies the
     queries of layers with `scales_queries` set at load. `position_bias` (H, D) is a family's own: see attend_layer.
+    A mask without elements stands for none, for layers that index the mask before they pass it on.
 
     Raises:
         ModelError: the layer asks for something that the backends do not compute.
@@ -68,7 +69,7 @@ def paged_attention(
     if position_bias is not None and position_bias.dim() != 2:
         # Of transformers' own making, by query and key.
         unknown.append("position_bias")
-    if attention_mask is not None or unknown:
+    if (attention_mask is not None and attention_mask.numel()) or unknown:
         raise ModelError(f"{type(module).__name__} needs unsupported attention options: {unknown or 'a mask'}.")
     if query_scale is not None and getattr(module, "scales_queries", False):
         query = (query * query_scale).to(query.dtype)

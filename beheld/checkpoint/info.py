@@ -41,9 +41,10 @@ _LAYER_KINDS = {
     "linear_attention": "recurrent",
     "sliding_attention": "sliding",
 }
-# Layers that keep nothing of a prompt, and such with both attention and a recurrent state.
+# Layers that keep nothing of a prompt, such with both attention and a recurrent state, and such with an indexer.
 _STATELESS = ("moe", "mlp")
 _BOTH = "hybrid"
+_INDEXED = "indexed_attention"
 # Positions of a model that has no bound of its own: without attention, a state is as large however long the prompt.
 _UNBOUNDED = 1 << 17
 
@@ -198,12 +199,14 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     # An encoder keeps nothing of a prompt, which one step computes.
     groups: tuple[KVGroup, ...] = ()
     if not family.encodes:
-        groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text, state)
+        dense = family.dense_up_to is not None
+        groups = family.kv_groups(config) if family.kv_groups is not None else kv_groups(text, state, dense=dense)
     cross = family.cross_group(config) if family.cross_group is not None else None
     placeholders = _placeholders(config, family)
     pooler = pooler_of(path, args, config, family)
     first = 0 if family.first_position is None else family.first_position(config)
     reach = _reach(text) - first
+    dense_reach = reach if family.dense_up_to is None else min(reach, family.dense_up_to(text))
     both_ways = family.both_ways
     if getattr(text, "use_bidirectional_attention", None) == "vision" and both_ways == "nowhere":
         both_ways = "windowed media"
@@ -220,7 +223,8 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         num_ids=text.vocab_size + (getattr(text, "additional_vocab_size", None) or 0),
         hidden_size=text.hidden_size,
         num_layers=getattr(text, "decoder_layers", text.num_hidden_layers) if encodes else text.num_hidden_layers,
-        max_model_len=reach if pooler is None else min(reach, longest(path) or reach),
+        max_model_len=dense_reach if pooler is None else min(dense_reach, longest(path) or dense_reach),
+        sparse_reach=reach if dense_reach < reach else None,
         pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
@@ -302,11 +306,12 @@ def _decoder_start(config: Any, text: Any, generation: Mapping[str, Any]) -> int
     raise ModelError(f"{text.model_type} does not name its decoder_start_token_id.", "Add it to config.json.")
 
 
-def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]:
+def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False) -> tuple[KVGroup, ...]:
     """The layer groups of a text configuration: layers of the same kind, window and shape share one.
 
     Args:
         state: what its recurrent layers keep, if the family says it.
+        dense: layers with an indexer attend to all positions; see Family.dense_up_to.
 
     Raises:
         ModelError: a layer is of a kind that has no cache here.
@@ -332,7 +337,7 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
             continue
         if name in _STATELESS:
             continue
-        kind = "full" if name == _BOTH else _LAYER_KINDS.get(name)
+        kind = "full" if name == _BOTH or (dense and name == _INDEXED) else _LAYER_KINDS.get(name)
         recurs = kind == "recurrent" or name == _BOTH
         if kind is None or (recurs and state is None):
             missing = "a recurrence that has no mixer here yet" if recurs else "which cannot be run yet"
@@ -352,7 +357,7 @@ def kv_groups(text: Any, state: StateShape | None = None) -> tuple[KVGroup, ...]
             readers_by_source.setdefault(source, []).append(layer)
             continue
         # A convolution has one input of the hidden size where attention has keys.
-        form = _Form(1, text.hidden_size, 0) if kind == "conv" else _form(text, layer)
+        form = _Form(1, text.hidden_size, 0) if kind == "conv" else _form(text, layer, dense=dense)
         kind = kind if windows.get(kind) else "latent" if form.values_in_keys else "full"
         if form.values_in_keys and kind != "latent":
             raise ModelError(f"Layer {layer} of {text.model_type} has latents and a window, which cannot be run yet.")
@@ -382,13 +387,13 @@ class _Form(NamedTuple):
     values_in_keys: bool = False
 
 
-def _form(text: Any, layer: int) -> _Form:
+def _form(text: Any, layer: int, *, dense: bool) -> _Form:
     """What one layer keeps of a position; in some models layers differ."""
     if getattr(text, "is_heterogeneous", False):
         text = text.per_layer_config[layer]
     rank, rotary = getattr(text, "kv_lora_rank", None), getattr(text, "qk_rope_head_dim", None)
     if rank and rotary:
-        if getattr(text, "index_topk", None):
+        if getattr(text, "index_topk", None) and not dense:
             raise ModelError(
                 f"An indexer of {text.model_type} chooses the positions that a query sees, which cannot be run yet.",
                 "Models of latent attention (MLA) without an indexer can.",

@@ -239,6 +239,8 @@ class ModelInfo:
         hidden_size: hidden size of the text model and of its embeddings.
         num_layers: number of layers in the text model.
         max_model_len: the number of positions that the model supports.
+        sparse_reach: the number of positions that it would support with the sparse attention of its indexer, if that is
+            more than `max_model_len`, up to which the indexer picks all positions; else None.
         modalities: the media that the model accepts.
         placeholder_ids: modality -> the token id at the position of one embedding.
         position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones; 2 for an encoder: position and type.
@@ -291,6 +293,7 @@ class ModelInfo:
     encoder_reads: str = ""
     decoder_start_id: int | None = None
     rope_switch: int | None = None
+    sparse_reach: int | None = None
     family: str = ""
     secondary: tuple[SecondaryWeights, ...] = ()
     pooler: PoolerInfo | None = None

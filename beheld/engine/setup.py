@@ -487,12 +487,22 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:
+    longest = info.max_model_len
     if args.max_model_len is None:
-        return info.max_model_len
-    if args.max_model_len > info.max_model_len:
+        if info.sparse_reach is not None:
+            logger.warning(
+                "Of the %d positions of %s the first %d can be used: of so many its indexer picks all, and attention "
+                "to a choice of more cannot be run yet.",
+                *(info.sparse_reach, info.name, longest),
+            )
+        return longest
+    if args.max_model_len > longest:
+        why = ""
+        if info.sparse_reach is not None:
+            why = " of which its indexer picks all: attention to a choice of more positions cannot be run yet"
         raise ConfigError(
-            f"max_model_len={args.max_model_len} exceeds the {info.max_model_len} positions of {info.name!r}.",
-            f"Give at most {info.max_model_len}.",
+            f"max_model_len={args.max_model_len} exceeds the {longest} positions of {info.name!r}{why}.",
+            f"Give at most {longest}.",
             param="max_model_len",
         )
     return args.max_model_len

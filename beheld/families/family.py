@@ -245,6 +245,8 @@ class Family:
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.
+        dense_up_to: reads from the text configuration how many positions a sequence may have for an indexer to pick all
+            of them. Up to there its layers run as if they had none; longer sequences are refused.
         head_size: reads how many tokens the head rates from the configuration, if not `vocab_size`.
         cross_group: reads the group of layers that attend to media from the configuration; None if there are none.
         both_ways: where attention also looks ahead; see ModelInfo.both_ways.
@@ -283,6 +285,7 @@ class Family:
     pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
     state: Callable[[Any], StateShape] | None = None
+    dense_up_to: Callable[[Any], int] | None = None
     head_size: Callable[[Any], int] | None = None
     cross_group: Callable[[Any], KVGroup | None] | None = None
     both_ways: str = "nowhere"

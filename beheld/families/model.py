@@ -111,6 +111,7 @@ class FamilyModel:
         towers: modality -> modules that serve it, if transformers does not name them (`get_encoder`).
         renamed: weights of an older layout, unknown to transformers, under its names; None if they have these.
         unused_weights: prefixes of weights of parts that are left out.
+        unread: names of modules, wherever they are in a model, whose results no answer needs: see models/unread.py.
     """
 
     adapt: Callable[[Any, Changes], None] | None = None
@@ -136,3 +137,4 @@ class FamilyModel:
     towers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Callable[[Mapping[str, Tensor]], dict[str, Tensor] | None] | None = None
     unused_weights: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()

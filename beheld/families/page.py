@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from beheld.families.family import TOLERANCE, Family, KnownCheckpoint
@@ -20,6 +20,11 @@ def tested() -> list[KnownCheckpoint]:
 def refused() -> dict[str, str]:
     """Return why each refused model type is refused."""
     return _by_model_type(lambda family: family.refused or None)
+
+
+def picking() -> tuple[str, ...]:
+    """Return the model types that run as long as their indexer picks all positions."""
+    return tuple(_by_model_type(lambda family: family.dense_up_to))
 
 
 def _by_model_type(read: Callable[[Family], T | None]) -> dict[str, T]:
@@ -43,6 +48,10 @@ def checked(row: KnownCheckpoint) -> str:
     if row.tolerance != TOLERANCE:
         words.append(f"within {row.tolerance:g}")
     return ", ".join(words)
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return ", ".join(f"`{kind}`" for kind in kinds)
 
 
 def _line(row: KnownCheckpoint) -> str:
@@ -87,7 +96,11 @@ def markdown() -> str:
         "",
         "In the same way these types of text models are compared:",
         "",
-        ", ".join(f"`{kind}`" for kind in TEXT_TYPES) + ".",
+        _listed(TEXT_TYPES) + ".",
+        "",
+        f"An indexer of {_listed(picking())} picks the positions that a query sees. They run with at most as many",
+        "positions as it picks (`index_topk` in config.json): it then picks all, and attention to all is the same. A",
+        "larger `max_model_len` is refused.",
         "",
         "Other architectures of transformers with full and sliding attention are run by the same means. At load, a",
         "dry pass checks that every layer calls the paged attention once; their answers have not been compared.",

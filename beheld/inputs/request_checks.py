@@ -186,12 +186,14 @@ class RequestChecks:
         if count + answer > limit:
             taken = sum(span.stop - span.start for span in spans)
             of_media = f", {taken} of them for media" if taken else ""
+            sparse = self.info.sparse_reach is not None and limit == self.info.max_model_len
+            why = ", of which its indexer picks all (attention to a choice of more cannot be run yet)" if sparse else ""
             raise PromptTooLongError(
                 # Clients look for the first words.
-                f"This model's maximum context length is {limit} tokens; the prompt has {count} tokens{of_media}"
+                f"This model's maximum context length is {limit} tokens{why}; the prompt has {count} tokens{of_media}"
                 f"{', and the answer needs at least one' if answer else ''}.",
                 "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
-                or_engine="raise max_model_len",
+                or_engine="" if sparse else "raise max_model_len",
             )
         seen: dict[str, int] = {}
         for span in spans:

@@ -19,7 +19,7 @@ from beheld.checkpoint.weights import check_weights, has_weights, in_parts
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
-from beheld.models import out_of_memory, pooling_head, towers
+from beheld.models import out_of_memory, pooling_head, towers, unread
 from beheld.models.find_shards import find
 from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
@@ -64,7 +64,8 @@ def load_model(
     start = time.perf_counter()
     dtype: torch.dtype = getattr(torch, config.dtype)
     known_class = model_class_of(info, hf_config)
-    model_class = towers.without(known_class, registry.model(info.family).towers, _limits(config, piped))
+    limits = _limits(config, piped)
+    model_class = _needed(known_class, info, limits)
     whole_class = model_class
     stage = None if piped is None else StagePlan(piped.rank, _bounds(known_class, hf_config, info, config))
     if config.load_format == "dummy":
@@ -97,13 +98,22 @@ def load_model(
         pooling_head.give(model, info)
     if model_class is not known_class:
         model.__class__ = known_class
+    if not all(limits.values()):
         logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
+    if getattr(model, "unread", ()):
+        logger.info("%d modules that no answer needs are not loaded, as %s.", len(model.unread), model.unread[0])
     seconds = time.perf_counter() - start
     packed = sum(getattr(module, "packed_bytes", 0) for module in model.modules())
     gib = (packed + sum(p.numel() * p.element_size() for p in model.parameters())) / 2**30
     logger.info("Loading weights took %.2f seconds", seconds)
     logger.info("Model loading took %.4f GiB and %.6f seconds", gib, seconds)
     return surgery
+
+
+def _needed(model_class: Any, info: ModelInfo, limits: Mapping[str, int]) -> Any:
+    """Return the class of models that are made without the towers of disabled media, and without what is not read."""
+    family = registry.model(info.family)
+    return unread.without(towers.without(model_class, family.towers, limits), family.unread)
 
 
 def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
@@ -114,11 +124,9 @@ def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
 
 def _bounds(model_class: Any, hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[int, ...]:
     """Return the bounds of a pipeline's stages, the same on all ranks."""
-    own = registry.model(info.family).towers
+    needed = _needed(model_class, info, config.limit_per_prompt)
     with torch.device("meta"):
-        whole = towers.without(model_class, own, config.limit_per_prompt)._from_config(
-            hf_config, dtype=getattr(torch, config.dtype)
-        )
+        whole = needed._from_config(hf_config, dtype=getattr(torch, config.dtype))
     return bounds_of(whole, info, config.pipeline_parallel_size)
 
 
@@ -191,8 +199,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
         ModelError: there is no such class.
     """
     dtype: torch.dtype = getattr(torch, config.dtype)
-    own = registry.model(info.family).towers
-    model_class = towers.without(model_class_of(info, hf_config), own, config.limit_per_prompt)
+    model_class = _needed(model_class_of(info, hf_config), info, config.limit_per_prompt)
     if config.tensor_parallel_size > 1:
         model_class = sharded(
             model_class, info, 0, config.tensor_parallel_size, None, whole_experts=config.expert_parallel
@@ -339,7 +346,8 @@ def _from_files(
     if skipped:
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
-    unused = sorted(key for key in unexpected if not towers.belongs(key, getattr(model, "left_out", ())))
+    absent = (*getattr(model, "left_out", ()), *getattr(model, "unread", ()))
+    unused = sorted(key for key in unexpected if not towers.belongs(key, absent))
     if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery

@@ -75,7 +75,7 @@ def _of_rows(name: str, value: Any, rows_S: Tensor) -> Any:
     """
     if isinstance(value, tuple):
         return tuple(_of_rows(name, each, rows_S) for each in value)
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or not value.numel():
         return value
     if name not in _AXES:
         raise ModelError(f"The token axis of {name!r} is not known.")

@@ -1,0 +1,7 @@
+"""DeepSeek-V3.2 runs where its indexer picks all positions."""
+
+from __future__ import annotations
+
+from beheld.families._shared.indexed.model import INDEXED
+
+MODEL = INDEXED
