@@ -525,7 +525,7 @@ def _prompt_embeds(args: EngineArgs, info: ModelInfo) -> bool:
 
 def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
     limits = dict.fromkeys(info.modalities, _MANY)
-    chunks: int | None = None
+    chunks = 0
     for modality, limit in (args.limit_mm_per_prompt or {}).items():
         if modality not in (*MODALITIES, CHUNKS):
             raise ConfigError(
@@ -543,7 +543,8 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             limits[modality] = count
         elif modality == CHUNKS:
             chunks = count
-    if chunks is not None and "image" in limits:
+    # None of them says nothing of images that are given as images.
+    if chunks and "image" in limits:
         own = "image" in (args.limit_mm_per_prompt or {})
         limits["image"] = max(limits["image"], chunks) if own else chunks
     off = [modality for modality, count in limits.items() if count == 0]

@@ -260,3 +260,14 @@ def test_other_commands_take_entries_too() -> None:
     )
     assert arguments.limit_mm_per_prompt == {"image": 2}
     assert arguments.words == ["a.png", "What?", "--limit-mm-per-prompt.x"]
+
+
+def test_patterns_of_files_that_are_never_read_change_nothing() -> None:
+    assert vllm_flags.answer("ignore-patterns", "original/**/*") == 1
+    with pytest.raises(ConfigError, match="not available"):
+        vllm_flags.answer("ignore-patterns", "*.bin")
+
+
+@pytest.mark.parametrize("value", ['{"backend": "xgrammar"}', '{"backend":"xgrammar"}'])
+def test_json_is_read_however_it_is_written(value: str) -> None:
+    assert vllm_flags.answer("structured-outputs-config", value) == 1

@@ -50,9 +50,22 @@ def test_what_is_no_image_is_refused(data: dict[str, Any]) -> None:
     assert caught.value.param == "vision_chunk"
 
 
+@pytest.mark.parametrize("data", [{"image": [FIRST]}, {"vision_chunk": [chunk(FIRST)]}])
+def test_names_of_items_that_are_not_there_are_refused(data: dict[str, Any]) -> None:
+    other = "image" if "vision_chunk" in data else "vision_chunk"
+    with pytest.raises(PromptError) as caught:
+        ask(data, 1, multi_modal_uuids={other: ["a"]})
+    assert caught.value.param in ("multi_modal_uuids", "vision_chunk")
+
+
 @pytest.mark.parametrize(
     ("given", "images"),
-    [({"image": 0, "vision_chunk": 2}, 2), ({"image": 3, "vision_chunk": 0}, 3), ({"vision_chunk": 0}, 999)],
+    [
+        ({"image": 0, "vision_chunk": 2}, 2),
+        ({"image": 3, "vision_chunk": 0}, 3),
+        ({"vision_chunk": 0}, 999),
+        ({"vision_chunk": 2}, 2),
+    ],
 )
 def test_a_limit_of_chunks_is_one_of_images(given: dict[str, int], images: int) -> None:
     args = EngineArgs(str(tiny.checkpoint("llava")), limit_mm_per_prompt=given)

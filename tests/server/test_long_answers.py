@@ -138,3 +138,18 @@ def test_a_chat_has_the_same_entries(running: Running) -> None:
     for token, entry in zip(ids[1:], found["prompt_logprobs"][1:], strict=True):
         assert len(entry) in (2, 3)
         assert set(entry[str(token)]) == {"logprob", "rank", "decoded_token"}
+
+
+@pytest.mark.case(119)
+def test_what_is_held_shrinks_once_the_prompt_is_known() -> None:
+    """A chat may have the longest prompt that there is: five short ones would keep all others out."""
+    admission = AdmissionControl(ServerOptions(max_body_bytes=1 << 20, max_reading_bytes=8 << 20))
+    held = admission.hold_columns(6 << 20)
+    assert admission.held_bytes > 5 << 20
+    held.shrink(1 << 20)
+    assert 0 < admission.held_bytes <= 1 << 20
+    held.shrink(2 << 20)
+    assert admission.held_bytes <= 1 << 20
+    held.release()
+    held.shrink(100)
+    assert admission.held_bytes == 0
