@@ -98,7 +98,7 @@ def the_cases() -> tuple[Case, ...]:
 
 
 @pytest.mark.parametrize("case", the_cases(), ids=lambda case: case.name)
-@pytest.mark.parametrize("name", test_oracle.NAMES)
+@pytest.mark.parametrize("name", ["roomy", "cut", "odd"])
 def test_equals_its_own_generate(engines: test_oracle.OpenEngines, name: str, case: Case) -> None:
     test_oracle.check(engines.get(FAMILY, name), FAMILY, case.asks)
 
