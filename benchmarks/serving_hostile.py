@@ -291,7 +291,8 @@ def watch(port: int) -> None:
             begin = time.perf_counter()
             status = "lost"
             with contextlib.suppress(OSError, http.client.HTTPException):
-                link = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+                # From another address than the attackers', which makes it another client.
+                link = http.client.HTTPConnection("127.0.0.1", port, timeout=120, source_address=("127.0.0.2", 0))
                 link.request(method, path, body, headers)
                 status = str(_status(link))
                 link.close()
