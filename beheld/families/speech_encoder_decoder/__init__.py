@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from beheld.core.config import KVGroup
+from beheld.families._shared.hearing.config import MOST_SAMPLES, states_of
 from beheld.families._shared.joined.config import check_parts, start_of
 from beheld.families.family import AUDIO, Family, KnownCheckpoint, decoder_group
-from beheld.families.speecht5 import convolved
-
-# Samples of the longest audio that is heard at once: a minute.
-_MOST_SAMPLES = 60 * 16000
-_KERNELS, _STRIDES = (10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2)
-
-
-def states_of(encoder: Mapping[str, Any], samples: int) -> int:
-    """Return how many states Wav2Vec 2 makes of a waveform, with an adapter if it has one."""
-    count = convolved(samples, encoder.get("conv_kernel", _KERNELS), encoder.get("conv_stride", _STRIDES))
-    for _ in range(encoder.get("num_adapter_layers", 3) if encoder.get("add_adapter") else 0):
-        count = (count - 1) // encoder.get("adapter_stride", 2) + 1
-    return count
 
 
 def _cross_group(config: Any) -> KVGroup:
@@ -30,7 +17,7 @@ def _cross_group(config: Any) -> KVGroup:
         ModelError: a part is of another type.
     """
     check_parts(config, "SpeechEncoderDecoderModel", ("wav2vec2",))
-    return decoder_group(config.decoder, "cross", states_of(config.encoder.to_dict(), _MOST_SAMPLES))
+    return decoder_group(config.decoder, "cross", states_of(config.encoder.to_dict(), MOST_SAMPLES))
 
 
 FAMILY = Family(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.families._shared.hearing.config import states_of
 from beheld.families._shared.hearing.inputs import heard
 from beheld.families._shared.joined.inputs import start_token
 from beheld.families.inputs import FamilyInputs
-from beheld.families.speech_encoder_decoder import states_of
 
 
 def states(outputs: Mapping[str, Any], folder: Path) -> int:

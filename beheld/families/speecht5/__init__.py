@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from beheld.core.config import KVGroup
+from beheld.families._shared.hearing.config import MOST_SAMPLES, states_of
 from beheld.families.family import AUDIO, Family, KnownCheckpoint, decoder_group
 
 
-def convolved(samples: int, kernels: Any, strides: Any) -> int:
-    """Return how many states the convolutions make of a waveform."""
-    for kernel, stride in zip(kernels, strides, strict=True):
-        samples = (samples - kernel) // stride + 1
-    return samples
-
-
-# Samples of the longest audio that is heard at once: a minute.
-_MOST_SAMPLES = 60 * 16000
-
-
 def _cross_group(config: Any) -> KVGroup:
-    return decoder_group(config, "cross", convolved(_MOST_SAMPLES, config.conv_kernel, config.conv_stride))
+    return decoder_group(config, "cross", states_of(config.to_dict(), MOST_SAMPLES))
 
 
 FAMILY = Family(
