@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import Further, LayerKV, LayerLatent
-from beheld.attention.context import current
+from beheld.attention.context import CrossContext, current
 from beheld.attention.cross import attend_with_sums, read_states
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
@@ -97,8 +97,8 @@ def attend_latent(layer: int, q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tenso
     return context.backend.attend_latent(q_THC, latent_TW, up_HDR, kv, metadata, scale).unsqueeze(0)
 
 
-def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
-    """Attend to the states of items in one layer of the current pass; returns (1, T, H, C).
+def _crossing(layer: int) -> tuple[CrossContext, int]:
+    """Return the pass's states and the layer's place in them, and count the call.
 
     Raises:
         ModelError: the pass has no states for this layer.
@@ -107,7 +107,17 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
     if cross is None or layer not in cross.index_by_layer:
         raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
     cross.called[layer] = cross.called.get(layer, 0) + 1
-    return cross.backend.attend(q_1THC[0], cross.index_by_layer[layer], cross.metadata, scale).unsqueeze(0)
+    return cross, cross.index_by_layer[layer]
+
+
+def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
+    """Attend to the states of items in one layer of the current pass; returns (1, T, H, C).
+
+    Raises:
+        ModelError: the pass has no states for this layer.
+    """
+    cross, index = _crossing(layer)
+    return cross.backend.attend(q_1THC[0], index, cross.metadata, scale).unsqueeze(0)
 
 
 def attend_merged(
@@ -118,12 +128,9 @@ def attend_merged(
     Raises:
         ModelError: the pass has no states for this layer; or as attend_layer.
     """
-    cross = current().cross
-    if cross is None or layer not in cross.index_by_layer:
-        raise ModelError(f"Cross attention was called for layer {layer}, which has no states to attend to.")
-    cross.called[layer] = cross.called.get(layer, 0) + 1
+    cross, index = _crossing(layer)
     q_THC = q_1HTC[0].transpose(0, 1)
-    further = attend_with_sums(q_THC, cross.index_by_layer[layer], cross.metadata, scale)
+    further = attend_with_sums(q_THC, index, cross.metadata, scale)
     return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, further=further)
 
 
@@ -135,11 +142,8 @@ def states_at(layer: int, places_T: Tensor) -> Tensor:
     Raises:
         ModelError: the pass has no states for this layer.
     """
-    cross = current().cross
-    if cross is None or layer not in cross.index_by_layer:
-        raise ModelError(f"States were asked for layer {layer}, which has none.")
-    cross.called[layer] = cross.called.get(layer, 0) + 1
-    return read_states(cross.metadata.runs, cross.index_by_layer[layer], places_T)
+    cross, index = _crossing(layer)
+    return read_states(cross.metadata.runs, index, places_T)
 
 
 def number_layers(model: Any, give: Callable[[Any, str, Any], None] = setattr) -> int:
