@@ -14,10 +14,11 @@ from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.process_group import ProcessGroup
 from beheld.engine.routing import Router
 from beheld.engine.setup import Setup, resolve_and_decide, start
-from beheld.inputs.media.workers import MediaWorkers
+from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
 from beheld.platform import host
+from beheld.platform.probe import has_accelerator
 from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
 from beheld.utils.log import get_logger
@@ -41,20 +42,17 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     Raises:
         ConfigError, ModelError, CapacityError: the message says what to do; no process is left.
     """
-    decided = resolve_and_decide(args)
-    # Before loading the weights, so that a misspelt option does not cost minutes.
-    processor = option_checks.load_for_options(args, decided.info)
-    weights = sum(file.stat().st_size for file in Path(decided.info.path).glob("*.safetensors"))
-    fit_media(args, taken_bytes=weights + (decided.config.kv_cache_bytes or 0))
-    workers = MediaWorkers(decided.info, decided.config, args)
+    early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
     try:
-        # Now, so that media workers load a processor while the weights are loaded.
-        workers.warm()
+        decided = resolve_and_decide(args)
+        # Before loading the weights, so that a misspelt option does not cost minutes.
+        processor = option_checks.load_for_options(args, decided.info)
+        workers = _settled(early, args, decided.info, decided.config)
         setup = start(args, decided)
         inputs = InputPipeline(setup.info, setup.config, args, workers, processor)
         setup.core.executor.try_items(first_items(inputs, setup.info, setup.config))
     except BaseException:
-        workers.sandbox.close()
+        early.close()
         raise
     setup.core.grammars = GrammarRows(inputs.compiler)
     return setup, inputs
@@ -69,15 +67,21 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
     Raises:
         ConfigError, ModelError, CapacityError, EngineDeadError: the message says what to do; no process is left.
     """
-    processor = option_checks.load_for_options(args)
-    remote: EngineProcess | ProcessGroup
-    if args.data_parallel_size > 1:
-        remote = ProcessGroup(args, spawned)
-    else:
-        remote = EngineProcess(args, spawned[0] if spawned else None)
-    fit_media(args)
+    remote: EngineProcess | ProcessGroup | None = None
+    workers: MediaWorkers | None = None
+    early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
+
+    def warm(info: ModelInfo, config: EngineConfig) -> None:
+        nonlocal workers
+        workers = _settled(early, args, info, config)
+
     try:
-        inputs = InputPipeline(remote.info, remote.config, args, processor=processor)
+        processor = option_checks.load_for_options(args)
+        if args.data_parallel_size > 1:
+            remote = ProcessGroup(args, spawned, warm)
+        else:
+            remote = EngineProcess(args, spawned[0] if spawned else None, warm)
+        inputs = InputPipeline(remote.info, remote.config, args, workers, processor)
         remote.try_items(first_items(inputs, remote.info, remote.config))
         compiler = inputs.compiler
         remote.use(
@@ -85,7 +89,9 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
             now=warms_grammars(remote.info, remote.config),
         )
     except BaseException:
-        remote.close()
+        early.close()
+        if remote is not None:
+            remote.close()
         raise
     engine: Engine
     if isinstance(remote, EngineProcess):
@@ -95,6 +101,13 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
         router = Router(len(remote.engines), config.max_encoder_tokens, config.max_num_batched_tokens)
         engine = DataParallelEngines(remote.engines, remote, router)
     return Remote(engine, remote.info, remote.config, inputs)
+
+
+def _settled(early: EarlyWorkers, args: EngineArgs, info: ModelInfo, config: EngineConfig) -> MediaWorkers:
+    """Fit the limits on media to what the weights leave, and return the workers, which load their processor."""
+    weights = sum(file.stat().st_size for file in Path(info.path).glob("*.safetensors"))
+    fit_media(args, taken_bytes=weights + (config.kv_cache_bytes or 0))
+    return early.settled(info, config)
 
 
 def fit_media(args: EngineArgs, taken_bytes: int = 0) -> None:

@@ -24,6 +24,7 @@ CODEC = Codec(
             messages.Pong,
             messages.Died,
             messages.Unread,
+            messages.Decisions,
             messages.Ready,
             messages.Failed,
         ),

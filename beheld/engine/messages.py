@@ -175,6 +175,14 @@ class Died:
 
 
 @dataclass(frozen=True)
+class Decisions:
+    """The engine has read the configuration and loads the weights next; `max_model_len` may still shrink."""
+
+    info: ModelInfo
+    config: EngineConfig
+
+
+@dataclass(frozen=True)
 class Ready:
     """The engine is ready."""
 

@@ -26,6 +26,7 @@ from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import (
     Abort,
     Close,
+    Decisions,
     Died,
     Events,
     Failed,
@@ -51,6 +52,8 @@ logger = get_logger(__name__)
 _CLOSE_S = 1.0
 # Shared memory files that are reused for features; beyond this many in transit, new memory is allocated.
 _MAX_KEPT = 4
+
+OnDecided = Callable[[ModelInfo, EngineConfig], None]
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class EngineProcess:
     Args:
         args: the user's options.
         spawned: the process, if it is already running.
+        on_decided: is called with the model's facts and the engine's decisions before the weights are loaded;
+            `max_model_len` may still shrink to fit.
 
     Attributes:
         info, config: the model's facts and the engine's decisions.
@@ -109,7 +114,7 @@ class EngineProcess:
         EngineDeadError: the process ended during its start.
     """
 
-    def __init__(self, args: EngineArgs, spawned: Spawned | None = None) -> None:
+    def __init__(self, args: EngineArgs, spawned: Spawned | None = None, on_decided: OnDecided | None = None) -> None:
         begun = spawned or spawn()
         self._process = begun.process
         self._link = begun.link()
@@ -122,6 +127,10 @@ class EngineProcess:
             self._link.send(args)
             _load()
             answer = self._link.receive()
+            if isinstance(answer, Decisions):
+                if on_decided is not None:
+                    on_decided(answer.info, answer.config)
+                answer = self._link.receive()
         except (EOFError, OSError, FrameError) as error:
             self._end()
             raise _ended_early() from error
@@ -424,14 +433,17 @@ def main_elsewhere(end: socket.socket) -> None:
 
 def _run(link: Link | StreamLink) -> None:
     from beheld.engine.loop import serve
-    from beheld.engine.setup import preload, start
+    from beheld.engine.setup import preload, resolve_and_decide, start
 
     # The other side is still importing.
     with paused_collector():
         preload()
     args = link.receive()
     try:
-        setup = start(args)
+        with paused_collector():
+            decided = resolve_and_decide(args)
+        link.send(Decisions(decided.info, decided.config))
+        setup = start(args, decided)
     except BeheldError as error:
         link.send(Failed(error))
         return

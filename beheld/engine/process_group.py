@@ -18,7 +18,7 @@ from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.messages import Tokenizer
-from beheld.engine.process import EngineProcess, Spawned, spawn, spawn_elsewhere
+from beheld.engine.process import EngineProcess, OnDecided, Spawned, spawn, spawn_elsewhere
 from beheld.platform.probe import has_accelerator
 from beheld.utils.log import get_logger
 
@@ -105,6 +105,7 @@ class ProcessGroup:
     Args:
         args: the user's options.
         spawned: the processes, if they already run.
+        on_decided: see EngineProcess; the first engine's decisions.
 
     Attributes:
         engines: not yet started.
@@ -115,7 +116,9 @@ class ProcessGroup:
         ConfigError, ModelError, CapacityError, EngineDeadError: as EngineProcess; no process is left.
     """
 
-    def __init__(self, args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> None:
+    def __init__(
+        self, args: EngineArgs, spawned: Sequence[Spawned] | None = None, on_decided: OnDecided | None = None
+    ) -> None:
         self._asked = args
         begun = spawned or (
             spawn_all_elsewhere(args)
@@ -134,7 +137,7 @@ class ProcessGroup:
         self._lock = threading.Lock()
         self._cancelled = False
         self._starting: list[Spawned] = []
-        self.engines: list[EngineProcess] = _all(self._args, begun)
+        self.engines: list[EngineProcess] = _all(self._args, begun, on_decided)
         self.info: ModelInfo = self.engines[0].info
         # With little memory, an engine may have shrunk the longest sequence that it takes.
         shortest = min(engine.config.max_model_len for engine in self.engines)
@@ -189,10 +192,16 @@ class ProcessGroup:
                 begun.process.kill()
 
 
-def _all(args: EngineArgs, begun: Sequence[Spawned]) -> list[EngineProcess]:
-    """Start engines at the same time; if one fails, the others end and its error is raised."""
+def _all(args: EngineArgs, begun: Sequence[Spawned], on_decided: OnDecided | None) -> list[EngineProcess]:
+    """Start engines at the same time; if one fails, the others end and its error is raised.
+
+    Args:
+        on_decided: of the first.
+    """
     with ThreadPoolExecutor(len(begun)) as threads:
-        futures = [threads.submit(EngineProcess, args, each) for each in begun]
+        futures = [
+            threads.submit(EngineProcess, args, each, None if index else on_decided) for index, each in enumerate(begun)
+        ]
     made, errors = [], []
     for future in futures:
         try:

@@ -9,6 +9,7 @@ starting one takes milliseconds. When the parent ends, the fork server ends too,
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -19,7 +20,7 @@ import socket
 import struct
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, EngineError
@@ -38,22 +39,26 @@ _MOST_KEPT_BYTES = 64 << 20
 Work = Callable[[Any], Any]
 
 
-def main(descriptor: int, name: str, memory_bytes: int) -> None:
+def main(descriptor: int, name: str, libraries: Sequence[str]) -> None:
     """Import what a task type's workers need, report the outcome, and fork workers until the parent ends.
 
     Args:
         descriptor: the socket to the parent.
         name: the task type's name.
-        memory_bytes: see TaskType.
+        libraries: modules to import before the settings arrive; see TaskType.
     """
     control = socket.socket(fileno=descriptor)
     # Loaded once for all workers: a C library's handle survives a fork.
     libc = ctypes.CDLL(None, use_errno=True)
     module, _, function = name.partition(":")
     tasks = importlib.import_module(module)
+    for library in libraries:
+        # What the work needs and lacks, it reports itself.
+        with contextlib.suppress(Exception):
+            importlib.import_module(library)
     link = Link(control, tasks.CODEC)
     try:
-        settings = link.receive()
+        memory_bytes, settings = link.receive()
     except EOFError:
         return
     try:
@@ -143,4 +148,4 @@ def _sendable(error: Exception) -> BeheldError:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

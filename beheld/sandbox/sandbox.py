@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from beheld.core.errors import BeheldError, WorkerError
-from beheld.sandbox.task_type import TaskType, WorkerFault
-from beheld.sandbox.worker_group import WorkerGroup
+from beheld.sandbox.task_type import Load, TaskType, WorkerFault
+from beheld.sandbox.worker_group import ForkServer, WorkerGroup
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import out_of_turn
 from beheld.utils.log import get_logger
@@ -27,6 +28,7 @@ class Sandbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._groups: dict[TaskType[Any, Any], WorkerGroup] = {}
+        self._begun: dict[Load, ForkServer] = {}
         self._closed = False
 
     def run(self, kind: TaskType[T, A], task: T, cancel: CancelToken | None = None, client: str = "") -> A:
@@ -46,6 +48,23 @@ class Sandbox:
         if not isinstance(answer, kind.answer):
             raise WorkerError(f"A worker answered with a {type(answer).__name__}.")
         return answer
+
+    def begin(self, load: Load, libraries: Sequence[str]) -> None:
+        """Let the fork server of a task type import its libraries before the type is known.
+
+        Args:
+            load, libraries: of the type to come.
+        """
+        server = ForkServer(load, libraries)
+        with self._lock:
+            self._begun[load] = server
+
+    def abandon(self, load: Load) -> None:
+        """End a fork server that was begun for a type that does not come."""
+        with self._lock:
+            server = self._begun.pop(load, None)
+        if server is not None:
+            server.close()
 
     def warm(self, kind: TaskType[Any, Any]) -> None:
         """Start loading what workers need, without waiting; the first task reports an error."""
@@ -73,14 +92,15 @@ class Sandbox:
         """End all workers; running tasks fail."""
         with self._lock:
             self._closed = True
-            groups = list(self._groups.values())
-        for group in groups:
-            group.close()
+            servers: list[WorkerGroup | ForkServer] = [*self._groups.values(), *self._begun.values()]
+            self._begun.clear()
+        for server in servers:
+            server.close()
 
     def _group(self, kind: TaskType[Any, Any]) -> WorkerGroup:
         with self._lock:
             if self._closed:
                 raise WorkerError("The engine is closed.")
             if kind not in self._groups:
-                self._groups[kind] = WorkerGroup(kind)
+                self._groups[kind] = WorkerGroup(kind, self._begun.pop(kind.load, None))
             return self._groups[kind]

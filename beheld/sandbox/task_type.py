@@ -12,6 +12,8 @@ from beheld.sandbox.codec import Codec
 
 T = TypeVar("T")
 A = TypeVar("A")
+# TaskType.load
+Load = Callable[[Any], Callable[[Any], Any]]
 
 
 class Fault(StrEnum):
@@ -49,6 +51,8 @@ class TaskType(Generic[T, A]):
         memory_bytes: memory that a worker may use beyond what all workers of this type share.
         max_workers: the most processes at once, but for one more while tasks of other clients are long.
         error: makes the error for the caller of a lost task.
+        libraries: modules that take long to import, which the fork server imports before it knows the settings. One
+            that cannot be imported is left out.
     """
 
     load: Callable[[Any], Callable[[T], A]]
@@ -58,14 +62,25 @@ class TaskType(Generic[T, A]):
     memory_bytes: int
     max_workers: int
     error: Callable[[T, WorkerFault], Exception]
+    libraries: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The module and function of the work, as "module:function"."""
-        return f"{self.load.__module__}:{self.load.__name__}"
+        return name_of(self.load)
 
     @property
     def codec(self) -> Codec:
         """Serializes settings, tasks and answers."""
-        codec: Codec = sys.modules[self.load.__module__].CODEC
-        return codec
+        return codec_of(self.load)
+
+
+def name_of(load: Load) -> str:
+    """The module and function, as "module:function"."""
+    return f"{load.__module__}:{load.__name__}"
+
+
+def codec_of(load: Load) -> Codec:
+    """The function's module's CODEC."""
+    codec: Codec = sys.modules[load.__module__].CODEC
+    return codec

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from beheld.core.errors import BeheldError, UserError, WorkerError
 from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
-from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
+from beheld.sandbox.task_type import Fault, Load, TaskType, WorkerFault, codec_of, name_of
 from beheld.utils import working_directory
 from beheld.utils.cancellation import CancelToken
 
@@ -42,7 +43,7 @@ class _Worker:
     number: int
     link: Link
     end: socket.socket
-    server: _Server
+    server: ForkServer
     ended: str | None = None
     turn: ClientTurn | None = None
 
@@ -57,21 +58,21 @@ class _Worker:
             self.end.shutdown(socket.SHUT_RDWR)
 
 
-class _Server:
-    """A fork server, as its parent sees it. Not thread-safe.
+class ForkServer:
+    """A fork server, as its parent sees it. It imports libraries from the start, and is usable once `settle` returns.
+    Not thread-safe.
 
-    Raises:
-        WorkerError: the server ended before it was ready.
-        BeheldError: loading its module raised it.
+    Args:
+        load, libraries: see TaskType.
     """
 
-    def __init__(self, kind: TaskType[Any, Any]) -> None:
-        self._codec = kind.codec
+    def __init__(self, load: Load, libraries: Sequence[str] = ()) -> None:
+        self._codec = codec_of(load)
         self.alive = True
         self._control, theirs = pair()
         with theirs:
             name = str(theirs.fileno())
-            command = [sys.executable, "-m", "beheld.sandbox.forkserver", name, kind.name, str(kind.memory_bytes)]
+            command = [sys.executable, "-m", "beheld.sandbox.forkserver", name, name_of(load), *libraries]
             # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
             self._process = subprocess.Popen(
                 command,
@@ -80,9 +81,17 @@ class _Server:
                 env={**os.environ, **_ENVIRONMENT},
                 cwd=working_directory.existing(),
             )
+
+    def settle(self, kind: TaskType[Any, Any]) -> None:
+        """Send the settings and wait until the work is loaded.
+
+        Raises:
+            WorkerError: the server ended before it was ready.
+            BeheldError: loading raised it.
+        """
         try:
             link = Link(self._control, self._codec)
-            link.send(kind.settings())
+            link.send((kind.memory_bytes, kind.settings()))
             status, refusal = link.receive(_START_S)
         except (OSError, EOFError, ValueError) as error:
             self.close()
@@ -138,10 +147,15 @@ class _Server:
 
 
 class WorkerGroup:
-    """The workers of one task type; they start with the first task. Thread-safe."""
+    """The workers of one task type; they start with the first task. Thread-safe.
 
-    def __init__(self, kind: TaskType[Any, Any]) -> None:
+    Args:
+        begun: a fork server of this type that was begun early.
+    """
+
+    def __init__(self, kind: TaskType[Any, Any], begun: ForkServer | None = None) -> None:
         self._kind = kind
+        self._begun = begun
         self._turns = ClientTurns(kind.max_workers)
         self._lock = threading.Lock()
         self._idle: deque[_Worker] = deque()
@@ -149,7 +163,7 @@ class WorkerGroup:
         self._closed = False
         # Held while the server is started or used; never while waiting for a worker.
         self._server_lock = threading.Lock()
-        self._server: _Server | None = None
+        self._server: ForkServer | None = None
         # The error that loading the module raised; it would raise it again.
         self._refusal: UserError | None = None
 
@@ -209,9 +223,10 @@ class WorkerGroup:
             self._idle.clear()
         self._turns.close()
         with self._server_lock:
-            if self._server is not None:
-                self._server.close()
-                self._server = None
+            for server in (self._server, self._begun):
+                if server is not None:
+                    server.close()
+            self._server = self._begun = None
 
     # ------------------------------------------------------------------ one task
 
@@ -266,17 +281,19 @@ class WorkerGroup:
                     server.close()
             raise WorkerError("The processes that prepare requests cannot be started.", "The log says why.")
 
-    def _living(self) -> _Server:
+    def _living(self) -> ForkServer:
         if self._closed:
             raise WorkerError("The engine is closed.")
         if self._refusal is not None:
             raise self._refusal
         if self._server is None or not self._server.alive:
+            server, self._begun = self._begun or ForkServer(self._kind.load, self._kind.libraries), None
             try:
-                self._server = _Server(self._kind)
+                server.settle(self._kind)
             except UserError as error:
                 self._refusal = error
                 raise
+            self._server = server
         return self._server
 
     def _give_back(self, worker: _Worker, *, fit: bool) -> None:

@@ -11,11 +11,14 @@ import pytest
 
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
+from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import CapacityError, ConfigError, ModelError, TemplateError, WorkerError
+from beheld.inputs.media import workers
 from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.processor import ItemProcessor
 from beheld.inputs.media.tasks import ProcessTask
-from beheld.inputs.media.workers import MediaWorkers
+from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
+from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
 
 
@@ -30,14 +33,55 @@ def test_workers_begin_before_the_weights_and_end_with_a_start_that_fails(monkey
         assert len(begun) == 1, "they load what they need meanwhile"
         raise CapacityError("Not enough memory.")
 
-    monkeypatch.setattr(start, "MediaWorkers", make)
+    monkeypatch.setattr(workers, "MediaWorkers", make)
     monkeypatch.setattr(start, "start", fails)
     with pytest.raises(CapacityError):
         LLM(str(tiny.checkpoint("qwen2_vl")), media_work="process", media_workers=1, max_model_len=128)
-    (workers,) = begun
-    assert workers.process_too
+    (one,) = begun
+    assert one.process_too
     with pytest.raises(WorkerError, match="closed"):
-        workers.process(ProcessTask("image", Source("bytes", b"", b""), {}, "", b""), lambda: 0)
+        one.process(ProcessTask("image", Source("bytes", b"", b""), {}, "", b""), lambda: 0)
+
+
+def test_a_process_that_loads_weights_lets_workers_load_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[ModelInfo] = []
+    made: list[MediaWorkers] = []
+    piped: list[MediaWorkers | None] = []
+    right = InputPipeline.__init__
+
+    def make(*given: Any) -> MediaWorkers:
+        decided.append(given[0])
+        made.append(MediaWorkers(*given))
+        return made[-1]
+
+    def pipe(self: InputPipeline, info: ModelInfo, config: Any, args: Any, given: Any = None, *more: Any) -> None:
+        piped.append(given)
+        right(self, info, config, args, given, *more)
+
+    monkeypatch.setattr(workers, "MediaWorkers", make)
+    monkeypatch.setattr(InputPipeline, "__init__", pipe)
+    options: dict[str, Any] = {"media_work": "process", "media_workers": 1, "max_model_len": 128}
+    remote = start.start_processes(EngineArgs.from_keywords({"model": str(tiny.checkpoint("qwen2_vl")), **options}))
+    try:
+        assert decided == [remote.info]
+        assert piped == made
+        assert made[0].pids, "an item for the engine's own test was processed"
+    finally:
+        remote.inputs.close()
+        remote.engine.close()
+
+
+def test_a_model_of_text_leaves_no_process_that_loads_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    early: list[EarlyWorkers] = []
+
+    def begin(args: EngineArgs, *, accelerated: bool) -> EarlyWorkers:
+        early.append(EarlyWorkers(args, accelerated=accelerated))
+        assert early[0]._sandbox._begun
+        return early[0]
+
+    monkeypatch.setattr(start, "EarlyWorkers", begin)
+    with LLM(str(tiny.checkpoint("llama")), media_work="process", media_workers=1, max_model_len=128):
+        assert not early[0]._sandbox._begun
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,7 @@ def _answer_nonsense(_: Any) -> None:
 _ACTS: dict[str, Callable[[Any], Any]] = {
     "echo": lambda value: value,
     "pid": lambda _: os.getpid(),
+    "imported": lambda name: name in sys.modules,
     "sleep": time.sleep,
     "spin": _spin,
     "eat": _eat,

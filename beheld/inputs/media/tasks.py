@@ -86,6 +86,9 @@ class ProcessSettings:
     feature_dtype: str
 
 
+# What every processor of transformers imports, which takes seconds.
+PROCESSOR_LIBRARIES = ("transformers.models.auto.processing_auto", "transformers.image_processing_utils_fast")
+
 CODEC = Codec(
     (
         *(DecodeTask, Decoded, ProcessTask, ProcessedMedia, ProcessSettings, Source, Content, Processed, MediaItem),
@@ -144,6 +147,7 @@ def process_type(info: ModelInfo, config: EngineConfig, args: EngineArgs) -> Tas
         memory_bytes=limits.max_work_bytes,
         max_workers=config.media_workers,
         error=lambda task, fault: _error(task, limits, fault),
+        libraries=PROCESSOR_LIBRARIES,
     )
 
 

@@ -9,6 +9,7 @@ from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork,
 from beheld.inputs.media import document
 from beheld.inputs.media.open_media import Source, open_source
 from beheld.inputs.media.tasks import (
+    PROCESSOR_LIBRARIES,
     Decoded,
     DecodeTask,
     InspectTask,
@@ -16,10 +17,37 @@ from beheld.inputs.media.tasks import (
     ProcessTask,
     decode_type,
     inspect_type,
+    load_processor,
     process_type,
 )
 from beheld.sandbox.sandbox import Sandbox
 from beheld.utils.cancellation import CancelToken
+
+
+class EarlyWorkers:
+    """Media workers before the model is known: the libraries that they need load while its configuration is read.
+
+    Args:
+        args: the user's options.
+        accelerated: whether the machine seems to have an accelerator, in which case workers process media.
+    """
+
+    def __init__(self, args: EngineArgs, *, accelerated: bool) -> None:
+        self._args = args
+        self._sandbox = Sandbox()
+        process = args.media_work == MediaWork.PROCESS or (args.media_work == "auto" and accelerated)
+        if process and args.media_workers != 0:
+            self._sandbox.begin(load_processor, PROCESSOR_LIBRARIES)
+
+    def settled(self, info: ModelInfo, config: EngineConfig) -> MediaWorkers:
+        """Return the workers, which load the model's processor from now on."""
+        workers = MediaWorkers(info, config, self._args, self._sandbox)
+        workers.warm()
+        return workers
+
+    def close(self) -> None:
+        """End the workers and what has begun."""
+        self._sandbox.close()
 
 
 class MediaWorkers:
@@ -27,18 +55,23 @@ class MediaWorkers:
 
     Without workers, all work happens in the caller's process, where a runaway call cannot be stopped.
 
+    Args:
+        sandbox: the engine's, where it has begun.
+
     Attributes:
         sandbox: the engine's, which also serves other untrusted input.
     """
 
-    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs) -> None:
-        self.sandbox = Sandbox()
+    def __init__(self, info: ModelInfo, config: EngineConfig, args: EngineArgs, sandbox: Sandbox | None = None) -> None:
+        self.sandbox = sandbox or Sandbox()
         self._limits = MediaLimits.of(args.media_limits)
         in_sandbox = config.media_workers > 0
         self.process_too = in_sandbox and config.media_work is MediaWork.PROCESS and bool(info.modalities)
         self._decode_type = decode_type(self._limits, config.media_workers) if in_sandbox else None
         self._inspect_type = inspect_type(self._limits, config.media_workers) if in_sandbox else None
         self._process_type = process_type(info, config, args) if self.process_too else None
+        if self._process_type is None:
+            self.sandbox.abandon(load_processor)
 
     def warm(self) -> None:
         """Let processing workers load their processor now, while the model loads: it takes seconds."""
