@@ -18,7 +18,7 @@ from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
 from beheld.platform import host
-from beheld.platform.probe import has_accelerator
+from beheld.platform.probe import begin_driver, has_accelerator
 from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
 from beheld.utils.log import get_logger
@@ -43,6 +43,7 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
         ConfigError, ModelError, CapacityError: the message says what to do; no process is left.
     """
     early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
+    begin_driver(args.device)
     try:
         decided = resolve_and_decide(args)
         # Before loading the weights, so that a misspelt option does not cost minutes.

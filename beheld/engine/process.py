@@ -40,6 +40,7 @@ from beheld.engine.messages import (
     TryItems,
     Unread,
 )
+from beheld.platform.probe import begin_driver
 from beheld.sandbox.link import FrameError, Link, end_with, pair
 from beheld.sandbox.stream_link import StreamLink
 from beheld.utils import working_directory
@@ -435,7 +436,8 @@ def _run(link: Link | StreamLink) -> None:
     from beheld.engine.loop import serve
     from beheld.engine.setup import preload, resolve_and_decide, start
 
-    # The other side is still importing.
+    # The other side is still importing. A process that may use no device finds none.
+    begin_driver(None)
     with paused_collector():
         preload()
     args = link.receive()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 DEVICES = ("cpu", "cuda")
 """The names that the option `device` takes, as torch has them."""
 
 _DRIVERS = (Path("/dev/nvidiactl"),)
+# The driver's library, and its function that finds the devices. Calling it again costs nothing.
+_LIBRARY, _INIT = "libcuda.so.1", "cuInit"
 
 
 def device_words() -> str:
@@ -18,3 +23,17 @@ def device_words() -> str:
 def has_accelerator(wanted: str | None) -> bool:
     """True if `wanted` (None, or "auto": any) is not the CPU, and a driver of an accelerator is loaded."""
     return wanted != "cpu" and any(driver.exists() for driver in _DRIVERS)
+
+
+def begin_driver(wanted: str | None) -> None:
+    """Start an accelerator's driver in a thread, where `has_accelerator`: it takes seconds in which Python goes on.
+
+    Whatever fails here, torch reports when it does the same.
+    """
+    if has_accelerator(wanted):
+        threading.Thread(target=_begin, name="beheld-driver", daemon=True).start()
+
+
+def _begin() -> None:
+    with suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL(_LIBRARY), _INIT)(0)
