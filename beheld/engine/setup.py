@@ -472,8 +472,9 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     missing = platform.no_grouped_products
     if wanted == "int4" and missing is not None:
         raise ConfigError(
-            f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            f"quantization='int4' is not available {platform.place}: {missing}.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU of compute capability "
+            "8.0 or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
             param="quantization",
         )
     if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:

@@ -145,6 +145,6 @@ def _objection(target: StorageTarget) -> str | None:
         return "BEHELD_KEEP_BITS=0"
     if target.exact:
         return f"the dtype is {str(target.dtype).removeprefix('torch.')}"
-    if not platform.shares_host_memory and target.dtype != torch.bfloat16:
-        return "products on a GPU are of bfloat16"
+    if not platform.shares_host_memory and target.dtype not in (torch.bfloat16, torch.float16):
+        return "products on a GPU are of bfloat16 or float16"
     return None
