@@ -17,7 +17,7 @@ from beheld.platform.registry import platform_of
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 
-MOST_ROWS = 128
+MOST_ROWS = 192
 GROUPS = (32, 64, 128)
 # Outputs are multiples of this, and lie in blocks of it; inputs in blocks of the second.
 _ALIGNED, _BLOCK = 16, 128

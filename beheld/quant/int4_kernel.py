@@ -12,6 +12,9 @@ that no conversion is needed: bfloat16 128 + q has q in its last bits, as float1
 A group's part of a product is scale sum((q - 8) x) + (low + 8 scale) sum(x); the second term is left out if all weights
 are scale (q - 8). With few outputs, the inputs are split among programs, whose sums another kernel adds in order.
 
+The kernels of one row start before the previous kernel ends, see models/one_row_kernel.py. Those of several rows do
+not: waiting programs take places of multiprocessors unevenly, which cost a third of the speed.
+
 Shapes: T rows, N outputs, K inputs, G groups, C blocks of inputs, B blocks of outputs, P parts of the inputs, S groups
 of a block (1, 2 or 4), E numbers of an output in a block.
 """
@@ -231,15 +234,11 @@ def _rows(
     STAGES: tl.constexpr,
     WHOLE: tl.constexpr,
     ASM: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program computes N outputs of T rows over a part of the inputs, into its part of y (P, T, N).
 
-    The weights are the left operand: tensor cores read them from registers. WHOLE and EARLY: see `_one_row`.
+    The weights are the left operand: tensor cores read them from registers. WHOLE: see `_one_row`.
     """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
     part = tl.program_id(2)
     t_T = tl.program_id(1) * T + tl.arange(0, T)
     n_N = tl.program_id(0) * N + tl.arange(0, N)
@@ -297,10 +296,14 @@ def _added(
     J: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program adds J numbers of all parts. EARLY: see models/one_row_kernel.py."""
+    """One program adds J numbers of all parts.
+
+    EARLY: see models/one_row_kernel.py; signals when it has waited, so that the next kernel's programs do not wait in
+    the places of multiprocessors that the parts' programs need.
+    """
     if EARLY:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     j_J = tl.program_id(0) * J + tl.arange(0, J)
     inside_J = j_J < num_numbers
     sum_J = tl.zeros([J], tl.float32)
@@ -362,24 +365,25 @@ def product(
     residual_TN: Tensor | None = None,
     tiling: Tiling | RowTiling | None = None,
 ) -> None:
-    """Fill `y_TN` with x W^T + bias (+ residual, of one row alone).
+    """Fill `y_TN` with x W^T + bias (+ residual).
 
     Args:
         x_TK: contiguous; of one row also at an even number of numbers from its storage's start.
         weight_NX: numbers of 32 bits, (N, 16 C), see the figure above.
         low_GN: None if each is -8 times its scale.
         multiprocessors: of the GPU.
-        early: see models/one_row_kernel.py.
+        early: start before the previous kernel ends, if there is one row; only if the hardware can.
         tiling: in place of what is chosen for the shape.
     """
     (rows, inputs), (outputs, words), groups = x_TK.shape, weight_NX.shape, scale_GN.shape[0]
     if not rows:
         return
     blocks = words // 16
-    options = {"launch_pdl": True} if early else {}
     if tiling is None:
         one = rows == 1 and x_TK.element_size() == 2
-        tiling = _row_tiling(outputs, blocks, multiprocessors) if one else _tiling(rows)
+        tiling = _row_tiling(outputs, blocks, multiprocessors) if one else _tiling(rows, low_GN is None)
+    early = early and isinstance(tiling, RowTiling)
+    options = {"launch_pdl": True} if early else {}
     sizes = outputs, inputs, groups, blocks
     # The numbers of a block's groups; a whole block is one group or more.
     split = triton.next_power_of_2(triton.cdiv(groups * BLOCK_INPUTS, inputs))
@@ -396,7 +400,6 @@ def product(
             num_warps=tiling.warps, enable_fp_fusion=True, **options,
         )  # fmt: skip
     else:
-        assert residual_TN is None, "a residual is added to one row"
         columns, tiles = triton.cdiv(outputs, tiling.outputs), triton.cdiv(rows, tiling.rows)
         parts = max(1, min(_MOST_PARTS, round(tiling.programs * multiprocessors / (columns * tiles)), blocks // 3))
         per_part = triton.cdiv(blocks, parts)
@@ -404,9 +407,11 @@ def product(
         out = y_TN if parts == 1 else x_TK.new_empty((parts, rows, outputs), dtype=torch.float32)
         _rows[(columns, tiles, parts)](
             x_TK, weight_NX.view(torch.int16), scale_GN, low_GN, bias_N if parts == 1 else None, out, rows, *sizes,
-            per_part, tiling.rows, tiling.outputs, split, tiling.stages, whole, assembly, early,
-            num_warps=tiling.warps, enable_fp_fusion=True, **options,
+            per_part, tiling.rows, tiling.outputs, split, tiling.stages, whole, assembly,
+            num_warps=tiling.warps, enable_fp_fusion=True,
         )  # fmt: skip
+    if parts == 1 and residual_TN is not None and isinstance(tiling, Tiling):
+        y_TN.add_(residual_TN)
     if parts > 1:
         size = 512
         _added[(triton.cdiv(rows * outputs, size),)](
@@ -426,18 +431,21 @@ def dequantized(weight_NX: Tensor, scale_GN: Tensor, low_GN: Tensor | None, out_
     )  # fmt: skip
 
 
-# Both measured on an H100 at the sizes of a 7B model's layers (docs/experiments/2026-11.md).
+# All measured on an H100 at the sizes of a 7B model's layers (docs/experiments/2026-11.md).
 def _row_tiling(outputs: int, blocks: int, multiprocessors: int) -> RowTiling:
     """Return how one row is computed."""
-    if outputs // (4 * BLOCK_OUTPUTS) >= 4 * multiprocessors:
+    wanted = 4 * multiprocessors
+    if outputs // (4 * BLOCK_OUTPUTS) >= wanted:
         return RowTiling(4, 4, 4, 1)
-    if blocks <= 32:
+    programs = triton.cdiv(outputs, 2 * BLOCK_OUTPUTS)
+    if blocks <= 32 and programs < multiprocessors:
         return RowTiling(1, 16, 8, 1)
-    return RowTiling(2, 4, 4, 4)
+    return RowTiling(2, 4, 4, max(1, min(4, round(wanted / programs))))
 
 
-def _tiling(rows: int) -> Tiling:
-    """Return how several rows are computed."""
+def _tiling(rows: int, centered: bool) -> Tiling:
+    """Return how several rows are computed; `centered`: there are no lows."""
     if rows <= 16:
         return Tiling(8 if rows <= 8 else 16, 64, 2, 4, 4)
-    return Tiling(32 if rows <= 32 else 64, 64, 4, 3, 4)
+    tile = 32 if rows <= 32 else 64
+    return Tiling(tile, 128, 8, 3, 2) if centered else Tiling(tile, 64, 4, 3, 4)
