@@ -478,9 +478,11 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
             param="quantization",
         )
     if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
+        reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
+        if not platform.shares_host_memory:
+            reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
         raise ConfigError(
-            f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
-            "AVX512-VNNI, AVX-VNNI or AMX.",
+            f"quantization='int8' is not available {platform.place}: {reason}.",
             "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )

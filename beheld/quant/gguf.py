@@ -104,7 +104,7 @@ class GGUF:
         weights = open_weights(path, self._dtype)
         head = model.get_output_embeddings()
         embeddings = next((weights.pop(name) for name in list(weights) if name.endswith(_EMBEDDINGS)), None)
-        total = self._groups.stored_bytes(weights.values(), model)
+        total = self._groups.stored_bytes(weights, model)
         if is_tied(model, head) and isinstance(embeddings, KeptTensor):
             total += embeddings.form.kept_bytes(embeddings.outputs)
         return total

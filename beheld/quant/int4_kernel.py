@@ -387,7 +387,7 @@ def product(
     sizes = outputs, inputs, groups, blocks
     # The numbers of a block's groups; a whole block is one group or more.
     split = triton.next_power_of_2(triton.cdiv(groups * BLOCK_INPUTS, inputs))
-    whole, assembly = inputs % BLOCK_INPUTS == 0, x_TK.is_cuda
+    whole, assembly = inputs % BLOCK_INPUTS == 0, x_TK.is_cuda and torch.version.hip is None
     if isinstance(tiling, RowTiling):
         per_part = triton.cdiv(triton.cdiv(blocks, tiling.parts), tiling.at_a_time) * tiling.at_a_time
         parts = triton.cdiv(blocks, per_part)

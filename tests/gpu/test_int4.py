@@ -1,4 +1,4 @@
-"""Products of 4-bit weights on a GPU beside the dequantized weights, and a model with them beside its graphs."""
+"""Products of 4-bit weights on a GPU against the dequantized weights, and a model with them against its graphs."""
 
 from __future__ import annotations
 

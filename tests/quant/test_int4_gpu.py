@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,6 +63,13 @@ def test_what_is_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert objection() is objection(torch.bfloat16) is None
     # A file's tied head would need a product on a GPU that is there for CPUs alone.
     assert GGUF(StorageTarget("cuda", torch.bfloat16)).stored_bytes(Path("none"), None, lambda model: model) is None
+    # Experts are dequantized there, and what memory is needed counts them so.
+    weight = SimpleNamespace(outputs=64, form=GroupedForm(4, 256, 2))
+    names = "layers.0.mlp.down_proj.weight", "layers.0.mlp.experts.3.down_proj.weight"
+    with torch.device("meta"):
+        model = nn.ModuleList([nn.Linear(256, 64, bias=False, dtype=torch.float16) for _ in names])
+    kept = KeptGroups(StorageTarget("cuda", torch.float16))
+    assert kept.stored_bytes(dict.fromkeys(names, weight), model) == 64 * 256 * 2 + weight.form.kept_bytes(64)
     monkeypatch.setenv("BEHELD_INT4_ON_GPU", "0")
     assert objection() == "BEHELD_INT4_ON_GPU=0"
     monkeypatch.delenv("BEHELD_INT4_ON_GPU")
