@@ -472,14 +472,17 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     missing = platform.no_grouped_products
     if wanted == "int4" and missing is not None:
         raise ConfigError(
-            f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            f"quantization='int4' is not available {platform.place}: {missing}.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU of compute capability "
+            "8.0 or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
             param="quantization",
         )
     if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
+        reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
+        if not platform.shares_host_memory:
+            reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
         raise ConfigError(
-            f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
-            "AVX512-VNNI, AVX-VNNI or AMX.",
+            f"quantization='int8' is not available {platform.place}: {reason}.",
             "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )

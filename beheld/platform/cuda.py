@@ -83,10 +83,12 @@ class Cuda:
 
     @property
     def no_grouped_products(self) -> str | None:
-        """See Platform: a kernel multiplies 4 bits, where it is asked for."""
+        """See Platform: a kernel multiplies 4 bits, see quant/int4_gpu.py."""
         if not self.has_triton:
             return "Triton is not installed"
-        return None if env.INT4_ON_GPU() else "BEHELD_INT4_ON_GPU is not set"
+        if not env.INT4_ON_GPU():
+            return "BEHELD_INT4_ON_GPU=0"
+        return None if self.bfloat16_products else "this GPU's compute capability is below 8.0"
 
     @property
     def fp8_products(self) -> bool:

@@ -102,7 +102,7 @@ class DequantizingMethod:
         """Return the bytes with kept weights; None: weights take what their numbers take."""
         if self._keeping is None or self._keeping.objection is not None:
             return None
-        return self._keeping.stored_bytes(self._read(path).values(), model)
+        return self._keeping.stored_bytes(self._read(path), model)
 
 
 def without_quantization(hf_config: Any) -> Any:

@@ -148,8 +148,8 @@ FP8 = _variable(
 INT4_ON_GPU = _variable(
     ("BEHELD_INT4_ON_GPU",),
     _switch,
-    False,
-    "1 keeps a checkpoint's weights of 4 bits as they are on a GPU, and multiplies them by a Triton kernel",
+    True,
+    "0 dequantizes weights of 4 bits at load even if the GPU can multiply them as they are",
 )
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
