@@ -1,10 +1,10 @@
-"""Products of weights that a GPU keeps in their bits beside bfloat16: FP8 by blocks, and MXFP4 experts.
+"""Products of weights that a GPU keeps in their bits, compared with bfloat16: FP8 by blocks, and MXFP4 experts.
 
     python -m benchmarks.kept_bits [fp8] [fp8-experts] [mxfp4] [--rows 1 16 64 256 2048 8192] [--layers 4]
 
 Prints for each number of rows the milliseconds of all layers' products (what a next token takes outside attention,
 norms and the head), the same for bfloat16, the time of reading the weights alone at the card's bandwidth, and the
-error beside the dequantized weights, as a share of the result. Shapes: the linear layers of Qwen2.5-7B; the experts of
+error against the dequantized weights, as a share of the result. Shapes: the linear layers of Qwen2.5-7B; the experts of
 Qwen3-30B-A3B (128, 8 for a token) and of gpt-oss-20b (32, 4 for a token). Launches are recorded into a CUDA graph, as
 the engine does; a few layers are timed and the time is that of as many as the model has.
 

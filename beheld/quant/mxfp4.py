@@ -100,10 +100,13 @@ class MXFP4:
         """Return the bytes with kept experts; None: weights take what their numbers take."""
         if self.objection is not None:
             return None
-        kept = sum(weight.num_bytes for weight in open_weights(path).values() if isinstance(weight, BlockedExperts))
-        shells = {name: model.get_submodule(name) for name in _kept(model, open_weights(path))}
-        plain = sum(getattr(shell, each).nbytes for shell in shells.values() for each in EXPERTS)
-        return sum(parameter.nbytes for parameter in model.parameters()) - plain + (kept if shells else 0)
+        weights = open_weights(path)
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        for name, sources in _kept(model, weights).items():
+            shell = model.get_submodule(name)
+            total -= sum(getattr(shell, each).nbytes for each in EXPERTS)
+            total += sum(weights[source].num_bytes for source in sources)
+        return int(total)
 
 
 def objection(target: StorageTarget) -> str | None:
@@ -130,8 +133,9 @@ def _keeping(model_class: Any, weights: dict[str, Any]) -> Any:
     class Keeping(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.kept_experts = list(_kept(self, weights))
-            for name, sources in _kept(self, weights).items():
+            kept = _kept(self, weights)
+            self.kept_experts = list(kept)
+            for name, sources in kept.items():
                 for each, source in zip(EXPERTS, sources, strict=True):
                     experts: Any = self.get_submodule(name)
                     wide = torch.empty(weights[source].shape, dtype=torch.uint8, device=getattr(experts, each).device)

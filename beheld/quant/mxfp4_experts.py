@@ -195,7 +195,8 @@ class MXFP4Experts(StoredExperts):
         """Return a module of these experts alone, sharing memory."""
         for name in self._names:
             bias_EN = getattr(self, f"{name}_bias")
-            setattr(self.shell, f"{name}_proj_bias", None if bias_EN is None else nn.Parameter(bias_EN.data[experts]))
+            own_EN = None if bias_EN is None else nn.Parameter(bias_EN.data[experts], requires_grad=False)
+            setattr(self.shell, f"{name}_proj_bias", own_EN)
         parts = ("bytes", "exponent")
         gate_up, down = ([getattr(self, f"{name}_{part}").data[experts] for part in parts] for name in self._names)
         return MXFP4Experts(self.shell, (gate_up[0], gate_up[1]), (down[0], down[1]), self._groups)
