@@ -30,7 +30,7 @@ _COPIED = 1 << 30
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertsShape:
     """The experts of a model: how many, how many a token takes, its size, theirs, and the number of layers."""
 
     count: int
@@ -45,8 +45,8 @@ class Experts:
         return (2 * self.inner, self.hidden), (self.hidden, self.inner)
 
 
-QWEN3_30B = Experts(128, 8, 2048, 768, 48)
-GPT_OSS_20B = Experts(32, 4, 2880, 2880, 24)
+QWEN3_30B = ExpertsShape(128, 8, 2048, 768, 48)
+GPT_OSS_20B = ExpertsShape(32, 4, 2880, 2880, 24)
 DENSE_LAYERS = 28
 
 
@@ -121,7 +121,7 @@ def mxfp4(rows: Sequence[int], layers: int, speed: float) -> None:
 
 def _experts(
     title: str,
-    form: Experts,
+    form: ExpertsShape,
     make: Callable[[], Any],
     rows: Sequence[int],
     layers: int,

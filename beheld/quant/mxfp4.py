@@ -130,7 +130,7 @@ def objection(target: StorageTarget) -> str | None:
 def _keeping(model_class: Any, weights: dict[str, Any]) -> Any:
     """Return a subclass of `model_class` whose experts have room for blocks and scales, listed in `kept_experts`."""
 
-    class Keeping(model_class):
+    class KeepingBlocks(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
             kept = _kept(self, weights)
@@ -143,9 +143,9 @@ def _keeping(model_class: Any, weights: dict[str, Any]) -> Any:
                     weights[source] = CarryingBlocks(weights[source])
 
     # The loader chooses what to rename by the class's name and module.
-    Keeping.__name__, Keeping.__qualname__ = model_class.__name__, model_class.__qualname__
-    Keeping.__module__ = model_class.__module__
-    return Keeping
+    KeepingBlocks.__name__, KeepingBlocks.__qualname__ = model_class.__name__, model_class.__qualname__
+    KeepingBlocks.__module__ = model_class.__module__
+    return KeepingBlocks
 
 
 def _kept(model: Any, weights: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -17,38 +17,18 @@ slots, J bytes of two groups, P parts of the inputs.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from beheld.quant.float8_block_kernel import add_parts
+from beheld.quant.float8_block_kernel import Tiles, add_parts
 from beheld.quant.slots import UNSORTED
 from beheld.quant.slots_kernel import num_tiles, tile_slots
 
 # Triton's interpreter has no assembly.
-_ASSEMBLY = os.environ.get("TRITON_INTERPRET") != "1"
+_ASSEMBLY = not triton.knobs.runtime.interpret
 _PROGRAMS_PER_SM = 8
 _MOST_PARTS = 8
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """The launch of a product.
-
-    Attributes:
-        outputs, slots: of a tile.
-        warps, stages: of a program.
-        parts: of the inputs.
-    """
-
-    outputs: int
-    slots: int
-    warps: int
-    stages: int
-    parts: int = 1
 
 
 @triton.jit
@@ -254,7 +234,7 @@ def grouped_product(
     per_part = triton.cdiv(steps, made.parts)
     parts = triton.cdiv(steps, per_part)
     out = y_SN if parts == 1 else y_SN.new_empty((parts, slots, outputs), dtype=x_scale_T.dtype)
-    _grouped_product[(num_tiles(slots, experts, made.slots), triton.cdiv(outputs, made.outputs), parts)](
+    _grouped_product[(num_tiles(slots, experts, made.rows), triton.cdiv(outputs, made.outputs), parts)](
         terms_T2K,
         x_scale_T,
         weight_ENJ,
@@ -270,7 +250,7 @@ def grouped_product(
         2 * half,
         per_part,
         made.outputs,
-        made.slots,
+        made.rows,
         triton.next_power_of_2(experts),
         slots > UNSORTED,
         bias_EN is not None,

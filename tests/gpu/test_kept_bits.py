@@ -1,4 +1,4 @@
-"""Weights that a GPU keeps in their bits, FP8 by blocks and MXFP4: against the numbers that they mean, and in models."""
+"""Weights that a GPU keeps in their bits, FP8 by blocks and MXFP4: the numbers that they mean, and whole models."""
 
 from __future__ import annotations
 
