@@ -69,6 +69,7 @@ class Cpu:
     attention_backends = ("torch",)
     flash_attention = False
     fp8_products = False
+    fp8_block_products = False
     grouped_products = True
     graphs = None
 

@@ -96,6 +96,12 @@ class Cuda:
         return torch.cuda.get_device_capability() >= _ADA
 
     @property
+    def fp8_block_products(self) -> bool:
+        """cuBLAS has them for Hopper alone, from CUDA 12.9 on."""
+        version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+        return torch.cuda.get_device_capability()[0] == _HOPPER[0] and version >= (12, 9)
+
+    @property
     def grouped_products(self) -> bool:
         """See Platform."""
         return torch.cuda.get_device_capability() >= _AMPERE

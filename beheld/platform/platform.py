@@ -224,6 +224,10 @@ class Platform(Protocol):
         """The device multiplies FP8 numbers."""
 
     @property
+    def fp8_block_products(self) -> bool:
+        """torch multiplies FP8 numbers with a scale for each block of 128 by 128 of the second matrix."""
+
+    @property
     def grouped_products(self) -> bool:
         """torch multiplies groups of rows by a matrix each, in one call that waits for nothing."""
 
