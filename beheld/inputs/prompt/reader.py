@@ -12,7 +12,7 @@ from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt import chat, embedded_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
@@ -98,6 +98,7 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is wrong.
         """
+        _check_budget(params, None)
         if isinstance(prompt, Mapping) and prompt.get(embedded_prompt.KEY) is not None:
             # Before they are read, which may take much memory.
             self._checks.embedded_prompt(params)
@@ -239,6 +240,7 @@ class PromptReader:
             UserError: a message, the template or a parameter is wrong.
             Cancelled: the request was cancelled.
         """
+        _check_budget(params, asked.reasoning)
         self._check_continuing(asked)
         # Templates leave out some of the messages' text, but never most of it.
         letters = chat.num_letters(asked.messages)
@@ -443,3 +445,14 @@ def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) 
         known = added_tokens(Path(info.path))
         return {token: known[token] for token in tokens if token in known}
     return {token: tokenizer.inner.convert_tokens_to_ids(token) for token in tokens}
+
+
+def _check_budget(params: SamplingParams | PoolingParams, reasoning: ReasoningFormat | None) -> None:
+    """Raise ParamsError if reasoning has a budget where nobody knows what begins and ends it."""
+    budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
+    if budget is not None and budget >= 0 and reasoning is None:
+        raise ParamsError(
+            "thinking_token_budget needs a conversation with a model whose reasoning is known.",
+            "Use chat with a model that reasons, or bound the answer with max_tokens.",
+            param="thinking_token_budget",
+        )
