@@ -229,6 +229,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logits_processors: list[LogitsProcessor] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     structured_outputs: StructuredOutputs | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
@@ -270,7 +271,11 @@ class SamplingParams:
         # The engine's max_logprobs limits them when the request is resolved.
         self.logprobs = whole("logprobs", self.logprobs, 0, optional=True)
         self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
-        self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
+        self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, optional=True)
+        if self.truncate_prompt_tokens == 0:
+            raise ParamsError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
+        if self.truncation_side not in (None, "left", "right"):
+            raise ParamsError("truncation_side must be 'left' or 'right'.", param="truncation_side")
 
     def _verify_floats(self) -> None:
         self.temperature = number("temperature", self.temperature, 0.0, 100.0)

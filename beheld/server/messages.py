@@ -54,7 +54,7 @@ class Asked:
     shows_reasoning: bool = True
 
 
-def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool, bounded: bool) -> Asked:
+def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool, bounded: bool = False) -> Asked:
     """The request as one of chat's.
 
     Args:

@@ -401,7 +401,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": (),
-    "truncation_side": ("left",),
     "verbosity": (),
     "vllm_xargs": ({},),
     "web_search_options": (),
@@ -421,7 +420,6 @@ _REMEDIES = {
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
     "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
-    "truncation_side": "truncate_prompt_tokens keeps the last tokens; cut the prompt before you send it.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
     "verbosity": "Write it in the messages.",
     "vllm_xargs": "Leave it out: this server has no extensions that read it.",
@@ -466,6 +464,7 @@ class SamplingFields(Body):
     bad_words: Stop | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Whole | None = None
+    truncation_side: Literal["left", "right"] | None = None
     thinking_token_budget: Whole | None = None
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: Structured | None = None

@@ -16,6 +16,7 @@ FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen3-1.7B": "qwen2",
     "Qwen/Qwen3-8B": "qwen2",
     "Qwen/Qwen3-4B": "qwen2",
+    "HuggingFaceH4/zephyr-7b-beta": "llama",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
     "hmellor/tiny-random-LlamaForCausalLM": "llama",
     "meta-llama/Llama-3.2-1B": "llama",

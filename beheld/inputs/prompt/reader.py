@@ -179,7 +179,7 @@ class PromptReader:
         keep = self._keep(params)
         if keep is None or media or len(text.text) <= SHORT_TEXT:
             return self._encode(text, {})
-        if isinstance(params, PoolingParams):
+        if isinstance(params, PoolingParams) or params.truncation_side == "right":
             # More than enough for the first ids, of which a cut within a word changes none.
             return self._encode(replace(text, text=text.text[: (keep + _SPARE_IDS) * self._tokenizer.longest()]), {})
         size = SHORT_TEXT
@@ -391,9 +391,12 @@ class PromptReader:
             self._tokenizer.check_size(text, self._config.max_model_len)
 
     def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
-        """Return how many tokens of a prompt are kept; None for all."""
+        """Return how many tokens of a prompt are kept; None for all. -1 keeps as many as leave room for the answer."""
         keep = params.truncate_prompt_tokens
-        return self._config.max_model_len if keep == -1 else keep
+        if keep != -1:
+            return keep
+        answer = (params.max_tokens or 1) if isinstance(params, SamplingParams) else 0
+        return max(1, self._config.max_model_len - answer)
 
     def _truncated(
         self,
@@ -428,6 +431,8 @@ class PromptReader:
     ) -> Sequence[int]:
         """Return as many ids as are kept: of a prompt to be answered the last ones, of one to be pooled the first.
 
+        `truncation_side="right"` keeps the first ones of a prompt to be answered.
+
         Args:
             after: what the tokenizer wrote after a text, which one to be pooled still ends with.
         """
@@ -436,7 +441,7 @@ class PromptReader:
             return ids
         if isinstance(params, PoolingParams):
             return [*ids[: max(0, keep - len(after))], *after][:keep]
-        return ids[len(ids) - keep :]
+        return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) -> Mapping[str, int]:
