@@ -30,11 +30,13 @@ from beheld.core.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from beheld.core.params import PoolingParams, SamplingParams, pooling_task
+from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
+from beheld.inputs.prompt.template import text_of
 from beheld.inputs.sampling import option_checks
+from beheld.text.reasoning import FORMATS, format_of, reasoning_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -187,8 +189,17 @@ class LLM:
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
         }
+        given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
+        if any(isinstance(one, SamplingParams) and one.thinking_token_budget is not None for one in given):
+            options["reasoning"] = self._reasoning(options["chat_template"], tools)
         jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
+
+    def _reasoning(self, template: str | None, tools: Any) -> ReasoningFormat | None:
+        """How the model delimits its reasoning, by the family and the template; None if nobody knows."""
+        shown = self._inputs.reader.template(tools) if template is None else text_of(template)
+        named = reasoning_of(shown, self._info.reasoning_formats)
+        return None if named is None else format_of(FORMATS[named])
 
     def chat_stream(
         self,

@@ -26,6 +26,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
     completions,
+    generate,
     limits,
     messages,
     page,
@@ -42,6 +43,7 @@ from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
+from beheld.server.generate_schema import GenerateRequest
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
@@ -122,6 +124,7 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
+            Route("/inference/v1/generate", self._guarded(self.generate), methods=["POST"]),
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
@@ -231,6 +234,25 @@ class Service:
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await self._read(request, CompletionRequest)
+        return await self._complete(request, body, lambda made: made, lambda made: fold(made, "text_completion"))
+
+    async def generate(self, request: Request) -> Response:
+        """POST /inference/v1/generate."""
+        asked = await self._read(request, GenerateRequest)
+        prompt = asked.return_token_ids is True
+        body = self._completed(generate.completion_of(asked))
+        return await self._complete(
+            request, body, lambda made: generate.chunks(made, tells_prompt=prompt), generate.folded
+        )
+
+    async def _complete(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        turned: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]],
+        folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
+    ) -> Response:
+        """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
@@ -240,10 +262,10 @@ class Service:
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = completions.chunks(self.llm, body, self.options, head, salt, self._turns)
-            return _warned(made, request.state.notes)
+            return turned(_warned(made, request.state.notes))
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
+        form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
         answers, columns = len(prompts) * (body.n or 1), self._columns(most)
         return await self._answer(request, chunks, answers, form, stream=body.stream is True, columns=columns)
 
@@ -345,13 +367,15 @@ class Service:
         """The request as one of chat's."""
         notes = request.state.notes
         switch = messages.SWITCH in (self.llm.chat_template or "")
-        reasons = self._forms.reasoning is not None
+        marks = self._forms.reasoning
         ask = await self._reader.read(
             request,
             kind,
             request.state.held,
             notes,
-            lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
+            lambda body: messages.asked(
+                body, notes, switch=switch, reasons=marks is not None, bounded=marks is not None and not marks.channels
+            ),
         )
         request.state.names = ask.names
         return replace(ask, body=self._completed(ask.body))

@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
-from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
+from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
@@ -22,7 +22,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredConten
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
-from beheld.text.reasoning import ReasoningMarks, reasoning_of, splitter
+from beheld.text.reasoning import ReasoningMarks, format_of, reasoning_of, splitter
 from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
@@ -144,7 +144,7 @@ def chunks(
         lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
-        reasoning=None if marks is None else _reasoning_before(params.structured_outputs, marks),
+        reasoning=None if marks is None else _reasoning_before(params, marks),
         **asked,
         **shown,
     )
@@ -353,11 +353,12 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _reasoning_before(grammar: StructuredOutputs | None, marks: ReasoningMarks) -> ReasoningFormat | None:
-    """The reasoning before a grammar; None without a grammar, or if the grammar itself contains the reasoning's end."""
-    if grammar is None or marks.channels or marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}":
-        return None
-    return ReasoningFormat(marks.open, marks.close, begun=False)
+def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> ReasoningFormat | None:
+    """The reasoning before a grammar, or with a budget; None if the grammar itself contains the reasoning's end."""
+    grammar = params.structured_outputs
+    if grammar is None:
+        return None if params.thinking_token_budget is None else format_of(marks)
+    return None if marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}" else format_of(marks)
 
 
 def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:

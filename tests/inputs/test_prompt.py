@@ -158,6 +158,14 @@ def test_a_prompt_too_long() -> None:
 def test_truncation_is_asked_for_and_never_cuts_media() -> None:
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=4)
     assert prepare("llama", [5, 6, 7, 8, 9, 10], params).token_ids == (7, 8, 9, 10)
+    first = SamplingParams(max_tokens=1, truncate_prompt_tokens=4, truncation_side="right")
+    assert prepare("llama", [5, 6, 7, 8, 9, 10], first).token_ids == (5, 6, 7, 8)
+    # -1 leaves room for the answer.
+    fitting = SamplingParams(max_tokens=10, truncate_prompt_tokens=-1)
+    whole = list(range(5, 5 + 4000))
+    kept = prepare("llama", [one % 100 for one in whole], fitting).token_ids
+    assert kept == tuple(one % 100 for one in whole)[-len(kept) :]
+    assert len(kept) < 4000
     family = "llava"
     with pytest.raises(ParamsError, match="truncate_prompt_tokens"):
         prepare(family, {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": PICTURE}}, params)
@@ -169,11 +177,13 @@ def test_90_of_a_long_text_that_is_truncated_only_the_end_is_read(family: str) -
     pipe = pipes.make(family, {"max_model_len": 3000})
     keep = 2000
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=keep)
+    first = SamplingParams(max_tokens=1, truncate_prompt_tokens=keep, truncation_side="right")
     words = ["the quick", "brown", "x" * 40, "\u00e9t\u00e9", "1234", "don't", "\n\n", "<|im_end|>", "</s>", "<s>"]
     text = " ".join(random.Random(90).choices(words, k=40_000))
     assert len(text) > 3 * SHORT_TEXT
     whole = pipe._tokenizer.encode(text, add_special_tokens=True)
     assert pipe.prepare(RequestOrder(text, params, request_id="0")).token_ids == tuple(whole[-keep:])
+    assert pipe.prepare(RequestOrder(text, first, request_id="1")).token_ids == tuple(whole[:keep])
     begin = time.perf_counter()
     with peak() as above:
         if pipe._tokenizer.tail(text, 1000) is None:
