@@ -459,7 +459,8 @@ class LLM:
                 for index, item in enumerate(source):
                     number = index + 1
                     if ahead and index % _READ_AHEAD == 0:
-                        self._inputs.reader.read_ahead(items[index : index + _READ_AHEAD])  # type: ignore[index]
+                        following = items[index : index + _READ_AHEAD]  # type: ignore[index]
+                        self._inputs.reader.read_ahead(following, first=index == 0)
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     prompt = _with(item, common) if chat is None else Chat(item, **chat)

@@ -132,10 +132,11 @@ class PromptReader:
             ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
 
-    def read_ahead(self, prompts: Sequence[Any]) -> None:
+    def read_ahead(self, prompts: Sequence[Any], *, first: bool) -> None:
         """Tokenize those of the next prompts that are plain texts, together; see PromptTokenizer.read_ahead."""
-        if self._family.rewrite is None:
-            self._tokenizer.read_ahead([self._written(prompt) for prompt in prompts if isinstance(prompt, str)])
+        if self._family.rewrite is None and self._tokenizer.inner is not None:
+            texts = [self._written(prompt) for prompt in prompts if isinstance(prompt, str)]
+            self._tokenizer.read_ahead(texts, first=first)
 
     def read_before(self, prompt: str) -> list[int] | None:
         """Return the ids of a plain text that was read ahead, once; None of another. Nothing of it is checked."""

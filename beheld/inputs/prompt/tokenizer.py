@@ -140,11 +140,16 @@ class PromptTokenizer:
                 ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
             return ids
 
-    def read_ahead(self, texts: Sequence[str]) -> None:
+    def read_ahead(self, texts: Sequence[str], *, first: bool) -> None:
         """Encode texts together in the library's threads, so that the next calls of `encode` find their ids.
 
-        What `encode` does not ask for is dropped after a while. Texts that are long or wrong are left to `encode`.
+        Texts that are long or wrong are left to `encode`.
+
+        Args:
+            first: they are the first of a call; what an earlier call left is dropped.
         """
+        if first:
+            self._ahead.clear()
         if self.inner is None or not _usual(self.inner):
             return
         taken, room = [], _MOST_AHEAD
@@ -157,7 +162,13 @@ class PromptTokenizer:
         backend = self.inner.backend_tokenizer
         if self._shared or not _unset(backend):
             backend = self._own(backend)
-        found = backend.encode_batch_fast(taken, add_special_tokens=True)
+        try:
+            found = backend.encode_batch_fast(taken, add_special_tokens=True)
+        except BaseException as error:
+            # The library's panics are no exceptions of the usual kind. The text at fault has its own error later.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            return
         if len(self._ahead) > _MOST_KEPT:
             self._ahead.clear()
         self._ahead.update((text, each.ids) for text, each in zip(taken, found, strict=True))
