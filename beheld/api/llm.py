@@ -41,6 +41,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# Prompts that are tokenized together.
+_READ_AHEAD = 256
+
 Messages = list[dict[str, Any]]
 
 
@@ -458,11 +461,17 @@ class LLM:
         if isinstance(items, Sequence):
             _check_counts(counts, len(items))
 
+        # Prompts to be pooled are many and brief, and most of the time that one takes is its tokenization.
+        ahead = isinstance(items, list) and chat is None and self._info.pooler is not None and len(items) > 1
+
         def each() -> Generator[Job, None, None]:
             number = 0
             with closing(iterables.each(items)) as source:
                 for index, item in enumerate(source):
                     number = index + 1
+                    if ahead and index % _READ_AHEAD == 0:
+                        following = items[index : index + _READ_AHEAD]  # type: ignore[index]
+                        self._inputs.reader.read_ahead(following, first=index == 0)
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     prompt = _with(item, common) if chat is None else Chat(item, **chat)
@@ -472,6 +481,7 @@ class LLM:
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
+                        light=ahead and isinstance(item, str),
                     )
             _check_counts(counts, number)
 
@@ -485,11 +495,12 @@ class LLM:
         priority: int,
         *,
         grounding: bool = False,
+        light: bool = False,
     ) -> Job:
-        """A job with numbered answers; without a given seed, all answers differ."""
+        """A job with numbered answers; without a given seed, all answers differ. `light` as of Job."""
         number = next(self._numbers)
         self._live()
-        light = _is_light(prompt) and lora is None and not has_grammar(params)
+        light = (light or _is_light(prompt)) and lora is None and not has_grammar(params)
         prepare = partial(self._requests, number, prompt, params, lora, priority, grounding=grounding)
         return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 

@@ -337,6 +337,11 @@ class MediaWork(StrEnum):
     PROCESS = "process"
 
 
+def longer_prompts(config: EngineConfig, info: ModelInfo) -> str:
+    """Return what the operator can do about prompts that are too long, as `BeheldError` takes it; "" for nothing."""
+    return "raise max_model_len" if config.max_model_len < info.max_model_len else ""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's final decisions, made from EngineArgs, ModelInfo and the machine.

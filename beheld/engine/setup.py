@@ -45,6 +45,8 @@ logger = get_logger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MANY = 999
+# Weights of a model that computes a step of pooled prompts sooner than the host launches one of ordinary size.
+_SMALL_TO_POOL = 1 << 29
 _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
@@ -253,8 +255,12 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         if getattr(args, name) != getattr(EngineArgs, name):
             logger.info("%s has no effect on a %s.", name, platform.label)
     max_model_len = _max_model_len(args, info)
-    max_num_seqs = args.max_num_seqs or platform.defaults.max_num_seqs
-    budget = args.max_num_batched_tokens or platform.defaults.max_num_batched_tokens
+    seqs, tokens = platform.defaults.max_num_seqs, platform.defaults.max_num_batched_tokens
+    # About as many weights as the layers' products have.
+    if info.pooler is not None and 12 * info.num_layers * info.hidden_size**2 < _SMALL_TO_POOL:
+        seqs, tokens = platform.defaults.pooled_seqs, platform.defaults.pooled_tokens
+    max_num_seqs = args.max_num_seqs or seqs
+    budget = args.max_num_batched_tokens or tokens
     # Attention over the whole prompt is bidirectional: one step computes it, and prompts share no parts.
     whole_prompts = info.both_ways == "prompt"
     chunked = args.enable_chunked_prefill is not False and not whole_prompts

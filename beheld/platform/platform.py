@@ -21,12 +21,16 @@ class Defaults:
 
     Attributes:
         max_num_seqs, max_num_batched_tokens: as in EngineConfig.
+        pooled_seqs, pooled_tokens: the same for small models whose prompts are pooled: launching a step takes the host
+            longer than such a model computes.
         processor_cache_gib: memory of the host for processed media.
         overlap: the next step is planned while the device computes.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    pooled_seqs: int
+    pooled_tokens: int
     processor_cache_gib: float
     overlap: bool
 

@@ -142,6 +142,17 @@ def test_limits_per_prompt() -> None:
     assert off.prepare(RequestOrder("Hi", pipes.ONE_TOKEN, request_id="0")).token_ids
 
 
+def test_only_a_limit_that_can_be_raised_is_said_to_be() -> None:
+    most = pipes.info("qwen_vl").max_model_len
+    for limit, advice in ((most, ""), (64, "raise max_model_len")):
+        pipe = pipes.make("qwen_vl", {"max_model_len": limit})
+        # Found by its ids, by its letters, and while it is tokenized.
+        for prompt in ([5] * (limit + 1), "x" * 2_000_000, "a b " * limit):
+            with pytest.raises(PromptTooLongError) as caught:
+                pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
+            assert caught.value.or_engine == advice, prompt[:9]
+
+
 def test_a_prompt_too_long() -> None:
     family = "qwen2_vl"
     pipe = pipes.make(family, {"max_model_len": 30})

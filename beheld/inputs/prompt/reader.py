@@ -133,6 +133,19 @@ class PromptReader:
             ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
 
+    def read_ahead(self, prompts: Sequence[Any], *, first: bool) -> None:
+        """Tokenize those of the next prompts that are plain texts, together; see PromptTokenizer.read_ahead."""
+        if self._family.rewrite is None and self._tokenizer.inner is not None:
+            texts = [self._written(prompt) for prompt in prompts if isinstance(prompt, str)]
+            self._tokenizer.read_ahead(texts, first=first)
+
+    def read_before(self, prompt: str) -> list[int] | None:
+        """Return the ids of a plain text that was read ahead, once; None of another. Nothing of it is checked."""
+        return self._tokenizer.known(self._written(prompt))
+
+    def _written(self, prompt: str) -> str:
+        return self._family.begun(self._cased(prompt), self._tokenizer.inner)
+
     def read_pair(self, pair: Pair, params: SamplingParams | PoolingParams) -> ReadPrompt:
         """Read two texts as one prompt. An encoder's tokenizer writes its separators between them, a decoder's nothing.
 
