@@ -174,7 +174,9 @@ class Given:
 
 def _delta(given: Given, name: str) -> dict[str, float]:
     count, length, new = (2, 64, 4) if given.small else (64, 1024, 200)
-    most = {"max_model_len": min(4096, 8 * length), "max_num_seqs": 8 if given.small else 64}
+    most: dict[str, Any] = {"max_model_len": min(4096, 8 * length), "max_num_seqs": 8 if given.small else 64}
+    # No tower is tried.
+    most |= {"limit_mm_per_prompt": {"image": 0, "video": 0}}
     bench = Bench(name, given.folder, **given.options(**most))
     bench.run(bench.prompts(1, length // 2, 1), 8)
     bench.run(bench.prompts(max(1, count // 4), length, 4), 1)

@@ -99,6 +99,7 @@ PECULIAR: dict[str, dict[str, Any]] = {
         "use_shared_attention_adapter": True,
     },
     "minimax": {"sliding_window": None},
+    "rwkv": {"rescale_every": 2},
     "phimoe": {"sliding_window": 1024},
     "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
 }

@@ -20,7 +20,7 @@ from tests import census, census_media, tiny
 from tests.long import LONG
 
 # Of the text types that run, those whose layers or caches no row of the oracle has.
-RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba", "kimi_linear", "minimax")
+RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba", "kimi_linear", "minimax", "rwkv")
 
 
 def known(kind: str) -> bool:
@@ -66,7 +66,7 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
 
 
 REFUSED = {
-    "dots3_note": "an indexer chooses the positions",
+    "dots3_note": "latent layers with a window",
     "glm5_next": "hyper-connections carry several residual streams",
     "hy_v4": "of kind 'indexed_attention'",
     "bailing_hybrid": "of kind 'linear_attention'",
