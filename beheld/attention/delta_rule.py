@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import current
 from beheld.attention.gated_delta import GatedDelta
-from beheld.attention.recurrent import LayerStates, Piece, layer_states, pieces_of, recur
+from beheld.attention.recurrent import LayerStates, StateSlice, layer_states, pieces_of, recur
 
 
 class DeltaKernels(Protocol):
@@ -45,7 +45,7 @@ class DeltaKernels(Protocol):
         weights: tuple[Tensor, Tensor | None],
         cache: LayerStates,
         group: GroupMetadata,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StateSlice],
         rule: GatedDelta,
         out_THV: Tensor,
     ) -> None:

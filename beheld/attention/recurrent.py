@@ -63,7 +63,7 @@ Inputs = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class StateSlice:
     """A slice of more than one token.
 
     Attributes:
@@ -151,9 +151,9 @@ def _steps(metadata: AttnMetadata, group: GroupMetadata) -> _Steps:
     return found
 
 
-def pieces_of(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Sequence[Piece]:
+def pieces_of(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Sequence[StateSlice]:
     """Return the slices of more than one token, from the tables on the host."""
-    found: list[Piece] | None = group.extra.get("pieces")
+    found: list[StateSlice] | None = group.extra.get("pieces")
     if found is not None:
         return found
     found, size, first = [], metadata.block_size, metadata.num_decodes
@@ -168,7 +168,7 @@ def pieces_of(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Seque
             if table[place] and table[place] != last
         ]
         source = int(table[(start - 1) // size]) if start else None
-        found.append(Piece(first, first + stop - start, source, (*kept, (stop - start, last))))
+        found.append(StateSlice(first, first + stop - start, source, (*kept, (stop - start, last))))
         first += stop - start
     group.extra["pieces"] = found
     return found
@@ -187,7 +187,7 @@ def _convolved(window_DLC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> 
     return out_DC if bias_C is None else out_DC + bias_C.float()
 
 
-def _nearby(cache: LayerStates, x_TC: Tensor, piece: Piece) -> Tensor:
+def _nearby(cache: LayerStates, x_TC: Tensor, piece: StateSlice) -> Tensor:
     """A slice's inputs, and the L - 1 before it: (L - 1 + T, C)."""
     before_LC = torch.zeros_like(cache.inputs[0]) if piece.source is None else cache.inputs[piece.source]
     return torch.cat([before_LC, x_TC.to(before_LC.dtype)])
@@ -203,7 +203,7 @@ def _sliding(near_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tenso
     return out_TC if bias_C is None else out_TC + bias_C.float()
 
 
-def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: Piece) -> None:
+def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: StateSlice) -> None:
     for stop, block in piece.kept:
         # The inputs of the last L - 1 positions before `stop`; near_TC begins so many earlier.
         cache.inputs[block].copy_(near_TC[stop : stop + cache.inputs.shape[1]])
@@ -218,7 +218,7 @@ def _decode(cache: LayerStates, given: Sequence[Tensor], recurrence: Recurrence,
     return out_D
 
 
-def _prefill(cache: LayerStates, piece: Piece, given: Sequence[Tensor], recurrence: Recurrence) -> Tensor:
+def _prefill(cache: LayerStates, piece: StateSlice, given: Sequence[Tensor], recurrence: Recurrence) -> Tensor:
     state = torch.zeros_like(cache.states[0]) if piece.source is None else cache.states[piece.source].clone()
     parts, start = [], 0
     for stop, block in piece.kept:

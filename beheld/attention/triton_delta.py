@@ -25,7 +25,7 @@ from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.gated_delta import EPSILON, GatedDelta
-from beheld.attention.recurrent import LayerStates, Piece
+from beheld.attention.recurrent import LayerStates, StateSlice
 
 _CHUNK = 64
 # Channels and tokens of a program of the convolution.
@@ -269,7 +269,7 @@ def _scan(
 
 
 @dataclass(eq=False)
-class _Plan:
+class _DeltaPlan:
     """What a step's prompts need, int32 on the device, the same for all layers of a group.
 
     Attributes:
@@ -286,7 +286,7 @@ class _Plan:
     kept: Tensor
 
 
-def _plan(pieces: Sequence[Piece], device: torch.device) -> _Plan:
+def _plan(pieces: Sequence[StateSlice], device: torch.device) -> _DeltaPlan:
     tiles: list[tuple[int, ...]] = []
     chunks: list[tuple[int, ...]] = []
     lines: list[tuple[int, ...]] = []
@@ -305,7 +305,7 @@ def _plan(pieces: Sequence[Piece], device: torch.device) -> _Plan:
         lines.append((piece.first, source, own, len(chunks) - own, len(kept), len(piece.kept), 0, 0))
         kept += [(stop + piece.first, block) for stop, block in piece.kept]
     made = (torch.from_numpy(np.array(each, dtype=np.int32)) for each in (tiles, chunks, lines, kept))
-    return _Plan(*(each.to(device, non_blocking=True) for each in made))
+    return _DeltaPlan(*(each.to(device, non_blocking=True) for each in made))
 
 
 class TritonDelta:
@@ -349,7 +349,7 @@ class TritonDelta:
         weights: tuple[Tensor, Tensor | None],
         cache: LayerStates,
         group: GroupMetadata,
-        pieces: Sequence[Piece],
+        pieces: Sequence[StateSlice],
         rule: GatedDelta,
         out_THV: Tensor,
     ) -> None:
@@ -357,7 +357,7 @@ class TritonDelta:
         plan = group.extra.get("delta")
         if plan is None:
             plan = group.extra["delta"] = _plan(pieces, x_TC.device)
-        assert isinstance(plan, _Plan)
+        assert isinstance(plan, _DeltaPlan)
         weight_CL, bias_C = weights
         channels, length = weight_CL.shape
         heads, share = rule.value_heads, rule.value_heads // rule.key_heads

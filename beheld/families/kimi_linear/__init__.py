@@ -1,4 +1,4 @@
-"""Kimi-Linear: Kimi's delta attention, whose gate decays by channel, beside latent attention without positions."""
+"""Kimi-Linear: Kimi's delta attention, whose gate decays by channel, and latent attention without positions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""MiniMax-Text-01 and MiniMax-M1: lightning attention, a linear attention with a fixed decay, beside softmax
-attention."""
+"""MiniMax-Text-01 and -M1: lightning attention (linear, with a fixed decay) and softmax attention."""
 
 from __future__ import annotations
 
