@@ -67,8 +67,7 @@ def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monk
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
-def test_layers_with_the_delta_rule_are_compiled(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_the_delta_rule_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler sees the rule as one operator, in prompts and answers; answers stay transformers'."""
     plain, taken = torch.compile, []
 
@@ -85,10 +84,10 @@ def test_layers_with_the_delta_rule_are_compiled(family: str, monkeypatch: pytes
     monkeypatch.setattr(prepare, "OPERATIONS", tuple(operations))
     told: list[Any] = []
     monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
-    asks = (cases.LONG, cases.SHORT) if family == "qwen3_next" else (cases.FOUR,)
+    family = "qwen3_5"
     torch._dynamo.reset()
     with test_oracle.make(family, cases.options(family, "cut")) as llm:
-        for ask in cases.fit(family, *asks):
+        for ask in cases.fit(family, cases.FOUR):
             params = SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True)
             (output,) = llm.generate([test_oracle.request(family, ask)], params, use_tqdm=False)
             assert tuple(output.outputs[0].token_ids) == reference.answer(family, ask).token_ids
