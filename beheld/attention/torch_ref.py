@@ -24,6 +24,7 @@ class TorchBackend:
 
     name = "torch"
     captures_prefill = False
+    delta = None
     # Dense copies of decoding sequences would miss a column.
     stores_with_decodes = False
     sharing: Sharing | None = None

@@ -13,7 +13,7 @@ from beheld.core.config import ModelInfo
 from beheld.families import registry
 from beheld.models.cross import crosses
 from beheld.models.one_row import OneRowLinear
-from beheld.models.recurrent import recurs
+from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.fused_norms import fuse_norms
@@ -190,13 +190,15 @@ def _number_layers(target: Target, changes: Changes) -> None:
 
 def _compile_text(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
-    # Cross-attention and recurrent layers read their states from the forward context, which the compiler does not trace
-    # into.
+    # Cross-attention and most recurrent layers read their states from the forward context, which the compiler does not
+    # trace into.
     layers = [layer for layer in text.layers if not crosses(layer) and not recurs(layer)]
+    recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
     fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
     one_row = one_row_layers(text) if fits else {}
     logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
+    compile_layers(recurrent, changes)
     # What most text models compute before and after their layers: about ten kernels each, of a microsecond or two. With
     # many rows they matter little, and each memory layout of positions would compile separately.
     for name in ("rotary_emb", "norm"):
