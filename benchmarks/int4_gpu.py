@@ -1,11 +1,11 @@
-"""Products of 4-bit weights on a GPU against bfloat16: the linear layers of a 7B model, all of them one after the other.
+"""Products of 4-bit weights on a GPU against bfloat16: the linear layers of a 7B model, one after the other.
 
     python -m benchmarks.int4_gpu [--rows 1 4 16 64 256 1024] [--layers 28] [--group 128]
 
 Prints for each number of rows the milliseconds of all layers' products (what a next token takes outside attention,
 norms and the head), the share of the memory's bandwidth that reading the weights reaches, the same for bfloat16, and
-the greatest error against the dequantized weights. `kernel` unpacks in registers weights with a scale and a low for each
-group, `centered` those with scales alone, as symmetric checkpoints have them, and `library` dequantizes for the call:
+the greatest error against the dequantized weights. `kernel` unpacks in registers weights with a scale and a low
+each, `centered` those with scales alone, as symmetric checkpoints have them, and `library` dequantizes for the call:
 int4_gpu.MOST_ROWS should be where the last becomes faster. Launches are recorded into a CUDA graph, as the engine does.
 bfloat16 is the library's product; the engine computes one row of it by models/one_row_kernel.py, which `one row` times.
 """
