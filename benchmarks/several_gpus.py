@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +73,9 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
     return {
         "sums": [Job("sums-2048", (*_MODULE, "benchmarks.sums", "--width", "2048"), 60)],
         "engine": [_engines(1, folder, "0", 800)],
-        "engines": [_engines(2, folder, "0,1", 1600, "--stacks", str(out / "stacks.txt"))],
+        "engines": [_engines(2, folder, "0,1", 1600)],
+        # Needs py-spy.
+        "stacks": [_engines(2, folder, "0,1", 600, "--stacks", str(out / "stacks.txt"))],
         "experts": [
             _bench("moe12-tp2", "30B-A3B-12", moe, causes, "0,1", 3.5, *_TWO),
             _bench("moe12-ep2", "30B-A3B-12", moe, causes, "0,1", 3.5, *_TWO, *_EXPERTS),
@@ -198,7 +201,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     found = (trials if given.trial else jobs)(given.folder, given.out)
-    wanted = [*found] if given.only is None else given.only.split(",")
+    groups = [name for name in found if name != "stacks" or shutil.which("py-spy")]
+    wanted = groups if given.only is None else given.only.split(",")
     # A name joins groups by +, or is one job of a group.
     chosen = [
         [
