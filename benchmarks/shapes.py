@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.checkpoints import TEXT, VISION
 
 _QWEN_3B = {
     "hidden_size": 2048,
@@ -207,14 +210,14 @@ class Shape:
     after: str
 
 
-def _qwen(text: dict[str, Any]) -> Shape:
+def _qwen(text: dict[str, Any], tower: dict[str, Any] = _QWEN_TOWER) -> Shape:
     config = {
         **text,
         "vocab_size": 151936,
         "torch_dtype": "bfloat16",
         "max_position_embeddings": 32768,
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-        "vision_config": {**_QWEN_TOWER, "out_hidden_size": text["hidden_size"]},
+        "vision_config": {**tower, "out_hidden_size": text["hidden_size"]},
     }
     pixels = {"min_pixels": 3136, "max_pixels": 12845056}
     return Shape(
@@ -249,25 +252,37 @@ def _qwen35(layer_types: list[str]) -> Shape:
     )
 
 
-SHAPES = {
-    "3B": _qwen(_QWEN_3B),
-    "7B": _qwen(_QWEN_7B),
-    "32B": _qwen(_QWEN_32B),
-    "30B-A3B": Shape(
+def _qwen3_moe(text: dict[str, Any]) -> Shape:
+    return Shape(
         "qwen3_vl_moe",
         {
-            "config.json": {
-                "text_config": _QWEN3_30B_MOE,
-                "vision_config": _QWEN3_TOWER,
-                "torch_dtype": "bfloat16",
-            },
+            "config.json": {"text_config": text, "vision_config": _QWEN3_TOWER, "torch_dtype": "bfloat16"},
             "preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
             "video_preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
         },
         "<|im_start|>user\n",
         "<|vision_start|><|image_pad|><|vision_end|>",
         "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+SHAPES = {
+    # To try the benchmarks themselves.
+    "tiny": Shape(
+        "qwen3_vl_moe",
+        {},
+        "<|im_start|>user\n",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
     ),
+    # For a CPU.
+    "0.4B": _qwen({**TEXT, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}, VISION),
+    "3B": _qwen(_QWEN_3B),
+    "7B": _qwen(_QWEN_7B),
+    "32B": _qwen(_QWEN_32B),
+    "30B-A3B": _qwen3_moe(_QWEN3_30B_MOE),
+    # Some of its layers, so that several engines share a GPU while they start.
+    "30B-A3B-12": _qwen3_moe(_QWEN3_30B_MOE | {"num_hidden_layers": 12}),
     "GLM-16": Shape(
         "glm4v_moe",
         {
@@ -333,19 +348,23 @@ SHAPES = {
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Make the checkpoint of that shape in `folder`; returns its path."""
+    """Make the checkpoint of that shape in `folder`; returns its path. Several processes may do so at once."""
     from tests import tiny
 
     shape = SHAPES[name]
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
-    for file in tiny.checkpoint(shape.source).iterdir():
-        if ".safetensors" not in file.name:
-            shutil.copy(file, path / file.name)
-    for file_name, edits in shape.edits.items():
-        config = json.loads((path / file_name).read_text(encoding="utf-8"))
-        (path / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
-    _spell_out(path)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        making = Path(made)
+        for file in tiny.checkpoint(shape.source).iterdir():
+            if ".safetensors" not in file.name:
+                shutil.copy(file, making / file.name)
+        for file_name, edits in shape.edits.items():
+            config = json.loads((making / file_name).read_text(encoding="utf-8"))
+            (making / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
+        _spell_out(making)
+        for file in making.iterdir():
+            file.replace(path / file.name)
     return path
 
 

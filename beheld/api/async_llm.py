@@ -687,6 +687,9 @@ class AsyncLLM:
             del self._live[event.request_id]
         elif event.finish is not None:
             del self._live[event.request_id]
+        elif live.pieces is Pieces.FINAL:
+            # Most events: nothing has ended, and nobody waits for less than the end.
+            return
         if live.pieces is not Pieces.FINAL or live.collector.finished:
             live.changed.set()
 
