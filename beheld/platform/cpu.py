@@ -49,7 +49,9 @@ class Cpu:
     label = "CPU"
     place = "on this machine"
     device = torch.device("cpu")
-    defaults = Defaults(max_num_seqs=64, max_num_batched_tokens=2048, processor_cache_gib=1.0, overlap=False)
+    defaults = Defaults(
+        max_num_seqs=64, max_num_batched_tokens=2048, processor_cache_gib=1.0, overlap=False, max_step_s=0.12
+    )
     ignored_options = ("gpu_memory_utilization", "enforce_eager")
     cache_option = "BEHELD_CPU_KV_CACHE_GIB"
 

@@ -40,7 +40,9 @@ class Cuda:
     label = "GPU"
     place = "on the GPU"
     device = torch.device("cuda")
-    defaults = Defaults(max_num_seqs=256, max_num_batched_tokens=8192, processor_cache_gib=4.0, overlap=True)
+    defaults = Defaults(
+        max_num_seqs=256, max_num_batched_tokens=8192, processor_cache_gib=4.0, overlap=True, max_step_s=0.06
+    )
     ignored_options = ()
     cache_option = "gpu_memory_utilization"
 

@@ -23,12 +23,14 @@ class Defaults:
         max_num_seqs, max_num_batched_tokens: as in EngineConfig.
         processor_cache_gib: memory of the host for processed media.
         overlap: the next step is planned while the device computes.
+        max_step_s: as in EngineConfig.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     processor_cache_gib: float
     overlap: bool
+    max_step_s: float
 
 
 @dataclass(frozen=True)
