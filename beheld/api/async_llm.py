@@ -27,6 +27,7 @@ from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOut
 from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
+from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -410,6 +411,10 @@ class AsyncLLM:
         """
         stats: EngineStats = await self._ask(Ping)
         return stats
+
+    def engine_reports(self) -> tuple[EngineReport, ...]:
+        """What each of several engines does; of one engine nothing."""
+        return self._engine.reports() if isinstance(self._engine, DataParallelEngines) else ()
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
         """Read an adapter now, so that its first request need not wait.

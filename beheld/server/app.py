@@ -42,6 +42,7 @@ from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
+from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
@@ -102,6 +103,7 @@ class Service:
         self.llm = llm
         self.options = options
         self.admission = AdmissionControl(options)
+        self.engine_health = EngineHealth(llm, self.admission, options.health_s)
         self.metrics = Metrics()
         self._clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
@@ -501,24 +503,8 @@ class Service:
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: a round trip to the engine; of several, one that answers suffices."""
-        if self.admission.draining:
-            raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
-        try:
-            async with asyncio.timeout(self.options.health_s):
-                stats = await self.llm.ping()
-        except TimeoutError as error:
-            raise HttpError(
-                503,
-                "The engine does not answer.",
-                "Try again; if this persists, the operator must restart the server.",
-                code="engine_hangs",
-            ) from error
-        engines = [
-            {"engine": each.engine, "state": each.state, "restarts": each.restarts, "requests": each.num_requests}
-            for each in stats.engines
-        ]
-        return JSONResponse({"status": "ok"} | ({"engines": engines} if engines else {}))
+        """GET /health: whether the engine serves; of several, one that answers suffices."""
+        return JSONResponse(self.engine_health.report())
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
