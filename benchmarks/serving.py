@@ -65,7 +65,8 @@ def begun(given: argparse.Namespace, *flags: str) -> tuple[subprocess.Popen[byte
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "beheld.cli.main", "serve", *([given.model] if given.model else [])]
+    command = [*shlex.split(given.prefix), sys.executable, "-m", "beheld.cli.main", "serve"]
+    command += [given.model] if given.model else []
     options = ["--port", str(port), "--engine", given.engine, "--max-num-seqs", str(given.max_num_seqs), "--seed", "0"]
     quiet = {**os.environ, "BEHELD_LOG_LEVEL": "ERROR"}
     # Where compiled modules are not kept, half of a start is Python's compiler; installed packages bring them along.
@@ -444,6 +445,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")
+    parser.add_argument("--together", action="store_true", help="of hostile: all attacks at once, on one server")
+    parser.add_argument("--prefix", default="", help="words before the server's command, such as those of a container")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", default="", help='more flags for the server, as "--load-format dummy"')
     given = parser.parse_args()

@@ -186,6 +186,7 @@ class AsyncLLM:
         priority: int = 0,
         pieces: str | None = None,
         client: str = "",
+        prepared: Callable[[], None] = lambda: None,
         grounding: bool = False,
         lazy_prompt: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -194,8 +195,9 @@ class AsyncLLM:
         `pieces` says what each output holds; None leaves it to `sampling_params.output_kind`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
-        words: one client's work leaves room for the others'. With `grounding`, a finished answer has what it locates in
-        the image, in the image's pixels. With `lazy_prompt`, outputs have `prompt_entries` in place of
+        words: one client's work leaves room for the others'. `prepared` is called when the prompt is processed and no
+        reference to it is kept. With `grounding`, a finished answer has what it locates in the image, in the image's
+        pixels. With `lazy_prompt`, outputs have `prompt_entries` in place of
         `prompt_logprobs`.
 
         Raises:
@@ -210,6 +212,7 @@ class AsyncLLM:
             lora_request,
             priority,
             held,
+            prepared=prepared,
             client=client,
             grounding=grounding,
             lazy_prompt=lazy_prompt,

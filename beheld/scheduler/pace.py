@@ -7,6 +7,8 @@ import math
 # A step with prefill may always take this many times as long as one without: on a slow device, steps of a few prompt
 # positions would mostly read weights.
 _MIN_RATIO = 3.0
+# While nobody else waits, a step may take this many times as long, for whoever comes next.
+_ALONE_RATIO = 16.0
 # Positions that a step may prefill whatever it costs, and before any cost is known.
 _MIN_TOKENS, _FIRST_TOKENS = 32, 256
 # How many plain positions one with log-probabilities costs: before it is known, and at most.
@@ -33,15 +35,18 @@ class StepPace:
         self._plain_s: float | None = None
         self._reported_s: float | None = None
 
-    @property
-    def units(self) -> int:
-        """The most units that one step may prefill."""
-        least = max(_MIN_TOKENS, 4 * self.weight)
+    def units(self, *, alone: bool = False) -> int | None:
+        """The most units that one step may prefill; None for no limit, before a cost is known.
+
+        Args:
+            alone: nobody waits but those whose prompts are computed.
+        """
+        least, seconds = max(_MIN_TOKENS, 4 * self.weight), self._left_s(alone=alone)
         if self._plain_s is not None:
-            return max(least, int(self._left_s() / self._plain_s))
+            return max(least, int(seconds / self._plain_s))
         if self._reported_s is not None:
-            return max(least, self.weight * int(self._left_s() / self._reported_s))
-        return _FIRST_TOKENS
+            return max(least, self.weight * int(seconds / self._reported_s))
+        return None if alone else _FIRST_TOKENS
 
     @property
     def weight(self) -> int:
@@ -50,8 +55,9 @@ class StepPace:
             return int(_FIRST_WEIGHT)
         return math.ceil(min(max(self._reported_s / self._plain_s, 1.0), _MAX_WEIGHT))
 
-    def _left_s(self) -> float:
-        return max(self._max_step_s, _MIN_RATIO * self._base_s) - self._base_s
+    def _left_s(self, *, alone: bool) -> float:
+        most_s = self._max_step_s * (_ALONE_RATIO if alone else 1.0)
+        return max(most_s, _MIN_RATIO * self._base_s) - self._base_s
 
     def observe(self, num_plain: int, num_reported: int, seconds: float) -> None:
         """Learn from a step that prefilled so many positions of each kind.
@@ -62,8 +68,8 @@ class StepPace:
             self._base_s = seconds if not self._base_s else self._base_s + _SMOOTHING * (seconds - self._base_s)
             return
         rest_s = max(seconds - self._base_s, 0.1 * seconds)
-        count = num_plain + num_reported
-        plain_s = self._plain_s or (self._reported_s / _FIRST_WEIGHT if self._reported_s else rest_s / count)
+        first_s = rest_s / (num_plain + _FIRST_WEIGHT * num_reported)
+        plain_s = self._plain_s or (self._reported_s / _FIRST_WEIGHT if self._reported_s else first_s)
         reported_s = self._reported_s or _FIRST_WEIGHT * plain_s
         expected_s = plain_s * num_plain + reported_s * num_reported
         factor = min(max(rest_s / expected_s, _MIN_FACTOR), _MAX_FACTOR)

@@ -13,8 +13,8 @@ With requests of several clients, the clients share each step's prefill (fair_sh
 runs comes before those that have a place already. Decoding is never held up for that. With one client nothing of this
 changes a plan.
 
-While others wait, prefill is limited to what a step can compute in time (pace.py): while requests of several clients
-run, and while a named client's sequences decode. An offline run has one client without a name, and is never limited.
+Prefill is limited to what a step can compute in time (pace.py): in little time while others wait, which are other
+clients and sequences that decode. An offline run has one client without a name, and is never limited.
 """
 
 from __future__ import annotations
@@ -216,8 +216,9 @@ class Scheduler:
     def _build_step(self) -> StepBuilder:
         step = self._new_step()
         pace = self._pace
-        if pace is not None and not self._lifted and self._others_wait():
-            step.limit, step.weight = pace.units, pace.weight
+        # An offline run waits for all of its answers; its one client has no name.
+        if pace is not None and not self._lifted and self._clients.keys() != {""}:
+            step.limit, step.weight = pace.units(alone=not self._others_wait()), pace.weight
         for sequence in self._shared_prefills.ready():
             self._queue.resume(sequence)
         if len(self._clients) > 1:
@@ -240,9 +241,7 @@ class Scheduler:
 
     def _others_wait(self) -> bool:
         """True if a long step delays anybody but those whose prompts it computes."""
-        if len(self._clients) != 1:
-            return True
-        return "" not in self._clients and any(not sequence.prefills for sequence in self._running)
+        return len(self._clients) > 1 or any(not sequence.prefills for sequence in self._running)
 
     def _build_unshared_step(self) -> StepBuilder:
         """Serve running sequences in their order, whatever the shares of their clients are."""

@@ -101,8 +101,7 @@ class FixedPace(StepPace):
         super().__init__(1.0)
         self._fixed = max(units, weight), weight
 
-    @property
-    def units(self) -> int:
+    def units(self, *, alone: bool = False) -> int:
         return self._fixed[0]
 
     @property

@@ -60,24 +60,26 @@ def test_costs_of_both_kinds_are_learned_from_mixed_steps() -> None:
         counts = rng.randrange(200), rng.randrange(40)
         pace.observe(*counts, took(*counts))
         pace.observe(0, 0, took(0, 0))
-    assert pace.units == pytest.approx((MOST_S - BASE_S) / PLAIN_S, rel=0.15)
+    assert pace.units() == pytest.approx((MOST_S - BASE_S) / PLAIN_S, rel=0.15)
     assert pace.weight == pytest.approx(REPORTED_S / PLAIN_S, rel=0.25)
 
 
 def test_before_anything_is_known_a_step_is_short() -> None:
-    assert StepPace(MOST_S).units == 256
+    assert StepPace(MOST_S).units() == 256
 
 
 def test_one_long_step_does_not_keep_later_ones_short() -> None:
     pace = StepPace(MOST_S)
     for _ in range(5):
         pace.observe(400, 0, took(400, 0))
-    usual = pace.units
+    usual = pace.units()
+    assert usual is not None
     pace.observe(400, 0, 5.0)
-    assert pace.units >= usual // 3
+    assert (pace.units() or 0) >= usual // 3
     for _ in range(4):
-        pace.observe(pace.units, 0, took(pace.units, 0))
-    assert pace.units == pytest.approx(usual, rel=0.1)
+        count = pace.units() or 0
+        pace.observe(count, 0, took(count, 0))
+    assert pace.units() == pytest.approx(usual, rel=0.1)
 
 
 def test_where_decoding_alone_is_slow_prefill_may_take_twice_as_long() -> None:
@@ -85,7 +87,7 @@ def test_where_decoding_alone_is_slow_prefill_may_take_twice_as_long() -> None:
     for _ in range(20):
         pace.observe(0, 0, 0.2)
         pace.observe(100, 0, 0.2 + 100 * 0.002)
-    assert pace.units == pytest.approx(200, rel=0.1)
+    assert pace.units() == pytest.approx(200, rel=0.1)
 
 
 # ---- what is planned -------------------------------------------------------------------------------------------------
@@ -116,11 +118,12 @@ def test_beside_log_probabilities_of_prompts_steps_are_short_and_a_chat_is_in_th
     assert sum(waits) < 1.0
 
 
-def test_alone_nobody_waits_and_steps_are_full() -> None:
+def test_alone_steps_are_longer_and_still_bounded() -> None:
     bench = attacked()
-    assert bench.plans[0].num_tokens == 2048
+    # Before a cost is known there is no limit.
+    assert bench.seconds[0] > 2 * 16 * MOST_S
     bench.step()
-    assert bench.plans[1].num_tokens == 2048
+    assert bench.seconds[1] == pytest.approx(16 * MOST_S, rel=0.1)
 
 
 @pytest.mark.parametrize("client", ["", "named"])
@@ -149,7 +152,7 @@ def test_what_must_be_computed_at_once_may_exceed_the_limit() -> None:
     bench.step()
     bench.scheduler._pace = limited = StepPace(MOST_S)
     limited.observe(100, 0, 100 * 0.01)
-    assert limited.units < 40
+    assert (limited.units() or 0) < 40
     bench.add(fake_request("image", 5, fake_item("i", 700), 5, client="b", max_tokens=1))
     for _ in range(8):
         bench.step()
