@@ -7,7 +7,7 @@ import math
 # A step with prefill may always take this many times as long as one without: on a slow device, steps of a few prompt
 # positions would mostly read weights.
 _MIN_RATIO = 3.0
-# While nobody else waits, a step may take this many times as long, for whoever comes next.
+# While nobody else waits, a step may take this many times as long: the next client waits for no more than that.
 _ALONE_RATIO = 16.0
 # Positions that a step may prefill whatever it costs, and before any cost is known.
 _MIN_TOKENS, _FIRST_TOKENS = 32, 256
