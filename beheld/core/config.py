@@ -375,6 +375,7 @@ class EngineConfig:
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
         over_hosts: whether Ray places the ranks, on several hosts.
         prompt_embeds: whether prompts may be embeddings.
+        max_step_s: seconds that a step with prefill should take at most while others wait; None for no limit.
     """
 
     device: str
@@ -417,6 +418,7 @@ class EngineConfig:
     mm_encoder_tp_mode: str = "weights"
     over_hosts: bool = False
     prompt_embeds: bool = False
+    max_step_s: float | None = None
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

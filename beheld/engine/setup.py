@@ -322,6 +322,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         expert_parallel=args.enable_expert_parallel and shared > 1,
         over_hosts=args.distributed_executor_backend == "ray",
         prompt_embeds=_prompt_embeds(args, info),
+        max_step_s=platform.defaults.max_step_s,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,

@@ -56,6 +56,7 @@ class Cpu:
         pooled_tokens=2048,
         processor_cache_gib=1.0,
         overlap=False,
+        max_step_s=0.12,
     )
     ignored_options = ("gpu_memory_utilization", "enforce_eager")
     cache_option = "BEHELD_CPU_KV_CACHE_GIB"

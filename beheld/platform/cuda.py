@@ -47,6 +47,7 @@ class Cuda:
         pooled_tokens=32_768,
         processor_cache_gib=4.0,
         overlap=True,
+        max_step_s=0.06,
     )
     ignored_options = ()
     cache_option = "gpu_memory_utilization"

@@ -25,6 +25,7 @@ class Defaults:
             longer than such a model computes.
         processor_cache_gib: memory of the host for processed media.
         overlap: the next step is planned while the device computes.
+        max_step_s: as in EngineConfig.
     """
 
     max_num_seqs: int
@@ -33,6 +34,7 @@ class Defaults:
     pooled_tokens: int
     processor_cache_gib: float
     overlap: bool
+    max_step_s: float
 
 
 @dataclass(frozen=True)

@@ -218,12 +218,17 @@ def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict
     }
 
 
-def switches_effort(body: ChatRequest, own: str | None) -> bool:
+def switches_effort(body: ChatRequest | TokenizeRequest, own: str | None) -> bool:
     """True if the request's template, or else the model's own, has a variable for the reasoning's effort."""
-    return EFFORT in (body.chat_template or own or "")
+    return EFFORT in _template_text(body, own)
 
 
-def variables_of(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
+def _template_text(body: ChatRequest | TokenizeRequest, own: str | None) -> str:
+    given = body.chat_template if isinstance(body, ChatRequest) else None
+    return given or own or ""
+
+
+def variables_of(body: ChatRequest | TokenizeRequest, own: str | None) -> dict[str, Any] | None:
     """The variables of the template; `own` is the model's.
 
     Raises:
@@ -232,15 +237,16 @@ def variables_of(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
     made: dict[str, Any] = {}
     if body.reasoning_effort is not None and switches_effort(body, own):
         made[EFFORT] = body.reasoning_effort
-    if body.documents:
-        if DOCUMENTS not in (body.chat_template or own or ""):
+    documents = body.documents if isinstance(body, ChatRequest) else None
+    if documents:
+        if DOCUMENTS not in _template_text(body, own):
             raise HttpError(
                 400,
                 "This model's chat template has no place for documents.",
                 "Write them in a message.",
                 param=DOCUMENTS,
             )
-        made[DOCUMENTS] = body.documents
+        made[DOCUMENTS] = documents
     return {**made, **(body.chat_template_kwargs or {})} or None
 
 
@@ -287,8 +293,8 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
     return made
 
 
-def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions) -> dict[str, Any]:
-    """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
+def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions, own: str | None) -> dict[str, Any]:
+    """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize; `own` is the model's template.
 
     Raises:
         HttpError: fields contradict each other.
@@ -307,7 +313,7 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
         "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": going_on,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
-        "template_kwargs": body.chat_template_kwargs,
+        "template_kwargs": variables_of(body, own),
     }
 
 

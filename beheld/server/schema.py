@@ -694,6 +694,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: Tools | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: Variables | None = None
 
 
