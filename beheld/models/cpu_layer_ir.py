@@ -16,7 +16,7 @@ Sizes are multiples of 16, head sizes and rotated numbers too.
 from __future__ import annotations
 
 from beheld.platform.jit import SHARED_WORDS
-from beheld.platform.vector_ir import EXP, TYPES, spread, stored, words
+from beheld.platform.vector_ir import EXP, float_text, load, spread, stored, words
 
 JOB = (
     "x", "add", "sum", "weight", "y", "cos", "sin",
@@ -76,19 +76,6 @@ done:
   ret void
 }
 """
-
-
-def load(name: str, kind: str, base: str, index: str) -> str:
-    """Load 16 numbers as float32."""
-    type_ = TYPES[kind]
-    text = f"  %{name}.at = getelementptr {type_}, ptr {base}, i64 {index}\n"
-    if kind == "f32":
-        return text + f"  %{name} = load {_V}, ptr %{name}.at, align 4\n"
-    return (
-        text
-        + f"  %{name}.raw = load <16 x {type_}>, ptr %{name}.at, align 2\n"
-        + f"  %{name} = fpext <16 x {type_}> %{name}.raw to {_V}\n"
-    )
 
 
 def _factor(total: str, count: str) -> str:
@@ -263,8 +250,8 @@ def _gate(act: str) -> str:
         inner = f"  %inner = fneg {_V} %a\n"
     else:
         inner = (
-            spread("gelu.a", _number(_GELU[0]), "float", _V)
-            + spread("gelu.b", _number(_GELU[1]), "float", _V)
+            spread("gelu.a", float_text(_GELU[0]), "float", _V)
+            + spread("gelu.b", float_text(_GELU[1]), "float", _V)
             + f"  %a.squared = fmul {_V} %a, %a\n"
             + f"  %poly = call {_V} @llvm.fmuladd.v16f32({_V} %a.squared, {_V} %gelu.b, {_V} %gelu.a)\n"
             + f"  %a.minus = fneg {_V} %a\n  %inner = fmul {_V} %a.minus, %poly\n"
@@ -291,9 +278,3 @@ within:
   %more = icmp ult i64 %c.next, %inputs
   br i1 %more, label %within, label %row.end
 {_END}"""
-
-
-def _number(value: float) -> str:
-    from beheld.platform.vector_ir import float_text
-
-    return float_text(value)

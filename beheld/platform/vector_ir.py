@@ -64,6 +64,19 @@ def to_bfloat16(lanes: int, in_hardware: bool, name: str, source: str) -> str:
 """
 
 
+def load(name: str, kind: str, base: str, index: str) -> str:
+    """Load 16 numbers as float32."""
+    type_ = TYPES[kind]
+    text = f"  %{name}.at = getelementptr {type_}, ptr {base}, i64 {index}\n"
+    if kind == "f32":
+        return text + f"  %{name} = load {_V}, ptr %{name}.at, align 4\n"
+    return (
+        text
+        + f"  %{name}.raw = load <16 x {type_}>, ptr %{name}.at, align 2\n"
+        + f"  %{name} = fpext <16 x {type_}> %{name}.raw to {_V}\n"
+    )
+
+
 def stored(kind: str, in_hardware: bool, source: str, base: str, index: str, name: str) -> str:
     """Store 16 numbers of float32 as the type `kind`."""
     text = f"  %{name}.at = getelementptr {TYPES[kind]}, ptr {base}, i64 {index}\n"
