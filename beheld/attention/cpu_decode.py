@@ -18,6 +18,7 @@ from torch import Tensor
 
 from beheld.attention.backend import LayerKV
 from beheld.platform import host, jit
+from beheld.platform.registry import platform_of
 from beheld.platform.vector_ir import EXP, TYPES, float_text, load, spread, stored, words
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -38,17 +39,15 @@ def attends(q_BHC: Tensor, kv: LayerKV, block_size: int) -> bool:
     fits = size % _LANES == 0 and size <= _LARGEST and kv.values.shape[3] == size
     stored_as_is = type(kv) is LayerKV and kv.keys.dtype == kv.values.dtype == q_BHC.dtype and q_BHC.dtype in _KINDS
     whole = kv.keys.is_contiguous() and kv.values.is_contiguous()
-    return fits and stored_as_is and whole and block_size & (block_size - 1) == 0 and _vectors()
+    return fits and stored_as_is and whole and block_size & (block_size - 1) == 0 and _vectors(q_BHC.device)
 
 
 @functools.cache
-def _vectors() -> bool:
-    return jit.available() and host.byte_products() is not None
+def _vectors(device: torch.device) -> bool:
+    return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
 
 
-def attend(
-    q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tuple[int, int]], scale: float
-) -> Tensor:
+def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tuple[int, int]], scale: float) -> Tensor:
     """Attend to the positions `seen_BL`, a first and a stop for each sequence; returns (B, H, C)."""
     sequences, heads, size = q_BHC.shape
     block_size, key_heads = kv.keys.shape[1:3]
@@ -88,11 +87,7 @@ def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
     fma = f"call {_V} @llvm.fmuladd.v16f32"
     dots = "".join(
         load(f"k{i}", kind, "%k.row", str(i * _LANES))
-        + (
-            f"  %dot{i} = {fma}({_V} %k{i}, {_V} %q{i}, {_V} %dot{i - 1})\n"
-            if i
-            else f"  %dot0 = fmul {_V} %k0, %q0\n"
-        )
+        + (f"  %dot{i} = {fma}({_V} %k{i}, {_V} %q{i}, {_V} %dot{i - 1})\n" if i else f"  %dot0 = fmul {_V} %k0, %q0\n")
         for i in parts
     )
     sums = "".join(f"  %a{i} = phi {_V} [zeroinitializer, %mix], [%a{i}.next, %value]\n" for i in parts)

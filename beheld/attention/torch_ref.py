@@ -103,7 +103,7 @@ class TorchBackend:
     ) -> Tensor:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
         simple = softcap is None and sinks_H is None and bias_HD is None and further is None
-        if simple and q_BHC.device.type == "cpu" and cpu_decode.attends(q_BHC, kv, metadata.block_size):
+        if simple and cpu_decode.attends(q_BHC, kv, metadata.block_size):
             if "seen" not in group.extra:
                 lengths = metadata.lengths[: metadata.num_decodes]
                 group.extra["seen"] = [(n - _seen_from(n - 1, group), n) for n in lengths]

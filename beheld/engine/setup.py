@@ -473,14 +473,14 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     if wanted == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU: BEHELD_INT4_ON_GPU=1.",
             param="quantization",
         )
     if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
         raise ConfigError(
             f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
             "AVX512-VNNI, AVX-VNNI or AMX.",
-            "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
+            "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
     return wanted

@@ -1,7 +1,7 @@
 """LLVM IR of what a decoder layer computes between its products, in float32, for a CPU; see surgery/cpu_layer.py.
 
-Each function does rows `first` to `stop` of a job, a list of 64-bit words (JOB). X is the type that tensors have outside
-the layer, "f32" or "bf16":
+Each function does rows `first` to `stop` of a job, a list of 64-bit words (JOB). X is the type that tensors have
+outside the layer, "f32" or "bf16":
 
     norm_X         sum = x;         y = sum / sqrt(mean(sum^2) + eps) weight
     norm_added     sum = x + add;   y as above, all in float32

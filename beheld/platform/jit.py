@@ -113,19 +113,19 @@ define void @parallel(ptr %job) {{
 """
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """A step of a Program.
 
     Attributes:
         act: the function's address.
         job: its words.
-        count: the number of parts; None for the number of rows.
+        parts: the number of parts; None for the number of rows.
         waits: whether all threads wait for each other after it.
     """
 
     act: int
     job: Any
-    count: int | None
+    parts: int | None
     waits: bool
 
 
@@ -136,13 +136,11 @@ class Program:
     no barrier is needed between them.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[ProgramStep]) -> None:
         self._steps = steps
         self._rows = 0
         words = [
-            word
-            for step in steps
-            for word in (step.act, ctypes.addressof(step.job), step.count or 0, int(step.waits))
+            word for step in steps for word in (step.act, ctypes.addressof(step.job), step.parts or 0, int(step.waits))
         ]
         self._words = (ctypes.c_int64 * len(words))(*words)
         self._job = (ctypes.c_int64 * 3)(len(steps), 1, ctypes.addressof(self._words))
@@ -151,7 +149,7 @@ class Program:
         """Run all steps for this many rows."""
         if rows != self._rows:
             for index, step in enumerate(self._steps):
-                if step.count is None:
+                if step.parts is None:
                     self._words[STEP_WORDS * index + 2] = rows
             self._rows = rows
         _program().run_shared("program", self._job, threads)

@@ -118,7 +118,7 @@ class PackedWeights:
         """Return the bytes that `steps` needs to hold rounded activations."""
         return rows * (self.inputs + 8 * self.groups)
 
-    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[jit.Step]]:
+    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[jit.ProgramStep]]:
         """Return a job, and the steps of a program that compute y (T, N) of x (T, K) by it.
 
         Args:
@@ -136,7 +136,7 @@ class PackedWeights:
         rounds = compiled(self.products, kind).address(f"rounded_{kind}")
         multiplies = compiled(self.products, "f32").address(f"product_{self.bits}_f32")
         blocks = len(self.factor_N) // self.lanes
-        return job, [jit.Step(rounds, job, None, True), jit.Step(multiplies, job, blocks, True)]
+        return job, [jit.ProgramStep(rounds, job, None, True), jit.ProgramStep(multiplies, job, blocks, True)]
 
     def product(self, x_TK: Tensor) -> Tensor:
         """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""

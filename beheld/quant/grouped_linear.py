@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from beheld.platform.jit import Step
+from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
@@ -92,7 +92,7 @@ class GroupedLinear(StoredLinear):
         """See PackedWeights."""
         return self._weights.work_bytes(rows)
 
-    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[Step]]:
+    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[ProgramStep]]:
         """See PackedWeights; the layer's inputs have their own order."""
         assert self.plain_order, "nothing reorders them"
         self._bring_bias()

@@ -34,6 +34,8 @@ from beheld.quant.grouped_linear import GroupedLinear
 # Rows that are computed at a time: their numbers stay in the caches while the weights pass.
 _ROWS = 256
 _LANES = 16
+# Words whose addresses differ from call to call.
+_X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
 
 
 @functools.cache
@@ -44,7 +46,7 @@ def _compiled(kind: str) -> jit.CompiledModule:
     return jit.CompiledModule((functools.partial(ir.module, kind, products.bfloat16),), names, ir.JOB)
 
 
-class Room:
+class LayerBuffers:
     """The memory that layers of one shape share: what they hold between steps, for up to _ROWS rows."""
 
     def __init__(self, hidden: int, qkv: int, inner: int, work: int) -> None:
@@ -55,11 +57,6 @@ class Room:
         self.both_TI = torch.empty(_ROWS, 2 * inner)
         self.inner_TI = torch.empty(_ROWS, inner)
         self.work = torch.empty(work, dtype=torch.uint8)
-
-
-@functools.lru_cache(maxsize=4)
-def _zero(dtype: torch.dtype) -> Tensor:
-    return torch.zeros(_LANES, dtype=dtype)
 
 
 @dataclass(eq=False)
@@ -81,8 +78,9 @@ class _Half:
 class CpuLayer(OneRowLayer):
     """Computes the layer for any number of rows; attributes as OneRowLayer's."""
 
-    rooms: dict[Any, Room] = field(default_factory=dict)
+    buffers: dict[Any, LayerBuffers] = field(default_factory=dict)
     _halves: tuple[_Half, _Half] | None = None
+    _buffers: LayerBuffers | None = None
 
     def computes(self) -> bool:
         """See OneRowLayer: products must be of few bits, and all sizes multiples of a vector's."""
@@ -99,76 +97,84 @@ class CpuLayer(OneRowLayer):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
     ) -> Tensor:
         """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention."""
-        x_TH = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-        rows = len(x_TH)
-        hidden_TH = self._room().hidden_TH if rows <= _ROWS else torch.empty(x_TH.shape)
-        out = self._attended(x_TH, position_embeddings, hidden_TH)
-        out_TA = out.reshape(rows, -1).contiguous()
-        y_TH = torch.empty_like(x_TH)
+        x_1TH = hidden_states.contiguous()
+        rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
         half = self._made()[1]
+        hidden_TH = self._hidden(rows, size)
+        out = self._attended(x_1TH, position_embeddings, hidden_TH).contiguous()
+        y_1TH = torch.empty_like(x_1TH)
+        norm, ended, hidden, y = half.jobs["norm"], half.jobs["ended"], hidden_TH.data_ptr(), y_1TH.data_ptr()
+        attended, given = out.data_ptr(), self.o.in_features * out.element_size()
         for first in range(0, rows, _ROWS):
-            here = slice(first, first + _ROWS)
-            half.products[0][0] = out_TA[here].data_ptr()
-            hidden = hidden_TH[here].data_ptr()
-            half.jobs["norm"][ir.JOB.index("x")] = half.jobs["norm"][ir.JOB.index("sum")] = hidden
-            half.jobs["ended"][ir.JOB.index("x")] = hidden
-            half.jobs["ended"][ir.JOB.index("y")] = y_TH[here].data_ptr()
+            half.products[0][0] = attended + first * given
+            norm[_X] = norm[_SUM] = ended[_X] = hidden + 4 * first * size
+            ended[_Y] = y + first * size * y_1TH.element_size()
             half.run(min(_ROWS, rows - first))
-        return y_TH.view(hidden_states.shape)
+        return y_1TH
 
     def stores(self, hidden_states: Tensor, position_embeddings: Any = None, **unused: Any) -> None:
         """Compute and store keys and values only; see last_layer.py."""
-        x_TH = hidden_states.reshape(-1, hidden_states.shape[-1]).contiguous()
-        self._attended(x_TH, position_embeddings, torch.empty(x_TH.shape))
+        x_1TH = hidden_states.contiguous()
+        rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
+        self._made()
+        self._attended(x_1TH, position_embeddings, self._hidden(rows, size))
 
-    def _attended(self, x_TH: Tensor, angles: tuple[Tensor, Tensor] | None, hidden_TH: Tensor) -> Tensor:
+    def _hidden(self, rows: int, size: int) -> Tensor:
+        """Return memory for the layer's input in float32."""
+        assert self._buffers is not None, "made with the programs"
+        return self._buffers.hidden_TH if rows <= _ROWS else torch.empty(rows, size)
+
+    def _attended(self, x_1TH: Tensor, angles: tuple[Tensor, Tensor] | None, hidden_TH: Tensor) -> Tensor:
         """Return attention's output, (1, T, heads, C), and write x as float32."""
         assert angles is not None, "a layer of this form rotates"
-        rows, heads = len(x_TH), self.heads[0] + 2 * self.heads[1]
-        cos_TC, sin_TC = (each.reshape(rows, -1).contiguous() for each in angles)
-        turned_TNC = x_TH.new_empty(rows, heads, self.qkv.out_features // heads)
+        queries, keys = self.heads
+        size, numbers, bytes_ = x_1TH.shape[-1], self.qkv.out_features, x_1TH.element_size()
+        rows, heads = x_1TH.numel() // size, queries + 2 * keys
+        cos, sin = (each.contiguous() for each in angles)
+        turned_TNC = x_1TH.new_empty(rows, heads, numbers // heads)
         half = self._made()[0]
         norm, turn = half.jobs["norm"], half.jobs["turn"]
         for first in range(0, rows, _ROWS):
-            here = slice(first, first + _ROWS)
-            norm[ir.JOB.index("x")] = x_TH[here].data_ptr()
-            norm[ir.JOB.index("sum")] = hidden_TH[here].data_ptr()
-            turn[ir.JOB.index("y")] = turned_TNC[here].data_ptr()
-            turn[ir.JOB.index("cos")], turn[ir.JOB.index("sin")] = cos_TC[here].data_ptr(), sin_TC[here].data_ptr()
+            norm[_X] = x_1TH.data_ptr() + first * size * bytes_
+            norm[_SUM] = hidden_TH.data_ptr() + 4 * first * size
+            turn[_Y] = turned_TNC.data_ptr() + first * numbers * bytes_
+            angle = first * self.turned * bytes_
+            turn[_COS], turn[_SIN] = cos.data_ptr() + angle, sin.data_ptr() + angle
             half.run(min(_ROWS, rows - first))
-        each = turned_TNC.transpose(0, 1).unsqueeze(0).split((self.heads[0], self.heads[1], self.heads[1]), dim=1)
+        each = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
         return self.attend(self.layer, *each, self.window, self.scale, self.softcap)
 
-    def _room(self) -> Room:
+    def _shared_buffers(self) -> LayerBuffers:
         hidden, inner = self.norms[0].weight_H.numel(), self.down.in_features
         qkv, attended = self.qkv.out_features, self.o.in_features
         products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
         work = max(each.work_bytes(_ROWS) for each in products)
         key = hidden, inner, qkv, attended, work
-        if key not in self.rooms:
-            self.rooms[key] = Room(hidden, qkv, inner, work)
-        return self.rooms[key]
+        if key not in self.buffers:
+            self.buffers[key] = LayerBuffers(hidden, qkv, inner, work)
+        return self.buffers[key]
 
     def _made(self) -> tuple[_Half, _Half]:
         """Return both programs, made at the first call."""
         if self._halves is not None:
             return self._halves
-        room, before, before_mlp = self._room(), self.norms[0], self.norms[2]
+        self._buffers = own = self._shared_buffers()
+        before, before_mlp = self.norms[0], self.norms[2]
         kind = KINDS[before.weight_H.dtype]
         compiled = _compiled(kind)
         hidden, inner = before.weight_H.numel(), self.down.in_features
         self._kept: list[Tensor] = []
-        steps: list[jit.Step] = []
+        steps: list[jit.ProgramStep] = []
         products: list[Any] = []
 
         def step(name: str, waits: bool, **words: Any) -> Any:
             job = _job(words)
-            steps.append(jit.Step(compiled.address(name), job, None, waits))
+            steps.append(jit.ProgramStep(compiled.address(name), job, None, waits))
             return job
 
         def product(linear: Any, x: Tensor | None, y: Tensor, of: str) -> None:
             start = 0 if x is None else x.data_ptr()
-            job, made = linear.steps(start, of, y.data_ptr(), room.work.data_ptr(), _ROWS)
+            job, made = linear.steps(start, of, y.data_ptr(), own.work.data_ptr(), _ROWS)
             products.append(job)
             steps.extend(made)
 
@@ -180,20 +186,33 @@ class CpuLayer(OneRowLayer):
 
         shape = {"heads": self.heads[0], "key.heads": self.heads[1], "size": self.qkv.out_features // (
             self.heads[0] + 2 * self.heads[1])}  # fmt: skip
-        norm = step(f"norm_{kind}", False, y=room.given_TH, inputs=hidden, **self._weight(before))
-        product(self.qkv, room.given_TH, room.qkv_TN, "f32")
+        norm = step(f"norm_{kind}", False, y=own.given_TH, inputs=hidden, **self._weight(before))
+        product(self.qkv, own.given_TH, own.qkv_TN, "f32")
         if self.head_norms is not None:
             weight_2C, eps, from_one = self.head_norms
-            own = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
-            step("head_norm", False, x=room.qkv_TN, **own, **shape)
-        turn = step(f"turn_{kind}", True, x=room.qkv_TN, turned=self.turned, **shape)
+            weights = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
+            step("head_norm", False, x=own.qkv_TN, **weights, **shape)
+        turn = step(f"turn_{kind}", True, x=own.qkv_TN, turned=self.turned, **shape)
         first = made(norm=norm, turn=turn)
-        product(self.o, None, room.added_TH, kind)
-        norm = step("norm_added", False, add=room.added_TH, y=room.given_TH, inputs=hidden, **self._weight(before_mlp))
-        product(self.gate_up, room.given_TH, room.both_TI, "f32")
-        step("gate_tanh" if self.tanh else "gate_silu", False, x=room.both_TI, y=room.inner_TI, inputs=inner)
-        product(self.down, room.inner_TI, room.added_TH, "f32")
-        ended = step(f"ended_{kind}", True, add=room.added_TH, inputs=hidden)
+        product(self.o, None, own.added_TH, kind)
+        norm = step(
+            "norm_added",
+            False,
+            add=own.added_TH,
+            y=own.given_TH,
+            inputs=hidden,
+            **self._weight(before_mlp),
+        )
+        product(self.gate_up, own.given_TH, own.both_TI, "f32")
+        step(
+            "gate_tanh" if self.tanh else "gate_silu",
+            False,
+            x=own.both_TI,
+            y=own.inner_TI,
+            inputs=inner,
+        )
+        product(self.down, own.inner_TI, own.added_TH, "f32")
+        ended = step(f"ended_{kind}", True, add=own.added_TH, inputs=hidden)
         self._halves = first, made(norm=norm, ended=ended)
         return self._halves
 
@@ -215,9 +234,9 @@ def compute_layers(text: Any, changes: Changes) -> int:
     """Let the text model's layers of this form compute so; returns how many."""
     if not any(isinstance(module, GroupedLinear) for module in text.modules()):
         return 0
-    rooms: dict[Any, Room] = {}
+    buffers: dict[Any, LayerBuffers] = {}
     found = one_row_layers(text, CpuLayer)
     for layer, made in found.items():
-        made.rooms, made._halves, made.attend = rooms, None, attend_layer
+        made.buffers, made._halves, made.attend = buffers, None, attend_layer
         changes.set(layer, "forward", made)
     return len(found)
