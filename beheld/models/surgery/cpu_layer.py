@@ -141,8 +141,8 @@ class CpuLayer(OneRowLayer):
             angle = first * self.turned * bytes_
             turn[_COS], turn[_SIN] = cos.data_ptr() + angle, sin.data_ptr() + angle
             half.run(min(_ROWS, rows - first))
-        each = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
-        return self.attend(self.layer, *each, self.window, self.scale, self.softcap)
+        q, k, v = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
+        return self.attend(self.layer, q, k, v, self.window, self.scale, self.softcap)
 
     def _shared_buffers(self) -> LayerBuffers:
         hidden, inner = self.norms[0].weight_H.numel(), self.down.in_features

@@ -70,10 +70,10 @@ class OneRowLayer:
     """
 
     norms: tuple[Norm, Norm | None, Norm, Norm | None]
-    qkv: nn.Module
-    o: nn.Module
-    gate_up: nn.Module
-    down: nn.Module
+    qkv: Any
+    o: Any
+    gate_up: Any
+    down: Any
     heads: tuple[int, int]
     turned: int
     head_norms: tuple[Tensor, float, bool] | None
