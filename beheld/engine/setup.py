@@ -480,7 +480,7 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     if wanted == "int4" and missing is not None:
         raise ConfigError(
             f"quantization='int4' is not available {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU of compute capability "
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability "
             "8.0 or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
             param="quantization",
         )
@@ -490,7 +490,7 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
             reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
         raise ConfigError(
             f"quantization='int8' is not available {platform.place}: {reason}.",
-            "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
+            "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
     return wanted

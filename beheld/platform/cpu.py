@@ -104,7 +104,7 @@ class Cpu:
         """See Platform: kernels are compiled by LLVM, see quant/byte_products.py."""
         if host.byte_products() is None:
             return "this CPU has neither AVX2 nor AVX512-VNNI"
-        return None if jit.available() else "the package llvmlite is not installed"
+        return None if jit.available() else "the package llvmlite is not installed (pip install llvmlite)"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

@@ -6,6 +6,7 @@ Shapes: N outputs, K inputs, B bytes of a row, H heads.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -78,10 +79,13 @@ class GGUF:
         if self._keeps and set(kinds) & set(gguf_blocks.KINDS):
             self._embeddings = next((part for name, part in weights.items() if name.endswith(_EMBEDDINGS)), None)
             return self._groups.loading(model_class, weights)
-        logger.info(
-            "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory.",
+        kept = bool(set(kinds) & set(gguf_blocks.KINDS))
+        logger.log(
+            logging.WARNING if kept else logging.INFO,
+            "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory%s.",
             ", ".join(kinds),
             str(self._dtype).removeprefix("torch."),
+            f", because {self._groups.objection}" if kept else "",
         )
         return model_class
 
