@@ -371,10 +371,9 @@ class TritonDelta:
         _keep_inputs[(len(plan.pieces), columns)](
             x_TC, cache.inputs, plan.pieces, plan.kept, x_TC.stride(0), channels, length, _CHANNELS, num_warps=4
         )
-        float32 = {"dtype": torch.float32}
-        u_THV = x_TC.new_empty((len(x_TC), heads, rule.value_dim), **float32)
-        w_THK = x_TC.new_empty((len(x_TC), heads, rule.key_dim), **float32)
-        sums_TH = x_TC.new_empty((len(x_TC), heads), **float32)
+        u_THV = x_TC.new_empty((len(x_TC), heads, rule.value_dim), dtype=torch.float32)
+        w_THK = x_TC.new_empty((len(x_TC), heads, rule.key_dim), dtype=torch.float32)
+        sums_TH = x_TC.new_empty((len(x_TC), heads), dtype=torch.float32)
         sizes = (heads, share, rule.key_dim, rule.value_dim)
         precision = "ieee" if x_TC.dtype == torch.float32 else "tf32"
         keys, values = _padded(rule.key_dim), _padded(rule.value_dim)

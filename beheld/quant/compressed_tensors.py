@@ -116,7 +116,7 @@ class CompressedTensors:
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
         if self._blocks is not None:
-            return self._blocks.stored_bytes((self.weights(path) or {}).values(), model)
+            return self._blocks.stored_bytes(self.weights(path) or {}, model)
         if self._keeps_groups:
             return self._groups.stored_bytes(self.weights(path) or {}, model)
         return stored_bytes(path) if self.objection is None else None

@@ -7,7 +7,7 @@ A method of this kind looks at names, types and shapes in the files' headers, re
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,8 +46,8 @@ class WeightKeeper(Protocol):
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
         """See QuantMethod."""
 
-    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
-        """Return the bytes of a model on the meta device with these weights."""
+    def stored_bytes(self, weights: Mapping[str, Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device with these weights, by name."""
 
 
 class DequantizingMethod:

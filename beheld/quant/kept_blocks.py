@@ -7,7 +7,7 @@ multiply them (float8_block.py).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,10 +97,10 @@ class KeptBlocks:
                 kept.left[0],
             )
 
-    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
-        """Return the bytes of a model on the meta device whose FP8 weights are kept."""
+    def stored_bytes(self, weights: Mapping[str, Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device whose FP8 weights are kept, of weights by name."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        for weight in weights:
+        for weight in weights.values():
             if isinstance(weight, LazyBlocks) and _fits(weight.shape, weight.blocks):
                 (outputs, inputs), (height, width) = weight.shape, weight.blocks
                 total -= outputs * inputs * (self._dtype.itemsize - FP8.itemsize)

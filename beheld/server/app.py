@@ -237,16 +237,21 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await self._read(request, CompletionRequest)
-        return await self._complete(request, body, lambda made: made, lambda made: fold(made, "text_completion"))
+        # No name holds the body here: its prompts go as soon as they are prepared.
+        return await self._complete(
+            request,
+            await self._read(request, CompletionRequest),
+            lambda made: made,
+            lambda made: fold(made, "text_completion"),
+        )
 
     async def generate(self, request: Request) -> Response:
         """POST /inference/v1/generate."""
         asked = await self._read(request, GenerateRequest)
-        prompt = asked.return_token_ids is True
-        body = self._completed(generate.completion_of(asked))
+        prompt, bodies = asked.return_token_ids is True, [self._completed(generate.completion_of(asked))]
+        del asked
         return await self._complete(
-            request, body, lambda made: generate.chunks(made, tells_prompt=prompt), generate.folded
+            request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt), generate.folded
         )
 
     async def _complete(

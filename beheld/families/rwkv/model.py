@@ -16,8 +16,10 @@ from beheld.families.model import FamilyModel
 from beheld.models.recurrent import RecurrentMixer
 from beheld.models.surgery.operation import Changes
 
-_MIXER = ("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance")
-_MIXER = (*_MIXER, "key", "value", "receptance", "output")
+_MIXER = (
+    *("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"),
+    *("key", "value", "receptance", "output"),
+)
 _MLP = ("time_mix_key", "time_mix_receptance", "key", "receptance", "value")
 
 

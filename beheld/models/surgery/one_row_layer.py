@@ -118,7 +118,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
-    if type(product) in (OneRowLinear, Int4GPULinear):
+    if isinstance(product, OneRowLinear | Int4GPULinear):
         return product.added(x, residual_H)
     made: Tensor = residual_H + product(x)
     return made
