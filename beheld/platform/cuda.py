@@ -96,6 +96,8 @@ class Cuda:
             return "Triton is not installed"
         if not env.INT4_ON_GPU():
             return "BEHELD_INT4_ON_GPU=0"
+        if not self.is_available():
+            return "there is no GPU"
         return None if self.bfloat16_products else "this GPU's compute capability is below 8.0"
 
     @property

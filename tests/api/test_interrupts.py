@@ -116,12 +116,12 @@ def test_an_interrupt_of_taking_a_result_in(llm: LLM, monkeypatch: pytest.Monkey
     scheduler = core_of(llm).scheduler
     update, count = scheduler.update, [0]
 
-    def once(plan: Any, result: Any) -> Any:
+    def once(plan: Any, result: Any, seconds: float | None = None) -> Any:
         count[0] += 1
         if count[0] == 3 and where == "inside":
             scheduler._flights.pop(plan.id)
             raise KeyboardInterrupt
-        events = update(plan, result)
+        events = update(plan, result, seconds)
         if count[0] == 3:
             raise KeyboardInterrupt
         return events

@@ -342,7 +342,7 @@ def test_a_mistake_of_our_own_ends_the_engine_too() -> None:
     core = EngineCore(info, FakeRunner(config, info, fake_capacity(info, config)))
     core.add(fake_request("a", [3, 4], max_tokens=4))
 
-    def wrong(plan: StepPlan, result: StepResult) -> Any:
+    def wrong(plan: StepPlan, result: StepResult, seconds: float | None = None) -> Any:
         raise AssertionError("a block was freed twice")
 
     core.scheduler.update = wrong  # type: ignore[method-assign]

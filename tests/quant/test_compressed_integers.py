@@ -169,7 +169,7 @@ def test_old_symmetric_files_may_hold_zero_points(copied: Path) -> None:
 def test_without_products_nothing_is_kept() -> None:
     method = make(MIXED, StorageTarget("cpu", torch.bfloat16))
     assert method.objection is not None
-    assert "only FP8 weights" in method.objection
+    assert "FP8 weights are multiplied as stored if all" in method.objection
     assert method.converted == "its 4-bit and 8-bit and FP8 weights dequantized"
 
 

@@ -56,6 +56,7 @@ class DeviceReader:
     captures_prefill = False
     stores_with_decodes = False
     sharing: Sharing | None = None
+    delta = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

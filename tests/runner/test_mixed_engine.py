@@ -35,6 +35,7 @@ class DeviceReader:
     captures_prefill = True
     stores_with_decodes = True
     sharing: Sharing | None = None
+    delta = None
 
     def __init__(self) -> None:
         self._backend = TorchBackend()

@@ -176,6 +176,7 @@ def counts(running: Running, path: str) -> None:
             (conversation(RESPONSES, "x", *[data_url()] * 5), 400),
         ],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
+        GENERATE: [({"sampling_params": {"n": 9}}, 400), ({"token_ids": [1] * 5000}, 400)],
         **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
         "/v2/embed": [({"texts": ["x"] * 2049}, 400)],
         **{path: [({"text_2": ["x"] * 2049}, 400)] for path in ("/score", "/v1/score")},

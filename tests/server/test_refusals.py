@@ -58,7 +58,7 @@ NUMBERS: dict[str, list[Any]] = {
     "repetition_penalty": [0, -1, 101],
     "logprobs": [-1, 21, 10**9, 1.0],
     "prompt_logprobs": [-1, 21, True],
-    "truncate_prompt_tokens": [0, -1, 1.5],
+    "truncate_prompt_tokens": [0, -2, 1.5],
     "priority": [10**10, -(10**10), 1.5, "1"],
     "stop_token_ids": [[-1], ["1"], [True], [10**9], 5],
     "allowed_token_ids": [[], [-1], [10**9], ["a"]],

@@ -101,7 +101,7 @@ WHOLE = HI | {
     ],
 }
 FOREIGN = re.compile(
-    r"input should|instance|valid (string|list|dict)|discriminator|tag|does not fit|ctx|[{}]remedy", re.I
+    r"input should|instance|valid (string|list|dict)|discriminator|\btag\b|does not fit|ctx|[{}]remedy", re.I
 )
 
 

@@ -18,5 +18,4 @@ def state_of(text: Any) -> StateShape:
 FAMILY = Family(
     model_types=("minimax",),
     state=state_of,
-    calls=("minimax",),
 )
