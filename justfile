@@ -44,6 +44,10 @@ bench:
 ci:
     .ci/run
 
+# Other projects' clients (langchain, llama-index, litellm, instructor, llm, lm-evaluation-harness), over this environment.
+clients:
+    .ci/clients "$(python -c 'import sys; print(sys.prefix)')"
+
 # The versions that CI tests with, from this environment.
 constraints:
     (echo "# Versions that CI tests with; just constraints writes them anew." && pip freeze --exclude-editable) > .ci/constraints.txt

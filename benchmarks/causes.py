@@ -1,9 +1,10 @@
 """The ladder of causes on one GPU: what each workload's seconds go to, from a profile of the device.
 
-    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,new,again,four]
+    python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,rows,new,again,four]
         [--kernels 5] [--option NAME=JSON]
 
-Prints one JSON line per workload, the same as of benchmarks.gpu, in milliseconds: `wall`, of a run without a profiler;
+Prints one JSON line per workload, the same as of benchmarks.gpu (and `rows`, 256 requests that hardly do anything but
+decode), in milliseconds: `wall`, of a run without a profiler;
 of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
 them counted in), for steps that only decode (a greedy choice within their graph counted in), for choosing tokens, and
 for copies and all else; and `host`, what is left of `wall`: the device had nothing to do. Where two kernels run at
@@ -113,10 +114,14 @@ def causes(events: list[dict[str, Any]]) -> tuple[Counter[str], Counter[str]]:
 
 
 class Profiled:
-    """Workloads of a `Bench`, each run as it is and under a profiler."""
+    """Workloads of a `Bench`, each run as it is and under a profiler.
 
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
+    Args:
+        most_tokens: new tokens of a request at most; None: as many as the workload has.
+    """
+
+    def __init__(self, bench: Bench, most_tokens: int | None = None) -> None:
+        self._bench, self._most = bench, most_tokens
 
     def workload(self, name: str) -> tuple[Callable[[int], list[Any]], int, int]:
         """Its prompts by a seed, new tokens of each, and how often it is timed."""
@@ -130,6 +135,8 @@ class Profiled:
                 return lambda seed: bench.text_prompts(64, 1024, seed), 1, 3
             case "text" | "sampled":
                 return lambda seed: bench.text_prompts(256, 512, seed), 256, 1
+            case "rows":
+                return lambda seed: bench.text_prompts(256, 16, seed), 64, 1
             case "new":
                 return lambda seed: bench.image_prompts(256, seed), 128, 1
             case "again":
@@ -144,6 +151,7 @@ class Profiled:
         import torch
 
         made, new, rounds = self.workload(name)
+        new = new if self._most is None else min(new, self._most)
         options: dict[str, Any] = SAMPLED if name == "sampled" else {}
         first = 1000 * WORKLOADS.index(name)
         walls = [self._bench.run(made(first + seed), new, **options) for seed in range(rounds + 1)][1:]
@@ -162,7 +170,7 @@ class Profiled:
         return {"wall": round(wall, 1), "host": round(wall - by_stage.total(), 1), **figures, "largest": largest}
 
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "new", "again", "four")
+WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "rows", "new", "again", "four")
 
 
 def main() -> None:

@@ -5,6 +5,9 @@
 Each size gets the same conversations, `--concurrency` for each engine at a time. Beside the time by the clock, it tells
 processor time: on a CPU with busy cores, the engines' own seconds say how long the run would take with a core for each.
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
+
+With --stacks, as many conversations follow of which py-spy, a program of its own, writes where the front's threads are:
+lines `frame;frame;... count`, a hundred samples a second, of threads that hold the interpreter's lock alone.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import argparse
 import asyncio
 import os
 import random
+import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +32,18 @@ from beheld.api.async_llm import AsyncLLM, EngineStats
 
 @dataclass(frozen=True)
 class Measured:
-    """A run: seconds by the clock, processor seconds of each engine and of the front, answers, and the counters."""
+    """A run.
+
+    Attributes:
+        clock_s: seconds by the clock.
+        engines_s, front_s, workers_s: processor seconds of each engine, of the front's own process, and of the
+            processes with which it prepares media.
+    """
 
     clock_s: float
     engines_s: list[float]
     front_s: float
+    workers_s: float
     answers: list[tuple[int, ...]]
     stats: EngineStats
 
@@ -42,17 +54,31 @@ def processor_s(pid: int | str) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def children() -> dict[int, bool]:
-    """The processes of this one: whether each is an engine, by number."""
-    found = Path("/proc/self/task").glob("*/children")
-    pids = {int(pid) for file in found for pid in file.read_text(encoding="ascii").split()}
-    return {pid: b"beheld.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    try:
+        found = [file.read_text(encoding="ascii") for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        # It has ended.
+        return []
+    own = [int(word) for text in found for word in text.split()]
+    return [*own, *(further for child in own for further in descendants(child))]
 
 
-def conversations(count: int, num_images: int, size: int, repeats: bool) -> list[list[dict[str, Any]]]:
-    """Questions about images in random order, each image asked about equally often."""
+def spent() -> dict[str, dict[int, float]]:
+    """Processor seconds so far of the front, of engines and of what else the front has started, by process."""
+    found: dict[str, dict[int, float]] = {"front": {os.getpid(): processor_s("self")}, "engines": {}, "workers": {}}
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            engine = b"beheld.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            found["engines" if engine else "workers"][pid] = processor_s(pid)
+    return found
+
+
+def conversations(count: int, num_images: int, size: int, repeats: bool, first: int = 0) -> list[list[dict[str, Any]]]:
+    """Questions about images in random order, each image asked about equally often; `first` numbers the first image."""
     draw = random.Random(0)
-    order = [number % num_images if repeats else number for number in range(count)]
+    order = [first + (number % num_images if repeats else number) for number in range(count)]
     draw.shuffle(order)
     images = {
         number: Image.fromarray(np.random.default_rng(number).integers(0, 255, (size, size, 3), dtype=np.uint8))
@@ -90,13 +116,21 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         for talk in warm:
             talk[0]["content"][0]["image_pil"] = talk[0]["content"][0]["image_pil"].transpose(Image.Transpose.ROTATE_90)
         await asyncio.gather(*map(answer, warm))
-        before = {pid: processor_s(pid) for pid in children()}
-        front, begin = processor_s("self"), time.perf_counter()
+        before, begin = spent(), time.perf_counter()
         answers = await asyncio.gather(*map(answer, talks))
-        clock_s, front_s = time.perf_counter() - begin, processor_s("self") - front
-        engines_s = [processor_s(pid) - before[pid] for pid, engine in children().items() if engine]
-        front_s += sum(processor_s(pid) - before[pid] for pid, engine in children().items() if not engine)
-        return Measured(clock_s, engines_s, front_s, list(answers), await llm.ping())
+        clock_s, after = time.perf_counter() - begin, spent()
+        took = {
+            kind: [seconds - before[kind].get(pid, 0.0) for pid, seconds in own.items()] for kind, own in after.items()
+        }
+        stats = await llm.ping()
+        if given.stacks is not None:
+            talks = conversations(given.requests, given.images, given.size, not given.no_repeats, first=10**7)
+            seconds = str(max(2, int(clock_s)))
+            command = ["py-spy", "record", "--gil", "--threads", "--duration", seconds, "--format", "raw"]
+            command += ["--pid", str(os.getpid()), "--output", str(given.stacks)]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL):
+                await asyncio.gather(*map(answer, talks))
+        return Measured(clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), list(answers), stats)
 
 
 def main() -> None:
@@ -114,6 +148,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--load-format", default="auto", help="`dummy` takes random weights, the same in each engine")
     parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
+    parser.add_argument("--stacks", type=Path, default=None, help="a file for where the front's threads are")
+    parser.add_argument(
+        "--media-work", default="auto", help="`process`: workers prepare media, as they do where the engine has a GPU"
+    )
+    parser.add_argument("--media-workers", type=int, default=None)
     given = parser.parse_args()
     options: dict[str, Any] = {
         "max_model_len": given.max_model_len,
@@ -121,6 +160,8 @@ def main() -> None:
         "load_format": given.load_format,
         "seed": 0,
         "disable_log_stats": True,
+        "media_work": given.media_work,
+        "media_workers": given.media_workers,
     }
     if given.kv_cache_gib is not None:
         options["kv_cache_memory_bytes"] = int(given.kv_cache_gib * 2**30)
@@ -133,7 +174,8 @@ def main() -> None:
         print(f"{first.clock_s / found.clock_s:.2f} times the first", end="; ")
         print(f"engines' processor time {', '.join(f'{s:.2f}' for s in found.engines_s)} s", end=": ")
         print(f"{max(first.engines_s) / max(found.engines_s):.2f} times the first", end="; ")
-        print(f"the front's {1e3 * found.front_s / given.requests:.2f} ms a request")
+        print(f"the front's {1e3 * found.front_s / given.requests:.2f} ms a request", end=", ")
+        print(f"its workers' {1e3 * found.workers_s / given.requests:.2f}", flush=True)
         print(f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded")
         if (routing := found.stats.routing) is not None:
             print(f"   routing: {routing.num_found} of {routing.num_repeated} repeated images found", end="; ")

@@ -37,7 +37,9 @@ WIDTHS = frozenset(
         *("output_dim", "output_proj_dims", "projection_dim", "projector_hidden_size", "projector_input_dim"),
         *("projector_output_dim", "vision_output_dim", "text_hidden_size", "encoder_hidden_size", "num_groups"),
         *("image_text_hidden_size", "word_embed_proj_dim", "downsample_hidden_size", "alignment_intermediate_size"),
-        *("block_ff_dim",),
+        *("block_ff_dim", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+        *("shared_intermediate_size", "kv_lora_rank", "q_lora_rank", "mamba_d_ssm"),
+        *("linear_num_key_heads", "linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "mamba_dt_rank"),
     )
 )
 """Names in configurations that mean a width or a number of heads: what a larger model of the family has more of."""

@@ -1,11 +1,12 @@
 """Offline speed on one GPU: the workloads of docs/explanation/measurements.md, on real shapes with random weights.
 
     python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four,answers,shared,long]
-        [--transformers]
+        [--causes decode,rows,new] [--transformers]
 
 Prints one JSON line per workload. All runs but `sampled` are greedy, all `ignore_eos`, bfloat16; pictures are 448x448
 noise, each new.
-With --transformers, its batched `generate` runs the same in a process of its own first.
+With --transformers, its batched `generate` runs the same in a process of its own first. With --causes, the same engine
+then runs these workloads of benchmarks.causes, of at most --causes-tokens tokens each, under a profiler.
 """
 
 from __future__ import annotations
@@ -147,6 +148,9 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
     parser.add_argument("--no-detokenize", action="store_true", help="give token ids without text")
     parser.add_argument("--transformers", action="store_true", help="run transformers' generate beside it")
+    parser.add_argument("--causes", default="", help="workloads of benchmarks.causes to profile afterwards")
+    parser.add_argument("--causes-tokens", type=int, default=48)
+    parser.add_argument("--wait", action="store_true", help="measure when a line comes in")
     arguments = parser.parse_args()
     if arguments.transformers:
         peer = [sys.executable, "-m", "benchmarks.gpu_transformers", "--size", arguments.size]
@@ -155,9 +159,19 @@ def main() -> None:
     bench = Bench(arguments.size, arguments.folder, detokenize=not arguments.no_detokenize, **options)
     start = {"import_s": round(bench.import_s, 2), "start_s": round(bench.start_s, 2)}
     print(json.dumps({"size": arguments.size, **start, "text": not arguments.no_detokenize, **options}), flush=True)
-    for name in arguments.only.split(","):
+    if arguments.wait:
+        sys.stdin.readline()
+    for name in filter(None, arguments.only.split(",")):
         figures = {key: round(value, 3) for key, value in getattr(bench, name)().items()}
         print(json.dumps({"size": arguments.size, "workload": name, **figures}), flush=True)
+    if arguments.causes:
+        from benchmarks.causes import Profiled, mark_stages
+
+        mark_stages()
+        profiled = Profiled(bench, arguments.causes_tokens)
+        for name in arguments.causes.split(","):
+            print(json.dumps({"size": arguments.size, "causes": name, **profiled.look(name, 8)}), flush=True)
+    bench.llm.close()
 
 
 if __name__ == "__main__":

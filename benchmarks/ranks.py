@@ -6,6 +6,9 @@
 Runs one device first, then the ranks, each in a process of its own, on real shapes with the same random weights. Prints
 one JSON line for each, and one that compares them: in float32 all tokens are the same; in bfloat16 the order of sums
 changes roundings, and with random weights, whose logits lie close, an answer soon takes another way.
+
+`processor_s` are processor seconds of each rank for the same work as the figure that it follows. On busy cores they say
+what the clock does not: how long the ranks would compute with a core for each, without their waits for one another.
 """
 
 from __future__ import annotations
@@ -18,8 +21,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data_parallel import processor_s
 from benchmarks.gpu import Bench
 from benchmarks.shapes import SHAPES
+
+
+def spent(bench: Bench) -> list[float]:
+    """Processor seconds of each rank's process so far."""
+    others = getattr(bench.llm._live().core.executor, "_ranks", [])
+    return [processor_s("self"), *(processor_s(rank.process.pid) for rank in others)]
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -43,10 +53,15 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         bench.run(prompts, 8)
     found: dict[str, Any] = {"ranks": arguments.ranks, "stages": arguments.stages}
     found["start_s"] = round(bench.start_s, 2)
+    before = spent(bench)
     seconds = bench.run(bench.text_prompts(1, 100, 4), tokens)
     found["ms_per_token_one_row"] = round(1e3 * seconds / tokens, 3)
+    one_row = spent(bench)
     seconds = bench.run(bench.text_prompts(many, 100, 5), tokens)
     found[f"tokens_per_s_{many}_rows"] = round(many * tokens / seconds, 1)
+    rows = spent(bench)
+    found["processor_s_one_row"] = [round(b - a, 2) for a, b in zip(before, one_row, strict=True)]
+    found[f"processor_s_{many}_rows"] = [round(b - a, 2) for a, b in zip(one_row, rows, strict=True)]
     found["s_4_images"] = round(bench.run(bench.image_prompts(4, 6), 1), 3)
     params = bench._params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     outputs = bench.llm.generate([*one, *batch[:7], *images], params, use_tqdm=False)

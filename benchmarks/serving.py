@@ -7,6 +7,7 @@
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
     python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
     python -m benchmarks.serving hostile --seconds 8                       one client attacks: how long others wait
+    python -m benchmarks.serving soak --count 100000                       memory after each thousand small requests
 
 Without --model the embedded model is served. `--engine` says where the engine runs, `--url` measures a server that is
 running already (ladder, own, overload). `beheld bench serve` is the ladder for any server.
@@ -34,6 +35,7 @@ from typing import Any
 
 from beheld.cli import load
 from benchmarks.serving_hostile import hostile
+from benchmarks.serving_soak import soak
 
 KEY = "EMPTY"
 
@@ -63,7 +65,8 @@ def begun(given: argparse.Namespace, *flags: str) -> tuple[subprocess.Popen[byte
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "beheld.cli.main", "serve", *([given.model] if given.model else [])]
+    command = [*shlex.split(given.prefix), sys.executable, "-m", "beheld.cli.main", "serve"]
+    command += [given.model] if given.model else []
     options = ["--port", str(port), "--engine", given.engine, "--max-num-seqs", str(given.max_num_seqs), "--seed", "0"]
     quiet = {**os.environ, "BEHELD_LOG_LEVEL": "ERROR"}
     # Where compiled modules are not kept, half of a start is Python's compiler; installed packages bring them along.
@@ -424,7 +427,7 @@ WAYS = {
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description="Measure the server.")
-    parser.add_argument("way", choices=[*WAYS, "asked", "hostile"])
+    parser.add_argument("way", choices=[*WAYS, "asked", "hostile", "soak"])
     parser.add_argument("--model", help="a folder; without it, the embedded model")
     parser.add_argument("--url", help="measure this server instead of starting one")
     parser.add_argument("--engine", choices=("process", "thread"), default="thread")
@@ -436,11 +439,14 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--scenes", type=int, default=256)
-    parser.add_argument("--warm", type=int, default=6144, help="answers before memory is looked at, for own")
+    parser.add_argument("--warm", type=int, default=6144, help="answers before memory is looked at, for own and soak")
+    parser.add_argument("--count", type=int, default=100_000, help="requests of soak")
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")
+    parser.add_argument("--together", action="store_true", help="of hostile: all attacks at once, on one server")
+    parser.add_argument("--prefix", default="", help="words before the server's command, such as those of a container")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", default="", help='more flags for the server, as "--load-format dummy"')
     given = parser.parse_args()
@@ -450,6 +456,9 @@ def main() -> None:
         asked(given)
     elif given.way == "hostile":
         for line in hostile(given, begun):
+            print(json.dumps(line), flush=True)
+    elif given.way == "soak":
+        for line in soak(given, begun, _memory, _slope):
             print(json.dumps(line), flush=True)
     else:
         print(json.dumps(WAYS[given.way](given)))

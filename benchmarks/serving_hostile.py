@@ -2,10 +2,11 @@
 
     python -m benchmarks.serving hostile                          all attacks, with the engine in a thread
     python -m benchmarks.serving hostile --engine process --attack long_url,many_ids
+    python -m benchmarks.serving hostile --together --prefix "docker run ..."      all at once, in a container
 
-Each attack has a server of its own. While it goes on, a process of its own asks `/health` and for an ordinary chat,
-again and again, and tells the longest waits. Bounds: `/health` 100 ms, a chat 2 s and never refused, memory four times
-the bodies in work and 256 MiB more than before. Everything stays on the loopback interface.
+Each attack has a server of its own, unless they come together. While it goes on, a process of its own asks `/health`
+and for an ordinary chat, again and again, and tells the longest waits. Bounds: `/health` 100 ms, a chat 2 s and never
+refused, memory four times the bodies in work and 256 MiB more than before. Everything stays on the loopback interface.
 
 The same process first asks while nobody attacks, and its line stands as `idle` beside the attack's: a wait that an idle
 server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
@@ -333,21 +334,23 @@ def hostile(
 ) -> Iterator[dict[str, Any]]:
     """Each attack, `--seconds` long; `begun` starts a server."""
     chosen = given.attack.split(",") if given.attack else list(ATTACKS)
-    for name in chosen:
-        yield {"attack": name, "engine": given.engine, **_one(ATTACKS[name], given, begun)}
+    for names in [chosen] if given.together else [[name] for name in chosen]:
+        attacks = [ATTACKS[name] for name in names]
+        yield {"attack": ",".join(names), "engine": given.engine, **_outcome(attacks, given, begun)}
 
 
-def _one(
-    attack: Attack, given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
+def _outcome(
+    attacks: Sequence[Attack], given: argparse.Namespace, begun: Callable[..., tuple[subprocess.Popen[bytes], int]]
 ) -> dict[str, Any]:
     os.environ["BEHELD_ALLOW_PRIVATE_FETCH"] = "1"
     own = ("--limit-mm-per-prompt", '{"image": 32}', "--trust-request-chat-template")
     process, port = begun(given, "--api-key", KEY, *own)
     stop, statuses = threading.Event(), dict[str, int]()
     try:
-        with origin(*attack.origin) as origin_port:
-            payloads = attack.payloads(origin_port)
-            _ready(port, [talk() for talk in (_hello, attack.warm) if talk is not None])
+        with contextlib.ExitStack() as origins:
+            ports = [origins.enter_context(origin(*attack.origin)) for attack in attacks]
+            payloads = [each for attack, at in zip(attacks, ports, strict=True) for each in attack.payloads(at)]
+            _ready(port, [talk() for talk in (_hello, *(attack.warm for attack in attacks)) if talk is not None])
             with watched(port, process.pid) as idle:
                 time.sleep(given.seconds)
             # Behind the first chats, which read libraries' pages for the first time.
@@ -366,7 +369,7 @@ def _one(
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    most = 4 * attack.body_mib + 256
+    most = 4 * sum(attack.body_mib for attack in attacks) + 256
     return {
         "idle": idle,
         **told,

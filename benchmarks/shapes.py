@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.checkpoints import TEXT, VISION
 
 _QWEN_3B = {
     "hidden_size": 2048,
@@ -94,6 +97,76 @@ _LLAMA_7B = {
     "vocab_size": 32064,
     "max_position_embeddings": 4096,
 }
+# Qwen3.5-4B: the gated delta rule in three of four layers.
+_QWEN35_4B = {
+    "head_dim": 256,
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000.0,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": True,
+    "vocab_size": 248320,
+}
+_QWEN35_TOWER = {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_heads": 16,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 2560,
+    "patch_size": 16,
+}
+_THREE_OF_FOUR = (["linear_attention"] * 3 + ["full_attention"]) * 8
+# GLM-4.7-Flash's layers, 16 of its 47: latent attention; 64 experts, of which a token takes 4, beside a shared one.
+_GLM_FLASH_16_OF_47 = {
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 65536,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_attention_heads": 20,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "torch_dtype": "bfloat16",
+    "v_head_dim": 256,
+    "vocab_size": 154880,
+}
+# Whisper-large-v3, whose windows take 30 s and whose answers 448 tokens.
+_WHISPER_LARGE = {
+    "d_model": 1280,
+    "decoder_attention_heads": 20,
+    "decoder_ffn_dim": 5120,
+    "decoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "encoder_layers": 32,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "num_hidden_layers": 32,
+    "num_mel_bins": 128,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 51866,
+}
 _QWEN_TOWER = {
     "depth": 32,
     "hidden_size": 1280,
@@ -137,14 +210,14 @@ class Shape:
     after: str
 
 
-def _qwen(text: dict[str, Any]) -> Shape:
+def _qwen(text: dict[str, Any], tower: dict[str, Any] = _QWEN_TOWER) -> Shape:
     config = {
         **text,
         "vocab_size": 151936,
         "torch_dtype": "bfloat16",
         "max_position_embeddings": 32768,
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-        "vision_config": {**_QWEN_TOWER, "out_hidden_size": text["hidden_size"]},
+        "vision_config": {**tower, "out_hidden_size": text["hidden_size"]},
     }
     pixels = {"min_pixels": 3136, "max_pixels": 12845056}
     return Shape(
@@ -158,17 +231,17 @@ def _qwen(text: dict[str, Any]) -> Shape:
 
 _PIXELS = {"longest_edge": 12845056, "shortest_edge": 3136}
 
-SHAPES = {
-    "3B": _qwen(_QWEN_3B),
-    "7B": _qwen(_QWEN_7B),
-    "32B": _qwen(_QWEN_32B),
-    "30B-A3B": Shape(
-        "qwen3_vl_moe",
+
+def _qwen35(layer_types: list[str]) -> Shape:
+    text = _QWEN35_4B | {"layer_types": layer_types}
+    return Shape(
+        "qwen3_5",
         {
             "config.json": {
-                "text_config": _QWEN3_30B_MOE,
-                "vision_config": _QWEN3_TOWER,
+                "text_config": text,
+                "tie_word_embeddings": True,
                 "torch_dtype": "bfloat16",
+                "vision_config": _QWEN35_TOWER,
             },
             "preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
             "video_preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
@@ -176,7 +249,40 @@ SHAPES = {
         "<|im_start|>user\n",
         "<|vision_start|><|image_pad|><|vision_end|>",
         "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+def _qwen3_moe(text: dict[str, Any]) -> Shape:
+    return Shape(
+        "qwen3_vl_moe",
+        {
+            "config.json": {"text_config": text, "vision_config": _QWEN3_TOWER, "torch_dtype": "bfloat16"},
+            "preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
+            "video_preprocessor_config.json": {"patch_size": 16, "size": _PIXELS},
+        },
+        "<|im_start|>user\n",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+SHAPES = {
+    # To try the benchmarks themselves.
+    "tiny": Shape(
+        "qwen3_vl_moe",
+        {},
+        "<|im_start|>user\n",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
     ),
+    # For a CPU.
+    "0.4B": _qwen({**TEXT, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}, VISION),
+    "3B": _qwen(_QWEN_3B),
+    "7B": _qwen(_QWEN_7B),
+    "32B": _qwen(_QWEN_32B),
+    "30B-A3B": _qwen3_moe(_QWEN3_30B_MOE),
+    # Some of its layers, so that several engines share a GPU while they start.
+    "30B-A3B-12": _qwen3_moe(_QWEN3_30B_MOE | {"num_hidden_layers": 12}),
     "GLM-16": Shape(
         "glm4v_moe",
         {
@@ -187,6 +293,25 @@ SHAPES = {
         "[gMASK]<sop><|user|>\n",
         "<|begin_of_image|><|image|><|end_of_image|>",
         "What is the content of this image ?<|assistant|>\n",
+    ),
+    "Qwen3.5-4B": _qwen35(_THREE_OF_FOUR),
+    # What prompts of Qwen3.5-4B are measured against: the same with attention in all layers.
+    "Qwen3.5-4B-attention": _qwen35(["full_attention"] * 32),
+    "GLM-Flash-16": Shape("glm4_moe_lite", {"config.json": _GLM_FLASH_16_OF_47}, "", "", "What is this ?"),
+    "whisper-large": Shape(
+        "whisper",
+        {
+            "config.json": _WHISPER_LARGE,
+            "preprocessor_config.json": {
+                "chunk_length": 30,
+                "feature_size": 128,
+                "n_samples": 480000,
+                "nb_max_frames": 3000,
+            },
+        },
+        "",
+        "",
+        "",
     ),
     "llava": Shape(
         "llava",
@@ -223,19 +348,23 @@ SHAPES = {
 
 
 def checkpoint(name: str, folder: Path) -> Path:
-    """Make the checkpoint of that shape in `folder`; returns its path."""
+    """Make the checkpoint of that shape in `folder`; returns its path. Several processes may do so at once."""
     from tests import tiny
 
     shape = SHAPES[name]
     path = folder / name
     path.mkdir(parents=True, exist_ok=True)
-    for file in tiny.checkpoint(shape.source).iterdir():
-        if ".safetensors" not in file.name:
-            shutil.copy(file, path / file.name)
-    for file_name, edits in shape.edits.items():
-        config = json.loads((path / file_name).read_text(encoding="utf-8"))
-        (path / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
-    _spell_out(path)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        making = Path(made)
+        for file in tiny.checkpoint(shape.source).iterdir():
+            if ".safetensors" not in file.name:
+                shutil.copy(file, making / file.name)
+        for file_name, edits in shape.edits.items():
+            config = json.loads((making / file_name).read_text(encoding="utf-8"))
+            (making / file_name).write_text(json.dumps(_edited(config, edits)), encoding="utf-8")
+        _spell_out(making)
+        for file in making.iterdir():
+            file.replace(path / file.name)
     return path
 
 

@@ -20,7 +20,7 @@ from tests import census, census_media, tiny
 from tests.long import LONG
 
 # Of the text types that run, those whose layers or caches no row of the oracle has.
-RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba")
+RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba", "kimi_linear", "minimax", "rwkv")
 
 
 def known(kind: str) -> bool:
@@ -66,10 +66,10 @@ def test_a_recipe_belongs_to_a_row(kind: str) -> None:
 
 
 REFUSED = {
-    "dots3_note": "an indexer chooses the positions",
+    "dots3_note": "latent layers with a window",
     "glm5_next": "hyper-connections carry several residual streams",
     "hy_v4": "of kind 'indexed_attention'",
-    "minimax": "of kind 'linear_attention'",
+    "bailing_hybrid": "of kind 'linear_attention'",
     "pi0": "the motions of a robot",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
     "pop2piano": "its answer is notes of a MIDI file",
@@ -170,6 +170,18 @@ def test_what_transformers_cannot_make_is_untried(monkeypatch: pytest.MonkeyPatc
 def test_a_process_that_dies_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census, "_quietly", lambda kind, send: 1 / 0)
     assert census.apart("llama").verdict == "broken"
+
+
+def test_a_process_that_computes_for_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time is counted: on a busy machine, a type that waits is not broken."""
+    monkeypatch.setattr(census, "_MOST_S", 1)
+
+    def forever(kind: str) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(census, "examine", forever)
+    assert census.apart("llama") == census.Finding("broken", "it took more than 1 s of processor time")
 
 
 def test_the_status_tells_of_broken_ones(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

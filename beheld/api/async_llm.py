@@ -27,6 +27,7 @@ from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOut
 from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
+from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -185,6 +186,7 @@ class AsyncLLM:
         priority: int = 0,
         pieces: str | None = None,
         client: str = "",
+        prepared: Callable[[], None] = lambda: None,
         grounding: bool = False,
         lazy_prompt: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -193,8 +195,9 @@ class AsyncLLM:
         `pieces` says what each output holds; None leaves it to `sampling_params.output_kind`.
 
         Closing the generator, or cancelling the task that reads it, aborts the request. `client` says who asks, in any
-        words: one client's work leaves room for the others'. With `grounding`, a finished answer has what it locates in
-        the image, in the image's pixels. With `lazy_prompt`, outputs have `prompt_entries` in place of
+        words: one client's work leaves room for the others'. `prepared` is called when the prompt is processed and no
+        reference to it is kept. With `grounding`, a finished answer has what it locates in the image, in the image's
+        pixels. With `lazy_prompt`, outputs have `prompt_entries` in place of
         `prompt_logprobs`.
 
         Raises:
@@ -209,6 +212,7 @@ class AsyncLLM:
             lora_request,
             priority,
             held,
+            prepared=prepared,
             client=client,
             grounding=grounding,
             lazy_prompt=lazy_prompt,
@@ -410,6 +414,10 @@ class AsyncLLM:
         """
         stats: EngineStats = await self._ask(Ping)
         return stats
+
+    def engine_reports(self) -> tuple[EngineReport, ...]:
+        """What each of several engines does; of one engine nothing."""
+        return self._engine.reports() if isinstance(self._engine, DataParallelEngines) else ()
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
         """Read an adapter now, so that its first request need not wait.
@@ -687,6 +695,9 @@ class AsyncLLM:
             del self._live[event.request_id]
         elif event.finish is not None:
             del self._live[event.request_id]
+        elif live.pieces is Pieces.FINAL:
+            # Most events: nothing has ended, and nobody waits for less than the end.
+            return
         if live.pieces is not Pieces.FINAL or live.collector.finished:
             live.changed.set()
 

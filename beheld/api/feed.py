@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,22 +85,30 @@ class Fed:
 
     index: int
     job: Job
-    future: Future[list[Request]]
+    made: list[Request]
+    error: BaseException | None
     started: float
     prepared: float
 
     def requests(self) -> list[Request]:
         """The prepared requests."""
-        return self.future.result()
+        if self.error is None:
+            return self.made
+        try:
+            raise self.error
+        finally:
+            # The error's traceback holds this frame, and would keep the job's media until garbage is collected.
+            del self
 
 
 @dataclass(eq=False)
 class _Ahead:
-    """A job that was read and not taken: its place, and when its preparation began and ended."""
+    """A job that was read and not taken: its place, its requests or error, and when its preparation began and ended."""
 
     index: int
     job: Job
-    future: Future[list[Request]] = field(default_factory=Future)
+    made: list[Request] = field(default_factory=list)
+    error: BaseException | None = None
     times: list[float] = field(default_factory=list)
     done: bool = False
 
@@ -174,8 +182,8 @@ class Feed:
                 self._changed.wait_for(lambda: ahead.done)
             elif not ahead.done:
                 return None
-        self._count_taken(ahead.future)
-        return Fed(ahead.index, ahead.job, ahead.future, ahead.times[0], ahead.times[1])
+        self._count_taken(ahead)
+        return Fed(ahead.index, ahead.job, ahead.made, ahead.error, ahead.times[0], ahead.times[1])
 
     def finish(self) -> None:
         """Call this when there are no more jobs: raises the source's error, if it had one."""
@@ -293,16 +301,16 @@ class Feed:
             return in_work < 2 * self._threads
         return num_bytes + in_work * total / prepared < self._max_bytes
 
-    def _count_prepared(self, ahead: _Ahead, requests: list[Request]) -> None:
-        num_bytes = feature_bytes(requests)
+    def _count_prepared(self, ahead: _Ahead) -> None:
+        num_bytes = feature_bytes(ahead.made)
         with self._changed:
             self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
             self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
             ahead.done = True
             self._changed.notify_all()
 
-    def _count_taken(self, future: Future[list[Request]]) -> None:
-        num_bytes = 0 if future.exception() is not None else feature_bytes(future.result())
+    def _count_taken(self, ahead: _Ahead) -> None:
+        num_bytes = feature_bytes(ahead.made)
         with self._changed:
             self._ahead.popleft()
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
@@ -312,15 +320,11 @@ class Feed:
         """Prepare a job and record its result or error, with the times of start and end."""
         ahead.times.append(time.monotonic())
         try:
-            requests = ahead.job.requests()
+            ahead.made = ahead.job.requests()
         except BaseException as error:
-            requests = []
-            ahead.times.append(time.monotonic())
-            ahead.future.set_exception(error)
-        else:
-            ahead.times.append(time.monotonic())
-            ahead.future.set_result(requests)
-        self._count_prepared(ahead, requests)
+            ahead.error = error
+        ahead.times.append(time.monotonic())
+        self._count_prepared(ahead)
 
 
 def feature_bytes(requests: list[Request]) -> int:

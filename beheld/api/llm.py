@@ -30,14 +30,19 @@ from beheld.core.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from beheld.core.params import PoolingParams, SamplingParams, pooling_task
+from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
+from beheld.inputs.prompt.template import text_of
 from beheld.inputs.sampling import option_checks
+from beheld.text.reasoning import FORMATS, format_of, reasoning_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# Prompts that are tokenized together.
+_READ_AHEAD = 256
 
 Messages = list[dict[str, Any]]
 
@@ -187,8 +192,17 @@ class LLM:
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
         }
+        given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
+        if any(isinstance(one, SamplingParams) and one.thinking_token_budget is not None for one in given):
+            options["reasoning"] = self._reasoning(options["chat_template"], tools)
         jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
+
+    def _reasoning(self, template: str | None, tools: Any) -> ReasoningFormat | None:
+        """How the model delimits its reasoning, by the family and the template; None if nobody knows."""
+        shown = self._inputs.reader.template(tools) if template is None else text_of(template)
+        named = reasoning_of(shown, self._info.reasoning_formats)
+        return None if named is None else format_of(FORMATS[named])
 
     def chat_stream(
         self,
@@ -447,11 +461,17 @@ class LLM:
         if isinstance(items, Sequence):
             _check_counts(counts, len(items))
 
+        # Prompts to be pooled are many and brief, and most of the time that one takes is its tokenization.
+        ahead = isinstance(items, list) and chat is None and self._info.pooler is not None and len(items) > 1
+
         def each() -> Generator[Job, None, None]:
             number = 0
             with closing(iterables.each(items)) as source:
                 for index, item in enumerate(source):
                     number = index + 1
+                    if ahead and index % _READ_AHEAD == 0:
+                        following = items[index : index + _READ_AHEAD]  # type: ignore[index]
+                        self._inputs.reader.read_ahead(following, first=index == 0)
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     prompt = _with(item, common) if chat is None else Chat(item, **chat)
@@ -461,6 +481,7 @@ class LLM:
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
+                        light=ahead and isinstance(item, str),
                     )
             _check_counts(counts, number)
 
@@ -474,11 +495,12 @@ class LLM:
         priority: int,
         *,
         grounding: bool = False,
+        light: bool = False,
     ) -> Job:
-        """A job with numbered answers; without a given seed, all answers differ."""
+        """A job with numbered answers; without a given seed, all answers differ. `light` as of Job."""
         number = next(self._numbers)
         self._live()
-        light = _is_light(prompt) and lora is None and not has_grammar(params)
+        light = (light or _is_light(prompt)) and lora is None and not has_grammar(params)
         prepare = partial(self._requests, number, prompt, params, lora, priority, grounding=grounding)
         return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,6 @@ from beheld.api.feed import Fed, Job
 from beheld.api.run import OfflineRun
 from beheld.core.outputs import TokenEvent
 from beheld.core.params import RequestOutputKind, SamplingParams
-from beheld.core.request import Request
 
 
 @dataclass(eq=False)
@@ -30,11 +28,10 @@ class StepwiseRun(OfflineRun):
             UserError, EngineError: it cannot run.
         """
         started = time.monotonic()
-        ready: Future[list[Request]] = Future()
-        ready.set_result(job.requests())
+        requests = job.requests()
         if isinstance(job.params, SamplingParams):
             self._kinds[self._numbers] = job.params.output_kind
-        self._add(Fed(self._numbers, job, ready, started, time.monotonic()), "raise")
+        self._add(Fed(self._numbers, job, requests, None, started, time.monotonic()), "raise")
         self._numbers += 1
 
     def advance(self) -> list[Output]:

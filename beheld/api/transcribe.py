@@ -342,7 +342,7 @@ def check(order: SpeechOrder, form: SpeechForm, tokens: SpeechTokens | None, nam
     Raises:
         ParamsError: it names the parameter.
     """
-    known = LANGUAGES if tokens is None else tokens.languages or {"en": 0}
+    known = form.codes or LANGUAGES if tokens is None else tokens.languages or {"en": 0}
     if order.language and order.language not in known:
         near = nearest(order.language, known) or f"Known: {', '.join(sorted(known))}."
         raise ParamsError(f"The language {order.language!r} is not one of this model's.", near, param="language")

@@ -209,6 +209,8 @@ class AttentionBackend(Protocol):
     stores_with_decodes: bool
     # When GroupMetadata.shared_B should say what sequences share; None if it is not read.
     sharing: Sharing | None
+    # Its kernels of the gated delta rule (delta_rule.py); None for the rule in torch.
+    delta: Any
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Prepare what all layers of a step share; called once per step."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 _CHUNK = 64
-_EPSILON = 1e-6
+EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class GatedDelta:
         q_TC, k_TC, v_TC = x_TC.float().split([size, size, self.value_heads * self.value_dim], dim=-1)
         q_TJK, k_TJK = (each.unflatten(-1, (self.key_heads, self.key_dim)) for each in (q_TC, k_TC))
         share = self.value_heads // self.key_heads
-        q_THK = (_unit(q_TJK) * self.key_dim**-0.5).repeat_interleave(share, dim=1)
-        k_THK = _unit(k_TJK).repeat_interleave(share, dim=1)
+        q_THK = (unit(q_TJK) * self.key_dim**-0.5).repeat_interleave(share, dim=1)
+        k_THK = unit(k_TJK).repeat_interleave(share, dim=1)
         return q_THK, k_THK, v_TC.unflatten(-1, (self.value_heads, self.value_dim))
 
     def step(self, states_B: Tensor, *inputs: Tensor) -> Tensor:
@@ -83,8 +83,9 @@ class GatedDelta:
         return out_HNLV.flatten(1, 2)[:, :count].transpose(0, 1).to(x_TC.dtype)
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPSILON)
+def unit(x: Tensor) -> Tensor:
+    """Return vectors of length one, along the last dimension."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)
 
 
 def _chunks(x_THC: Tensor, length: int) -> Tensor:

@@ -103,6 +103,7 @@ class PackedBackend:
     captures_prefill = False
     stores_with_decodes = False
     sharing: Sharing | None = None
+    delta = None
 
     def begin(self, metadata: AttnMetadata) -> None:
         """See AttentionBackend: there is nothing to prepare."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, StateOf
-from beheld.attention.context import current
+from beheld.attention.context import ForwardContext, current
 from beheld.core.errors import ModelError
 
 # A recurrence computes so many tokens of a prompt at once: its own tensors are many times as large as their states.
@@ -63,7 +63,7 @@ Inputs = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class _Piece:
+class StateSlice:
     """A slice of more than one token.
 
     Attributes:
@@ -88,28 +88,16 @@ class _Steps:
 
 
 def recur(
-    module: Any, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None, inputs: Inputs, recurrence: Recurrence
+    layer: int, x_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None, inputs: Inputs, recurrence: Recurrence
 ) -> Tensor:
     """Convolve x over each sequence and run the recurrence on what `inputs` makes of it; returns (T, ...).
-
-    Args:
-        module: has its layer number, `layer_idx`.
 
     Raises:
         ModelError: the layer has no states, or of another shape.
     """
-    layer = module.layer_idx
-    context = current()
-    cache = context.kv.get(StateOf(layer))
-    if not isinstance(cache, LayerStates):
-        raise ModelError(f"A recurrence was called for layer {layer}, which has no states.")
-    if cache.inputs.shape[1:] != (weight_CL.shape[1] - 1, weight_CL.shape[0]):
-        raise ModelError(
-            f"Layer {layer} convolves {tuple(weight_CL.shape)}, but its cache was made for {tuple(cache.inputs.shape)}."
-        )
-    context.called[StateOf(layer)] = context.called.get(StateOf(layer), 0) + 1
+    context, cache = layer_states(layer, weight_CL)
     metadata, group = context.metadata, context.metadata.groups[cache.group]
-    num_decodes, pieces = metadata.num_decodes, _pieces(metadata, group, cache.group)
+    num_decodes, pieces = metadata.num_decodes, pieces_of(metadata, group, cache.group)
     convolved = []
     if num_decodes:
         window_DLC = _windows(cache, x_TC[:num_decodes], _steps(metadata, group))
@@ -130,6 +118,24 @@ def recur(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def layer_states(layer: int, weight_CL: Tensor) -> tuple[ForwardContext, LayerStates]:
+    """Return the current pass's context and the layer's states, and count the call.
+
+    Raises:
+        ModelError: the layer has no states, or of another shape.
+    """
+    context = current()
+    cache = context.kv.get(StateOf(layer))
+    if not isinstance(cache, LayerStates):
+        raise ModelError(f"A recurrence was called for layer {layer}, which has no states.")
+    if cache.inputs.shape[1:] != (weight_CL.shape[1] - 1, weight_CL.shape[0]):
+        raise ModelError(
+            f"Layer {layer} convolves {tuple(weight_CL.shape)}, but its cache was made for {tuple(cache.inputs.shape)}."
+        )
+    context.called[StateOf(layer)] = context.called.get(StateOf(layer), 0) + 1
+    return context, cache
+
+
 def _steps(metadata: AttnMetadata, group: GroupMetadata) -> _Steps:
     """From tensors on the device alone, so that a graph can hold it."""
     found = group.extra.get("steps")
@@ -145,9 +151,9 @@ def _steps(metadata: AttnMetadata, group: GroupMetadata) -> _Steps:
     return found
 
 
-def _pieces(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Sequence[_Piece]:
-    """The slices of more than one token, from the tables on the host."""
-    found: list[_Piece] | None = group.extra.get("pieces")
+def pieces_of(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Sequence[StateSlice]:
+    """Return the slices of more than one token, from the tables on the host."""
+    found: list[StateSlice] | None = group.extra.get("pieces")
     if found is not None:
         return found
     found, size, first = [], metadata.block_size, metadata.num_decodes
@@ -162,7 +168,7 @@ def _pieces(metadata: AttnMetadata, group: GroupMetadata, index: int) -> Sequenc
             if table[place] and table[place] != last
         ]
         source = int(table[(start - 1) // size]) if start else None
-        found.append(_Piece(first, first + stop - start, source, (*kept, (stop - start, last))))
+        found.append(StateSlice(first, first + stop - start, source, (*kept, (stop - start, last))))
         first += stop - start
     group.extra["pieces"] = found
     return found
@@ -181,7 +187,7 @@ def _convolved(window_DLC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> 
     return out_DC if bias_C is None else out_DC + bias_C.float()
 
 
-def _nearby(cache: LayerStates, x_TC: Tensor, piece: _Piece) -> Tensor:
+def _nearby(cache: LayerStates, x_TC: Tensor, piece: StateSlice) -> Tensor:
     """A slice's inputs, and the L - 1 before it: (L - 1 + T, C)."""
     before_LC = torch.zeros_like(cache.inputs[0]) if piece.source is None else cache.inputs[piece.source]
     return torch.cat([before_LC, x_TC.to(before_LC.dtype)])
@@ -197,7 +203,7 @@ def _sliding(near_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tenso
     return out_TC if bias_C is None else out_TC + bias_C.float()
 
 
-def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: _Piece) -> None:
+def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: StateSlice) -> None:
     for stop, block in piece.kept:
         # The inputs of the last L - 1 positions before `stop`; near_TC begins so many earlier.
         cache.inputs[block].copy_(near_TC[stop : stop + cache.inputs.shape[1]])
@@ -212,7 +218,7 @@ def _decode(cache: LayerStates, given: Sequence[Tensor], recurrence: Recurrence,
     return out_D
 
 
-def _prefill(cache: LayerStates, piece: _Piece, given: Sequence[Tensor], recurrence: Recurrence) -> Tensor:
+def _prefill(cache: LayerStates, piece: StateSlice, given: Sequence[Tensor], recurrence: Recurrence) -> Tensor:
     state = torch.zeros_like(cache.states[0]) if piece.source is None else cache.states[piece.source].clone()
     parts, start = [], 0
     for stop, block in piece.kept:

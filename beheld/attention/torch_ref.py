@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beheld.attention import cpu_decode
 from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent, Sharing
 from beheld.attention.dense_decode_cache import DenseDecodeCache, joined, left_by_sinks
 from beheld.attention.latent import absorbed, absorbs, expanded, raised
@@ -24,6 +25,7 @@ class TorchBackend:
 
     name = "torch"
     captures_prefill = False
+    delta = None
     # Dense copies of decoding sequences would miss a column.
     stores_with_decodes = False
     sharing: Sharing | None = None
@@ -101,6 +103,12 @@ class TorchBackend:
         further: Further | None = None,
     ) -> Tensor:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
+        simple = softcap is None and sinks_H is None and bias_HD is None and further is None
+        if simple and cpu_decode.attends(q_BHC, kv, metadata.block_size):
+            if "seen" not in group.extra:
+                lengths = metadata.lengths[: metadata.num_decodes]
+                group.extra["seen"] = [(n - _seen_from(n - 1, group), n) for n in lengths]
+            return cpu_decode.attend(q_BHC, kv, group.tables_BN, group.extra["seen"], scale)
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
             return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)

@@ -17,6 +17,7 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, Layer
 from beheld.attention.latent import absorbed, expanded, raised
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
+from beheld.attention.triton_delta import TritonDelta
 from beheld.attention.triton_prefill import (
     PrefillPlan,
     make_ranges,
@@ -42,6 +43,7 @@ class TritonBackend:
     sharing: Sharing | None = SHARING
 
     def __init__(self) -> None:
+        self.delta = TritonDelta()
         self._facts: dict[torch.device, KernelFacts] = {}
 
     def begin(self, metadata: AttnMetadata) -> None:

@@ -343,8 +343,8 @@ def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False
             missing = "a recurrence that has no mixer here yet" if recurs else "which cannot be run yet"
             raise ModelError(
                 f"Layer {layer} of {text.model_type} is of kind {name!r}, {missing}.",
-                "Models with full, sliding and chunked attention, short convolutions, the gated delta rule and the "
-                "state spaces of Mamba can.",
+                "Models with full, sliding and chunked attention, short convolutions, the gated delta rule, the state "
+                "spaces of Mamba and the lightning attention of MiniMax-Text-01 can.",
             )
         if recurs:
             recurrent.append(layer)

@@ -337,6 +337,11 @@ class MediaWork(StrEnum):
     PROCESS = "process"
 
 
+def longer_prompts(config: EngineConfig, info: ModelInfo) -> str:
+    """Return what the operator can do about prompts that are too long, as `BeheldError` takes it; "" for nothing."""
+    return "raise max_model_len" if config.max_model_len < info.max_model_len else ""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's final decisions, made from EngineArgs, ModelInfo and the machine.
@@ -370,6 +375,7 @@ class EngineConfig:
         mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
         over_hosts: whether Ray places the ranks, on several hosts.
         prompt_embeds: whether prompts may be embeddings.
+        max_step_s: seconds that a step with prefill should take at most while others wait; None for no limit.
     """
 
     device: str
@@ -412,6 +418,7 @@ class EngineConfig:
     mm_encoder_tp_mode: str = "weights"
     over_hosts: bool = False
     prompt_embeds: bool = False
+    max_step_s: float | None = None
 
     @property
     def kv_bytes(self) -> tuple[int, int]:

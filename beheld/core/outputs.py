@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from beheld.core.errors import BeheldError
@@ -269,5 +269,6 @@ class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
 
 def _as(kind: Any, pooled: PoolingRequestOutput, made: Callable[[Any], Any]) -> Any:
     """The same result in another class; a request that failed has no outputs."""
-    values = {f.name: getattr(pooled, f.name) for f in fields(pooled)}
-    return kind(**values | {"outputs": None if pooled.error is not None else made(pooled.outputs.data)})
+    # Of a tensor's own lists each number is made alone.
+    outputs = None if pooled.error is not None else made(pooled.outputs.data.numpy())
+    return kind(**vars(pooled) | {"outputs": outputs})

@@ -44,7 +44,8 @@ class ReasoningFormat:
 class Grammar:
     """A grammar as text.
 
-    `kind` is "json" (a schema), "regex", "grammar" (llguidance's dialect of Lark) or "calls" (see structured/calls.py).
+    `kind` is "json" (a schema), "regex", "grammar" (llguidance's dialect of Lark), "structural_tag" or "calls" (see the
+    files of these names in structured/).
     With `reasoning`, the grammar starts after the reasoning.
     """
 
@@ -69,6 +70,21 @@ class TimestampRule:
 
 
 @dataclass(frozen=True)
+class ThinkingBudget:
+    """When reasoning ends at the latest; see sample/thinking.py.
+
+    Attributes:
+        num_tokens: how many tokens it may have, without its marks.
+        open_ids: the answer reasons if it begins with these; empty if the prompt has begun the reasoning.
+        close_ids: what ends it.
+    """
+
+    num_tokens: int
+    open_ids: tuple[int, ...]
+    close_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Resolved sampling parameters of one sequence: complete, checked, without further look-ups.
 
@@ -90,6 +106,7 @@ class Sampling:
         forced_ids: pairs (position, token id): the token is forced at this position, counted from the start of the
             prompt.
         first_forbidden: token ids that do not begin the answer.
+        thinking: when the reasoning ends at the latest; None for no limit.
         repetition: when the answer ends because it repeats itself; None for never.
         timestamps: the rule of timestamps, if the answer has them.
     """
@@ -117,6 +134,7 @@ class Sampling:
     forced_ids: tuple[tuple[int, int], ...] = ()
     first_forbidden: tuple[int, ...] = ()
     timestamps: TimestampRule | None = None
+    thinking: ThinkingBudget | None = None
     repetition: RepetitionDetectionParams | None = None
 
     @property
@@ -163,7 +181,8 @@ class Pooling:
 class StructuredOutputs:
     """A grammar that the answer must follow: exactly one field is set.
 
-    `json_object` set to True allows any JSON object. Only the server sets `calls`, see structured/calls.py.
+    `json_object` set to True allows any JSON object. `structural_tag`, JSON text or a dict, is a text with parts that
+    follow schemas, see structured/structural_tag.py. Only the server sets `calls`, see structured/calls.py.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -172,6 +191,7 @@ class StructuredOutputs:
     grammar: str | None = None
     calls: str | None = None
     json_object: bool | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -209,11 +229,13 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     logits_processors: list[LogitsProcessor] | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
     structured_outputs: StructuredOutputs | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
@@ -242,12 +264,18 @@ class SamplingParams:
             raise ParamsError(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).", param="min_tokens"
             )
+        # -1 is vLLM's word for no limit.
+        self.thinking_token_budget = whole("thinking_token_budget", self.thinking_token_budget, -1, optional=True)
         self.seed = whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         self.top_k = whole("top_k", self.top_k, -1)
         # The engine's max_logprobs limits them when the request is resolved.
         self.logprobs = whole("logprobs", self.logprobs, 0, optional=True)
         self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
-        self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, optional=True)
+        self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, optional=True)
+        if self.truncate_prompt_tokens == 0:
+            raise ParamsError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
+        if self.truncation_side not in (None, "left", "right"):
+            raise ParamsError("truncation_side must be 'left' or 'right'.", param="truncation_side")
 
     def _verify_floats(self) -> None:
         self.temperature = number("temperature", self.temperature, 0.0, 100.0)

@@ -79,12 +79,12 @@ class SpeechForm:
     Attributes:
         transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
             language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{code}" for its code, or
-            en; "{name:language }" for
-            "language ", its name and the marker, or nothing. Empty where the chat template asks for the words of an
-            audio without text.
+            that of English; "{name:language }" for "language ", its name and the marker, or nothing. Empty where the
+            chat template asks for the words of an audio without text.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
         written: whether the texts are whole prompts with a placeholder. Else they follow the audio in a conversation.
+        codes: code of LANGUAGES -> the family's own code; empty if it has none of its own.
         marker: stands between the language that the model writes first and the words; empty if it writes none.
         tokens: reads the tokens of a model that is asked by tokens, from its folder; else None.
     """
@@ -93,6 +93,7 @@ class SpeechForm:
     translate: str = ""
     window_s: float = 30.0
     written: bool = False
+    codes: Mapping[str, str] = field(default_factory=dict)
     marker: str = ""
     tokens: Callable[[Path], SpeechTokens] | None = None
 
@@ -101,7 +102,8 @@ class SpeechForm:
         name = LANGUAGES.get(order.language, "")
         text = self.translate if order.translate else self.transcribe
         text = text.replace("{name:language }", f"language {name}{self.marker}" if name else "")
-        text = text.replace("{code}", order.language or "en")
+        code = order.language or "en"
+        text = text.replace("{code}", self.codes.get(code, code))
         return text.replace("{language}", f" in {name}" if name else "").replace(
             "{lang:code}", f"lang:{order.language}" if name else ""
         )

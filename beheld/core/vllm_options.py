@@ -61,8 +61,8 @@ _accepted(
 )
 _accepted(
     "`enforce_eager` alone switches graphs and compiling",
-    "compilation_config cudagraph_capture_sizes max_cudagraph_capture_size optimization_level performance_mode "
-    "jit_monitor_mode",
+    "compilation_config cudagraph_capture_sizes cuda_graph_sizes max_cudagraph_capture_size optimization_level "
+    "performance_mode jit_monitor_mode",
     "jit_monitor_verbose",
 )
 _accepted(
@@ -87,7 +87,8 @@ _accepted(
 _accepted("blocks are known by whole digests", "prefix_caching_hash_algo")
 _accepted(
     "`max_num_seqs` and `max_num_batched_tokens` decide what a step computes",
-    "max_num_scheduled_tokens long_prefill_token_threshold max_num_active_seqs prefill_schedule_interval",
+    "max_num_scheduled_tokens long_prefill_token_threshold max_num_active_seqs prefill_schedule_interval "
+    "max_num_partial_prefills max_long_partial_prefills",
     "long_prefill_token_threshold_adaptive disable_chunked_mm_input scheduler_reserve_full_isl",
 )
 _accepted(
@@ -108,6 +109,7 @@ _accepted(
 _accepted("there is one implementation of each model", "model_impl")
 _accepted("the method of the checkpoint is used", switches="allow_deprecated_quantization")
 _accepted("items always stand where they were written", switches="interleave_mm_strings")
+_accepted("`mm_encoder_tp_mode` says where encoders are computed", switches="enable_multimodal_encoder_data_parallel")
 _accepted("there is one kind of cache of media", "mm_processor_cache_type mm_shm_cache_max_object_size_mb")
 _accepted("media are known by whole digests", "mm_hasher_algorithm")
 _accepted("`media_workers` says who prepares media", "renderer_num_workers mm_tensor_ipc mm_ipc_gpu_memory_gb")
@@ -216,6 +218,12 @@ _refused(
     "One engine computes prompts and answers; leave it out.", "kv_transfer_config ec_transfer_config kv_events_config"
 )
 _refused("Make a new LLM of the new checkpoint.", "weight_transfer_config")
+_refused(
+    "Keys and values are kept as they are, or with a scale of their own (kv_cache_dtype='int8'); leave it out.",
+    switches="calculate_kv_scales",
+)
+_refused("Attention is computed in the type of `dtype`; leave it out.", "override_attention_dtype")
+_refused("Name those that run in logits_processors; requests name none.", "logits_processor_pattern")
 _refused("States are kept in float32.", "mamba_cache_dtype", only=("auto",))
 _refused("States are kept in float32.", "mamba_ssm_cache_dtype", only=("auto", "float32"))
 _refused("States are rounded to nearest; leave it out.", switches="enable_mamba_cache_stochastic_rounding")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,15 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Launched:
-    """A launched step whose result is not read yet: its plan, and its handle or, after a retry, its result."""
+    """A launched step whose result is not read yet: its plan, and its handle or, after a retry, its result.
+
+    `launched_s` is when it was launched, on the monotonic clock.
+    """
 
     plan: StepPlan
     handle: Any
     result: StepResult | None = None
+    launched_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +59,8 @@ class EngineCore:
         self._retried = 0
         self._death: EngineDeadError | None = None
         self._encode_s = 0.0
+        # When the last result was read.
+        self._read_s = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -132,8 +139,9 @@ class EngineCore:
 
     def _launch(self, plan: StepPlan) -> Launched:
         self._steps += 1
+        launched_s = time.monotonic()
         try:
-            return Launched(plan, self.executor.launch(plan))
+            return Launched(plan, self.executor.launch(plan), launched_s=launched_s)
         except EngineDeadError:
             raise
         except Exception as error:
@@ -145,11 +153,20 @@ class EngineCore:
         if not self.scheduler.awaits(step.plan):
             # The interrupted step had already read this result.
             return []
-        result = self._collect(step) if step.result is None else step.result
+        seconds = None
+        if step.result is None:
+            retried = self._retried
+            result = self._collect(step)
+            begun_s, self._read_s = max(step.launched_s, self._read_s), time.monotonic()
+            # Towers and retries say nothing about what prompts cost.
+            if not step.plan.encode and self._retried == retried:
+                seconds = self._read_s - begun_s
+        else:
+            result = step.result
         self._encode_s += result.encode_s
         if self.grammars is not None:
             result = self.grammars.advanced(result)
-        return self.scheduler.update(step.plan, result)
+        return self.scheduler.update(step.plan, result, seconds)
 
     def _collect(self, step: Launched) -> StepResult:
         """The result of a launched step. If it is lost: without overlap the step is retried.

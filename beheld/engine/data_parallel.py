@@ -161,6 +161,11 @@ class DataParallelEngines:
         """True while one engine lives."""
         return not self._dead and not self._closing.is_set()
 
+    def reports(self) -> tuple[EngineReport, ...]:
+        """What each engine does now; its counters are those of its last answer."""
+        with self._lock:
+            return tuple(self._report(index, member) for index, member in enumerate(self._members))
+
     def close(self) -> None:
         """End all engines, also those that start."""
         self._closing.set()

@@ -45,6 +45,8 @@ logger = get_logger(__name__)
 _DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MANY = 999
+# Weights of a model that computes a step of pooled prompts sooner than the host launches one of ordinary size.
+_SMALL_TO_POOL = 1 << 29
 _PREPARE_THREADS = 6
 
 # Option -> the values that this version supports.
@@ -253,8 +255,12 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         if getattr(args, name) != getattr(EngineArgs, name):
             logger.info("%s has no effect on a %s.", name, platform.label)
     max_model_len = _max_model_len(args, info)
-    max_num_seqs = args.max_num_seqs or platform.defaults.max_num_seqs
-    budget = args.max_num_batched_tokens or platform.defaults.max_num_batched_tokens
+    seqs, tokens = platform.defaults.max_num_seqs, platform.defaults.max_num_batched_tokens
+    # About as many weights as the layers' products have.
+    if info.pooler is not None and 12 * info.num_layers * info.hidden_size**2 < _SMALL_TO_POOL:
+        seqs, tokens = platform.defaults.pooled_seqs, platform.defaults.pooled_tokens
+    max_num_seqs = args.max_num_seqs or seqs
+    budget = args.max_num_batched_tokens or tokens
     # Attention over the whole prompt is bidirectional: one step computes it, and prompts share no parts.
     whole_prompts = info.both_ways == "prompt"
     chunked = args.enable_chunked_prefill is not False and not whole_prompts
@@ -316,6 +322,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         expert_parallel=args.enable_expert_parallel and shared > 1,
         over_hosts=args.distributed_executor_backend == "ray",
         prompt_embeds=_prompt_embeds(args, info),
+        max_step_s=platform.defaults.max_step_s,
         mm_encoder_tp_mode=args.mm_encoder_tp_mode,
         **_workers(args, platform),
         **loras,
@@ -472,15 +479,18 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
     missing = platform.no_grouped_products
     if wanted == "int4" and missing is not None:
         raise ConfigError(
-            f"quantization='int4' is not available on {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install 'beheld[cpu]'. On a GPU: BEHELD_INT4_ON_GPU=1.",
+            f"quantization='int4' is not available {platform.place}: {missing}.",
+            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability "
+            "8.0 or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
             param="quantization",
         )
     if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
+        reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
+        if not platform.shares_host_memory:
+            reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
         raise ConfigError(
-            f"quantization='int8' is not available {platform.place}: {missing}, and oneDNN's products of bytes need "
-            "AVX512-VNNI, AVX-VNNI or AMX.",
-            "On a CPU with AVX2: pip install 'beheld[cpu]'. On a GPU leave the option out, or add device='cpu'.",
+            f"quantization='int8' is not available {platform.place}: {reason}.",
+            "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'.",
             param="quantization",
         )
     return wanted

@@ -8,6 +8,7 @@ arrives.
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -183,15 +184,18 @@ CODEC = Codec(
 def packed(step: StepPlan) -> Step:
     """Return a plan as the other ranks need it."""
     rows, starts, stops, blocks, wanted, drafts = zip(*step.slices, strict=True) if step.slices else ((),) * 6
+    # Hardly any slice of a decode step has a new block.
     new = [
         (place, group, block)
         for place, groups in enumerate(blocks)
+        if any(groups)
         for group, own in enumerate(groups)
         for block in own
     ]
     return Step(
         step.id,
-        np.array((rows, starts, stops, wanted), dtype=np.int32),
+        # Through an array, which takes a quarter of the time that NumPy takes for a tuple of integers.
+        np.frombuffer(array("i", (*rows, *starts, *stops, *wanted)), dtype=np.int32).reshape(4, -1),
         np.array(new, dtype=np.int32).reshape(-1, 3).T,
         tuple((place, ids) for place, ids in enumerate(drafts) if ids),
         tuple(dataclasses.replace(admission, params=_needed(admission.params)) for admission in step.admitted),
@@ -208,14 +212,15 @@ def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:
 
 def unpacked(step: Step, num_groups: int) -> StepPlan:
     """Return the plan of a message."""
-    none: tuple[tuple[int, ...], ...] = ((),) * num_groups
+    rows, starts, stops, wanted = step.slices.tolist()
+    blocks: list[tuple[tuple[int, ...], ...]] = [((),) * num_groups] * len(rows)
     new: dict[int, list[list[int]]] = {}
     for place, group, block in step.blocks.T.tolist():
         new.setdefault(place, [[] for _ in range(num_groups)])[group].append(block)
-    blocks = {place: tuple(map(tuple, groups)) for place, groups in new.items()}
-    drafts = dict(step.drafts)
-    slices = tuple(
-        SeqSlice(row, start, stop, blocks.get(place, none), wanted, drafts.get(place, ()))
-        for place, (row, start, stop, wanted) in enumerate(zip(*step.slices.tolist(), strict=True))
-    )
+    for place, groups in new.items():
+        blocks[place] = tuple(map(tuple, groups))
+    drafts: list[tuple[int, ...]] = [()] * len(rows)
+    for place, ids in step.drafts:
+        drafts[place] = ids
+    slices = tuple(map(SeqSlice._make, zip(rows, starts, stops, blocks, wanted, drafts, strict=True)))
     return StepPlan(step.id, slices, step.admitted, step.encode, step.released, step.forget)

@@ -110,8 +110,30 @@ LAID_OUT = "the prompt says how {modality} is laid out or when it was, which emb
 # (processor, modality, the item, keyword arguments of the sub-processor, setting) -> (its outputs, replacement text, or
 # ids if the tokenizer cannot make them from a text).
 Call = Callable[[Any, str, Any, Mapping[str, Any], str], tuple[Mapping[str, Any], str | tuple[int, ...]]]
-# (processor, width and height of an image, its setting) -> the text that it stands for.
-BySize = Callable[[Any, tuple[int, int], str], str]
+
+
+@dataclass(frozen=True)
+class BySizes:
+    """The text that embeddings stand for follows from sizes in pixels, which go with them.
+
+    Attributes:
+        text: (processor, width and height of the image or of each frame of the video, its setting) -> the text.
+    """
+
+    text: Callable[[Any, tuple[tuple[int, int], ...], str], str]
+
+
+@dataclass(frozen=True)
+class ByCount:
+    """The text that embeddings stand for follows from their number.
+
+    Attributes:
+        text: (processor, number of embeddings) -> the text.
+    """
+
+    text: Callable[[Any, int], str]
+
+
 # (processor, modality, a prompt's text) -> further features of each of its items of this modality, by name.
 Words = Callable[[Any, str, str], Mapping[str, Any]]
 # (text of a prompt, modality -> number of its items) -> text with one placeholder per item, or its pieces, which the
@@ -165,8 +187,8 @@ class FamilyInputs:
         barred: tokens that no prompt with media may have -> why not, as a half sentence.
         most: modality -> the largest number of items in one prompt, if the processor has a limit.
         embedded: modality -> text before and after embeddings that replace an item, with "{setting}" for the item's
-            setting; or a function that makes the whole text from an image's size, which then goes with the embeddings;
-            or the reason, as a half sentence, why embeddings cannot replace it. Absent: no text.
+            setting; or what makes the whole text, BySizes or ByCount; or the reason, as a half sentence, why embeddings
+            cannot replace it. Absent: no text.
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
@@ -212,7 +234,7 @@ class FamilyInputs:
     closes: str = ""
     barred: Mapping[str, str] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
-    embedded: Mapping[str, tuple[str, str] | BySize | str] = field(default_factory=dict)
+    embedded: Mapping[str, tuple[str, str] | BySizes | ByCount | str] = field(default_factory=dict)
     looks: Mapping[str, Look] = field(default_factory=dict)
     described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""

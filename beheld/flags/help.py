@@ -44,14 +44,18 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": (
         "the checkpoint's",
-        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU; others must be the checkpoint's",
+        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (`int4` also on a GPU); others must be the "
+        "checkpoint's",
     ),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; `int8`: 8 bits and a scale by position and head, on a CPU"),
     "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token"),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),
-    "max_num_seqs": ("64 on a CPU, else 256", "sequences computed at once"),
-    "max_num_batched_tokens": ("2048 on a CPU, else 8192", "tokens computed in one step"),
+    "max_num_seqs": ("64 on a CPU, else 256; 1024 for a small model that pools", "sequences computed at once"),
+    "max_num_batched_tokens": (
+        "2048 on a CPU, else 8192; 32768 for a small model that pools",
+        "tokens computed in one step",
+    ),
     "enable_chunked_prefill": ("on", "long prompts are computed in several steps"),
     "enable_prefix_caching": ("on", "what prompts have in common is computed once"),
     "scheduling_policy": ("", "`fcfs`: first come, first served; `priority`: by the requests' `priority`"),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import read_json
-from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
+from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo, longer_prompts
 from beheld.core.errors import ModelError, PromptError, TemplateError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
-from beheld.core.params import Pooling, Sampling, SamplingParams
+from beheld.core.params import Pooling, PoolingParams, Sampling, SamplingParams
 from beheld.core.request import Request
 from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.encoders.client import RemoteEncoders
@@ -82,7 +82,7 @@ class InputPipeline:
         self._info, self._config, self._args = info, config, args
         self._family = registry.inputs_of(info.family, Path(info.path))
         inner = None if args.skip_tokenizer_init else load_tokenizer(info, args)
-        self._tokenizer = PromptTokenizer.of(inner, info, self._family)
+        self._tokenizer = PromptTokenizer.of(inner, info, self._family, longer_prompts(config, info))
         self._processor = ItemProcessor(info, args, self._family, self._tokenizer, config.dtype, processor)
         option_checks.check_processor(args.mm_processor_kwargs, info, self._processor)
         limits = MediaLimits.of(args.media_limits)
@@ -140,6 +140,8 @@ class InputPipeline:
         Raises:
             UserError: the prompt, an item or a parameter is wrong.
         """
+        if (plain := self._plain(order)) is not None:
+            return plain
         if found := self.documents(order):
             order = self.open_documents(order, found)
         with in_turn():
@@ -147,6 +149,31 @@ class InputPipeline:
         made = self.make_items(read)
         with in_turn():
             return self.seal(made)
+
+    def _plain(self, order: RequestOrder) -> Request | None:
+        """Return the request of a text that was read ahead and is to be pooled by a model without media; else None.
+
+        It is what the steps of `prepare` would make, in a quarter of the time, which most embeddings spend here.
+        """
+        prompt, params, pooler = order.prompt, order.params, self._info.pooler
+        if self._info.modalities or pooler is None or order.lora is not None or type(prompt) is not str:
+            return None
+        if not isinstance(params, PoolingParams) or params.truncate_prompt_tokens is not None:
+            return None
+        ids = self.reader.read_before(prompt)
+        if ids is None:
+            return None
+        self._checks.order(None, order.priority)
+        self._checks.length(ids, (), ())
+        return Request(
+            id=order.request_id,
+            token_ids=tuple(ids),
+            params=resolve_pooling.resolve(params, pooler),
+            priority=order.priority,
+            arrival=order.arrival,
+            client=order.client,
+            prompt=prompt,
+        )
 
     def documents(self, order: RequestOrder) -> tuple[FoundDocument, ...]:
         """Return the documents of a conversation, which `open_documents` replaces by their pages before it is read.

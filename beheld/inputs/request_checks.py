@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
+from beheld.core.config import EngineArgs, EngineConfig, ModelInfo, longer_prompts
 from beheld.core.errors import LimitError, LoRAError, MediaError, ParamsError, PromptError, PromptTooLongError
 from beheld.core.media import MediaRef, MediaSpan, item_name
 from beheld.core.params import PoolingParams, SamplingParams, whole
@@ -193,7 +193,7 @@ class RequestChecks:
                 f"This model's maximum context length is {limit} tokens{why}; the prompt has {count} tokens{of_media}"
                 f"{', and the answer needs at least one' if answer else ''}.",
                 "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
-                or_engine="" if sparse else "raise max_model_len",
+                or_engine=longer_prompts(self.config, self.info),
             )
         seen: dict[str, int] = {}
         for span in spans:

@@ -31,7 +31,7 @@ class Chat:
         template_kwargs: further variables of the template.
         mm_processor_kwargs: processor options of this request.
         cache_salt: separates prefix caches.
-        reasoning: the reasoning that may precede an answer with a grammar.
+        reasoning: the reasoning that may precede an answer with a grammar, or that has a budget.
     """
 
     messages: Messages

@@ -151,6 +151,9 @@ class HFAdapter:
             # Its decoder shares a configuration with its encoder; the family's operation already directed it to the
             # hook.
             return
+        if self.info.kv_groups and all(group.state is not None for group in self.info.kv_groups):
+            # Recurrent layers alone: there is no attention.
+            return
         name = hook.register()
         config = self.model.config
         text = config.get_text_config(decoder=True)

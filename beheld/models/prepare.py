@@ -13,8 +13,9 @@ from beheld.core.config import ModelInfo
 from beheld.families import registry
 from beheld.models.cross import crosses
 from beheld.models.one_row import OneRowLinear
-from beheld.models.recurrent import recurs
+from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
+from beheld.models.surgery.cpu_layer import compute_layers
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.fused_norms import fuse_norms
 from beheld.models.surgery.joined import fuse_linears
@@ -30,7 +31,7 @@ from beheld.models.surgery.linears import (
 )
 from beheld.models.surgery.longrope import replace_two_scales
 from beheld.models.surgery.lora_attach import attach
-from beheld.models.surgery.one_row_layer import one_row_layers, one_row_norm
+from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
@@ -188,15 +189,22 @@ def _number_layers(target: Target, changes: Changes) -> None:
     number_layers(text_model(target.model), changes.set)
 
 
+def _cpu_layers(target: Target, changes: Changes) -> None:
+    text = text_model(target.model)
+    logger.debug("%d of %d layers are computed in two calls.", compute_layers(text, changes), len(text.layers))
+
+
 def _compile_text(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
-    # Cross-attention and recurrent layers read their states from the forward context, which the compiler does not trace
-    # into.
+    # Cross-attention and most recurrent layers read their states from the forward context, which the compiler does not
+    # trace into.
     layers = [layer for layer in text.layers if not crosses(layer) and not recurs(layer)]
+    recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
     fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
-    one_row = one_row_layers(text) if fits else {}
+    one_row = one_row_layers(text, OneRowLayer) if fits else {}
     logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
+    compile_layers(recurrent, changes)
     # What most text models compute before and after their layers: about ten kernels each, of a microsecond or two. With
     # many rows they matter little, and each memory layout of positions would compile separately.
     for name in ("rotary_emb", "norm"):
@@ -345,6 +353,14 @@ OPERATIONS = (
         replaces="modules of which each rank computes a part of every output, and the head, by ones that add or join",
         apply=sum_up,
         suits=_shared,
+    ),
+    Operation(
+        "layers in two calls",
+        Stage.COMPILE,
+        needs="a CPU, and weights of few bits that it multiplies as they are; decoder layers of the usual form",
+        replaces="their forward: functions compiled for this CPU compute all but attention",
+        apply=_cpu_layers,
+        suits=lambda target: _on_cpu(target) and not _shared(target) and jit.available() and env.FUSE(),
     ),
     Operation(
         "layer numbers",

@@ -49,7 +49,15 @@ class Cpu:
     label = "CPU"
     place = "on this machine"
     device = torch.device("cpu")
-    defaults = Defaults(max_num_seqs=64, max_num_batched_tokens=2048, processor_cache_gib=1.0, overlap=False)
+    defaults = Defaults(
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        pooled_seqs=64,
+        pooled_tokens=2048,
+        processor_cache_gib=1.0,
+        overlap=False,
+        max_step_s=0.12,
+    )
     ignored_options = ("gpu_memory_utilization", "enforce_eager")
     cache_option = "BEHELD_CPU_KV_CACHE_GIB"
 
@@ -69,6 +77,7 @@ class Cpu:
     attention_backends = ("torch",)
     flash_attention = False
     fp8_products = False
+    fp8_block_products = False
     grouped_products = True
     graphs = None
 
@@ -95,7 +104,7 @@ class Cpu:
         """See Platform: kernels are compiled by LLVM, see quant/byte_products.py."""
         if host.byte_products() is None:
             return "this CPU has neither AVX2 nor AVX512-VNNI"
-        return None if jit.available() else "the package llvmlite is not installed"
+        return None if jit.available() else "the package llvmlite is not installed (pip install llvmlite)"
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""

@@ -40,7 +40,15 @@ class Cuda:
     label = "GPU"
     place = "on the GPU"
     device = torch.device("cuda")
-    defaults = Defaults(max_num_seqs=256, max_num_batched_tokens=8192, processor_cache_gib=4.0, overlap=True)
+    defaults = Defaults(
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        pooled_seqs=1024,
+        pooled_tokens=32_768,
+        processor_cache_gib=4.0,
+        overlap=True,
+        max_step_s=0.06,
+    )
     ignored_options = ()
     cache_option = "gpu_memory_utilization"
 
@@ -83,15 +91,23 @@ class Cuda:
 
     @property
     def no_grouped_products(self) -> str | None:
-        """See Platform: a kernel multiplies 4 bits, where it is asked for."""
+        """See Platform: a kernel multiplies 4 bits, see quant/int4_gpu.py."""
         if not self.has_triton:
             return "Triton is not installed"
-        return None if env.INT4_ON_GPU() else "BEHELD_INT4_ON_GPU is not set"
+        if not env.INT4_ON_GPU():
+            return "BEHELD_INT4_ON_GPU=0"
+        return None if self.bfloat16_products else "this GPU's compute capability is below 8.0"
 
     @property
     def fp8_products(self) -> bool:
         """See Platform."""
         return torch.cuda.get_device_capability() >= _ADA
+
+    @property
+    def fp8_block_products(self) -> bool:
+        """cuBLAS has them for Hopper alone, from CUDA 12.9 on."""
+        version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
+        return torch.cuda.get_device_capability()[0] == _HOPPER[0] and version >= (12, 9)
 
     @property
     def grouped_products(self) -> bool:

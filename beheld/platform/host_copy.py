@@ -1,7 +1,8 @@
-"""Copies of results in the host's memory, made while the device goes on."""
+"""Copies to and from the host's memory, made while the device goes on."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,3 +16,10 @@ def copied(x: Tensor) -> Tensor:
     """
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=platform_of(x.device).pinned_memory)
     return host.copy_(x, non_blocking=True)
+
+
+def sent(array: np.ndarray, device: torch.device) -> Tensor:
+    """A copy on `device`; the host does not wait for it."""
+    host = torch.from_numpy(array)
+    pinned = platform_of(device).pinned_memory
+    return (host.pin_memory() if pinned else host).to(device, non_blocking=True)

@@ -7,13 +7,16 @@ of 64-bit words. Threads are those of PyTorch's own OpenMP, if it has GNU's name
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # The words of a job that tell threads what to do come last: the function, the number of threads, and of parts.
 SHARED_WORDS = ("act", "threads", "count")
+
+_OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num")
 
 
 def available() -> bool:
@@ -45,6 +48,118 @@ define void @parallel(ptr %job) {{
 """
 
 
+# The words of a step of a program: the function, its job, the number of parts, and whether all threads wait after it.
+STEP_WORDS = 4
+
+_PROGRAM = """
+target triple = "{triple}"
+declare i32 @omp_get_thread_num()
+declare void @GOMP_barrier()
+define void @program(ptr %job, i64 %unused.first, i64 %unused.stop) {{
+entry:
+  %threads.at = getelementptr i64, ptr %job, i64 1
+  %steps.at = getelementptr i64, ptr %job, i64 2
+  %steps = load i64, ptr %job
+  %threads = load i64, ptr %threads.at
+  %list = load ptr, ptr %steps.at
+  %alone = icmp ult i64 %threads, 2
+  br i1 %alone, label %begin, label %number
+number:
+  %own = call i32 @omp_get_thread_num()
+  %own.wide = zext i32 %own to i64
+  br label %begin
+begin:
+  %index = phi i64 [0, %entry], [%own.wide, %number]
+  %index.next = add i64 %index, 1
+  br label %step
+step:
+  %s = phi i64 [0, %begin], [%s.next, %end]
+  %offset = mul i64 %s, 4
+  %act.at = getelementptr i64, ptr %list, i64 %offset
+  %own.at = getelementptr i64, ptr %act.at, i64 1
+  %count.at = getelementptr i64, ptr %act.at, i64 2
+  %waits.at = getelementptr i64, ptr %act.at, i64 3
+  %act = load ptr, ptr %act.at
+  %own.job = load ptr, ptr %own.at
+  %count = load i64, ptr %count.at
+  %waits = load i64, ptr %waits.at
+  %first.all = mul i64 %index, %count
+  %stop.all = mul i64 %index.next, %count
+  %first = udiv i64 %first.all, %threads
+  %stop = udiv i64 %stop.all, %threads
+  %some = icmp ult i64 %first, %stop
+  br i1 %some, label %does, label %done
+does:
+  call void %act(ptr %own.job, i64 %first, i64 %stop)
+  br label %done
+done:
+  %none = icmp eq i64 %waits, 0
+  %passes = or i1 %none, %alone
+  br i1 %passes, label %end, label %wait
+wait:
+  call void @GOMP_barrier()
+  br label %end
+end:
+  %s.next = add i64 %s, 1
+  %more = icmp ult i64 %s.next, %steps
+  br i1 %more, label %step, label %leave
+leave:
+  ret void
+}}
+define void @parallel(ptr %job) {{
+  call void @program(ptr %job, i64 0, i64 0)
+  ret void
+}}
+"""
+
+
+class ProgramStep(NamedTuple):
+    """A step of a Program.
+
+    Attributes:
+        act: the function's address.
+        job: its words.
+        parts: the number of parts; None for the number of rows.
+        waits: whether all threads wait for each other after it.
+    """
+
+    act: int
+    job: Any
+    parts: int | None
+    waits: bool
+
+
+class Program:
+    """Functions that run one after the other in a single call, so that threads are woken once.
+
+    Each thread does its share of a step's parts: part p of n goes to the same thread in every step of n parts, so that
+    no barrier is needed between them.
+    """
+
+    def __init__(self, steps: Sequence[ProgramStep]) -> None:
+        self._steps = steps
+        self._rows = 0
+        words = [
+            word for step in steps for word in (step.act, ctypes.addressof(step.job), step.parts or 0, int(step.waits))
+        ]
+        self._words = (ctypes.c_int64 * len(words))(*words)
+        self._job = (ctypes.c_int64 * 3)(len(steps), 1, ctypes.addressof(self._words))
+
+    def run(self, rows: int, threads: int) -> None:
+        """Run all steps for this many rows."""
+        if rows != self._rows:
+            for index, step in enumerate(self._steps):
+                if step.parts is None:
+                    self._words[STEP_WORDS * index + 2] = rows
+            self._rows = rows
+        _program().run_shared("program", self._job, threads)
+
+
+@functools.cache
+def _program() -> CompiledModule:
+    return CompiledModule((lambda triple: _PROGRAM.format(triple=triple),), ("program",), SHARED_WORDS)
+
+
 class CompiledModule:
     """A module's functions.
 
@@ -65,6 +180,8 @@ class CompiledModule:
         alone = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
         number = alone if self._gomp is None else self._gomp.omp_get_thread_num
         llvm.add_symbol("omp_get_thread_num", ctypes.cast(number, ctypes.c_void_p).value)
+        barrier = alone if self._gomp is None else self._gomp.GOMP_barrier
+        llvm.add_symbol("GOMP_barrier", ctypes.cast(barrier, ctypes.c_void_p).value)
         features = llvm.get_host_cpu_features().flatten()
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
@@ -75,6 +192,21 @@ class CompiledModule:
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run = {name: run(address) for name, address in self._addresses.items()}
         self._parallel = ctypes.c_void_p(engine.get_function_address("parallel"))
+        self._engine = engine
+
+    def run_shared(self, name: str, job: Any, threads: int) -> None:
+        """Run `parallel` on a job, whose second word gets the number of threads; by one thread the function itself."""
+        threads = 1 if self._gomp is None else threads
+        job[1] = threads
+        if threads < 2:
+            self._run[name](job, 0, 0)
+        else:
+            self._gomp.GOMP_parallel(self._parallel, job, ctypes.c_uint(threads), ctypes.c_uint(0))
+
+    def address(self, name: str) -> int:
+        """Return the address of a function, for a Program."""
+        found: int = self._engine.get_function_address(name)
+        return found
 
     def run(self, name: str, job: Any, count: int, threads: int) -> None:
         """Run a function on `count` parts of a job."""
@@ -113,4 +245,4 @@ def _openmp() -> Any:
     except OSError:
         return None
     # Names are looked for in what it was linked with.
-    return library if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num") else None
+    return library if all(hasattr(library, name) for name in _OPENMP) else None

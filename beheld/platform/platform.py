@@ -21,14 +21,20 @@ class Defaults:
 
     Attributes:
         max_num_seqs, max_num_batched_tokens: as in EngineConfig.
+        pooled_seqs, pooled_tokens: the same for small models whose prompts are pooled: launching a step takes the host
+            longer than such a model computes.
         processor_cache_gib: memory of the host for processed media.
         overlap: the next step is planned while the device computes.
+        max_step_s: as in EngineConfig.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    pooled_seqs: int
+    pooled_tokens: int
     processor_cache_gib: float
     overlap: bool
+    max_step_s: float
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,10 @@ class Platform(Protocol):
     @property
     def fp8_products(self) -> bool:
         """The device multiplies FP8 numbers."""
+
+    @property
+    def fp8_block_products(self) -> bool:
+        """torch multiplies FP8 numbers with a scale for each block of 128 by 128 of the second matrix."""
 
     @property
     def grouped_products(self) -> bool:

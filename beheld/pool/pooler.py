@@ -18,7 +18,7 @@ from beheld.core.params import Pooling
 from beheld.core.plan import SeqSlice
 from beheld.core.pooling import PoolerInfo
 from beheld.platform.host_copy import copied
-from beheld.pool.methods import METHODS
+from beheld.pool.methods import METHODS, ONE_STATE
 
 
 @dataclass(eq=False)
@@ -86,30 +86,52 @@ class Pooler:
         Args:
             slices: those that give states, in the order of `hidden_SH`; each gives as many as are `wanted`.
         """
-        states_by_row: dict[int, Tensor] = {}
-        for piece, hidden_NH in zip(slices, hidden_SH.split([piece.wanted for piece in slices]), strict=True):
+        # Of prompts with the same parameters: their rows and states.
+        alike: dict[tuple[object, ...], tuple[list[int], list[Tensor]]] = {}
+        stops_B = np.cumsum([piece.wanted for piece in slices])
+        starts_B = stops_B - [piece.wanted for piece in slices]
+        whole = self._whole(slices)
+        together = {place for places in whole.values() for place in places}
+        for (name, kind), places in whole.items():
+            rows, states = alike.setdefault(kind, ([], []))
+            rows += [slices[place].row for place in places]
+            states.append(ONE_STATE[name].together(hidden_SH, starts_B[places], stops_B[places]))
+        for place, piece in enumerate(slices):
+            if place in together:
+                continue
             row = self._rows[piece.row]
             method, start = METHODS[row.params.method], piece.stop - piece.wanted
-            part, last = method.part(hidden_NH, start), piece.stop == len(row.token_ids)
+            last = piece.stop == len(row.token_ids)
+            part = method.part(hidden_SH[starts_B[place] : stops_B[place]], start)
             if part is not None:
                 # Without a copy, it would keep the states of the whole step.
                 row.parts[start] = part if last else part.clone()
             if last:
+                rows, states = alike.setdefault(_kind(row.params), ([], []))
+                rows.append(piece.row)
                 parts = [row.parts[first] for first in sorted(row.parts)]
-                states_by_row[piece.row] = method.joined(parts, row.token_ids, row.params)
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for number in states_by_row:
-            params = self._rows[number].params
-            alike.setdefault((params.task, params.activate, params.dimensions, params.returned_ids), []).append(number)
-        return [self._values({row: states_by_row[row] for row in rows}, hidden_SH.dtype) for rows in alike.values()]
+                states.append(method.joined(parts, row.token_ids, row.params))
+        return [self._values(rows, states, hidden_SH.dtype) for rows, states in alike.values()]
 
-    def _values(self, states_by_row: Mapping[int, Tensor], dtype: torch.dtype) -> PooledValues:
-        """Return the values of prompts with the same parameters."""
-        params = self._rows[next(iter(states_by_row))].params
-        raw_MD = self._head(torch.cat(tuple(states_by_row.values())).to(dtype)).float()
-        whole = params.task in ("embed", "classify")
-        counts = [None if whole else len(states_MH) for states_MH in states_by_row.values()]
-        return PooledValues(self._finished(raw_MD, params), list(states_by_row), counts)
+    def _whole(self, slices: Sequence[SeqSlice]) -> dict[tuple[str, tuple[object, ...]], list[int]]:
+        """Return the places of the slices that hold all that their prompts' state is made of, by method and kind."""
+        found: dict[tuple[str, tuple[object, ...]], list[int]] = {}
+        for place, piece in enumerate(slices):
+            row = self._rows[piece.row]
+            method = row.params.method
+            starts = method == "last" or piece.stop == piece.wanted
+            if starts and method in ONE_STATE and _is_whole(row.params) and piece.stop == len(row.token_ids):
+                found.setdefault((method, _kind(row.params)), []).append(place)
+        return found
+
+    def _values(self, rows: Sequence[int], states: Sequence[Tensor], dtype: torch.dtype) -> PooledValues:
+        """Return the values of prompts with the same parameters; `states` are theirs in order, (M, H) each."""
+        params = self._rows[rows[0]].params
+        raw_MD = self._head(torch.cat(tuple(states)).to(dtype)).float()
+        counts: list[int | None] = [None] * len(rows)
+        if not _is_whole(params):
+            counts = [len(states_MH) for states_MH in states]
+        return PooledValues(self._finished(raw_MD, params), rows, counts)
 
     def _finished(self, raw_MD: Tensor, params: Pooling) -> Tensor:
         info = self._info
@@ -120,6 +142,16 @@ class Pooler:
         if params.activate:
             scores_MD = _ACTIVATIONS[info.activation](scores_MD)
         return scores_MD[:, list(params.returned_ids)] if params.returned_ids else scores_MD
+
+
+def _kind(params: Pooling) -> tuple[object, ...]:
+    """Return what prompts share whose values are made together."""
+    return params.task, params.activate, params.dimensions, params.returned_ids
+
+
+def _is_whole(params: Pooling) -> bool:
+    """Return whether the values are of the whole prompt, not of its positions."""
+    return params.task in ("embed", "classify")
 
 
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from beheld.platform.host import ByteProducts
 from beheld.quant.byte_products_ir import JOB, module
 from beheld.quant.grouped import GROUP_UNIT
 
-_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# The word of a job that holds the number of rows.
+ROWS = JOB.index("rows")
+KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 
@@ -33,7 +36,7 @@ def compiled(products: ByteProducts, kind: str) -> jit.CompiledModule:
 
 def rounds(inputs: int, dtype: torch.dtype) -> bool:
     """Return whether `rounded_rows` takes rows of this length and type here."""
-    return inputs % GROUP_UNIT == 0 and dtype in _KINDS and _products() is not None
+    return inputs % GROUP_UNIT == 0 and dtype in KINDS and _products() is not None
 
 
 @functools.cache
@@ -46,7 +49,7 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
     rows, inputs = x_TK.shape
     whole_TK = torch.empty((rows, inputs), dtype=torch.uint8)
     step_T2 = torch.empty((2, rows, 1))
-    products, kind = _products(), _KINDS[x_TK.dtype]
+    products, kind = _products(), KINDS[x_TK.dtype]
     assert products is not None, "see `rounds`"
     if rows:
         start = step_T2.data_ptr()
@@ -111,9 +114,33 @@ class PackedWeights:
         scale_NG, low_NG = (each[: self.outputs].contiguous() for each in both_NG2.unbind(-1))
         return numbers_NK, scale_NG, low_NG
 
+    def work_bytes(self, rows: int) -> int:
+        """Return the bytes that `steps` needs to hold rounded activations."""
+        return rows * (self.inputs + 8 * self.groups)
+
+    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[jit.ProgramStep]]:
+        """Return a job, and the steps of a program that compute y (T, N) of x (T, K) by it.
+
+        Args:
+            x, kind: the address of activations, and their type, "f32" or "bf16".
+            y: the address of the product, in float32.
+            work: the address of `work_bytes(capacity)` bytes.
+            capacity: the most rows. The job's word `ROWS` holds their number.
+        """
+        groups = capacity * self.groups
+        job = (ctypes.c_int64 * len(JOB))(
+            x, work + 8 * groups, work, work + 4 * groups, self.packed.data_ptr(),
+            self.scales_BG2L.data_ptr(), self.factor_N.data_ptr(), self._bias_N.data_ptr(), y,
+            0, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0, 0,
+        )  # fmt: skip
+        rounds = compiled(self.products, kind).address(f"rounded_{kind}")
+        multiplies = compiled(self.products, "f32").address(f"product_{self.bits}_f32")
+        blocks = len(self.factor_N) // self.lanes
+        return job, [jit.ProgramStep(rounds, job, None, True), jit.ProgramStep(multiplies, job, blocks, True)]
+
     def product(self, x_TK: Tensor) -> Tensor:
         """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""
-        kind = _KINDS[x_TK.dtype]
+        kind = KINDS[x_TK.dtype]
         functions = compiled(self.products, kind)
         rows = x_TK.shape[0]
         y_TN = x_TK.new_empty((rows, self.outputs))

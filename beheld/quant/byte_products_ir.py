@@ -30,6 +30,7 @@ from collections.abc import Iterator
 
 from beheld.platform.host import ByteProducts
 from beheld.platform.jit import SHARED_WORDS, sharing
+from beheld.platform.vector_ir import to_bfloat16
 
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
 # and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
@@ -85,34 +86,6 @@ declare i32 @llvm.vector.reduce.smax.v16i32(<16 x i32>)
 declare <16 x float> @llvm.roundeven.v16f32(<16 x float>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 declare i64 @llvm.umin.i64(i64, i64)
-"""
-
-
-def _to_bfloat16(lanes: int, in_hardware: bool, name: str, source: str) -> str:
-    """The 16 bits of bfloat16 of `source`, float32, as `name`.
-
-    Without such an instruction LLVM would call a library's function, which is not there.
-    """
-    floats, ints, shorts = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{lanes} x i16>"
-
-    def each(number: int) -> str:
-        return "<" + ", ".join([f"i32 {number}"] * lanes) + ">"
-
-    if in_hardware:
-        return (
-            f"  {name}.brain = fptrunc {floats} {source} to <{lanes} x bfloat>\n"
-            f"  {name} = bitcast <{lanes} x bfloat> {name}.brain to {shorts}\n"
-        )
-    return f"""
-  {name}.bits = bitcast {floats} {source} to {ints}
-  {name}.upper = lshr {ints} {name}.bits, {each(16)}
-  {name}.odd = and {ints} {name}.upper, {each(1)}
-  {name}.half = add {ints} {name}.odd, {each(0x7FFF)}
-  {name}.near = add {ints} {name}.bits, {name}.half
-  {name}.moved = lshr {ints} {name}.near, {each(16)}
-  {name}.broken = fcmp uno {floats} {source}, zeroinitializer
-  {name}.own = select <{lanes} x i1> {name}.broken, {ints} {each(0x7FC0)}, {ints} {name}.moved
-  {name} = trunc {ints} {name}.own to {shorts}
 """
 
 
@@ -357,7 +330,7 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
         text.append(f"  %to{name} = getelementptr {type_}, ptr %y, i64 %to.off{name}\n")
         given, stored = f"{floats} %out{name}", "f32"
         if kind != "f32":
-            text.append(_to_bfloat16(lanes, products.bfloat16, f"%short{name}", f"%out{name}"))
+            text.append(to_bfloat16(lanes, products.bfloat16, f"%short{name}", f"%out{name}"))
             given, stored = f"<{lanes} x i16> %short{name}", "i16"
         text.append(f"  call void @llvm.masked.store.v{lanes}{stored}.p0({given}, ptr %to{name}, ")
         text.append(f"i32 2, <{lanes} x i1> %mask{column})\n")

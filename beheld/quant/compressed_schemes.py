@@ -14,8 +14,8 @@ from beheld.core.errors import ModelError
 
 METHOD = "compressed-tensors"
 _REMEDY = (
-    f"Use the unquantized checkpoint, or one of {METHOD!r} with FP8 weights (by channel, tensor or block) or whole "
-    "numbers of 4 or 8 bits (by channel, tensor or group)."
+    f"Use the unquantized checkpoint, or one of {METHOD!r} with FP8 weights (by channel, tensor or block), NVFP4 "
+    "weights, or whole numbers of 4 or 8 bits (by channel, tensor or group)."
 )
 # Format -> the kinds of weights that it may hold: type and bits.
 _KINDS = {
@@ -23,8 +23,16 @@ _KINDS = {
     "int-quantized": (("int", 8),),
     "naive-quantized": (("float", 8), ("int", 8)),
     "pack-quantized": (("int", 4), ("int", 8)),
+    "nvfp4-pack-quantized": (("float", 4),),
 }
-_STRATEGIES = {"float": ("channel", "tensor", "block"), "int": ("channel", "tensor", "group")}
+_STRATEGIES = {
+    ("float", 8): ("channel", "tensor", "block"),
+    ("float", 4): ("tensor_group",),
+    ("int", 4): ("channel", "tensor", "group"),
+    ("int", 8): ("channel", "tensor", "group"),
+}
+# Inputs that share a scale in NVFP4.
+NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -34,8 +42,9 @@ class CompressedScheme:
     Attributes:
         type: "float" or "int".
         bits: of a number.
-        packed: whether whole numbers are packed into words of 32 bits.
-        strategy: what shares a scale: "tensor", "channel" (an output), "group" (of an output's inputs) or "block".
+        packed: whether numbers are packed, whole ones into words of 32 bits.
+        strategy: what shares a scale: "tensor", "channel" (an output), "group" (of an output's inputs), "block", or
+            "tensor_group" (a group's scale has a divisor for the whole tensor).
         sizes: the size of a group, or those of a block; empty for others.
         symmetric: whether there are no zero points.
     """
@@ -50,7 +59,17 @@ class CompressedScheme:
     @property
     def has_rows(self) -> bool:
         """Whether weights are FP8 with a scale for each output or for the whole."""
-        return self.type == "float" and self.strategy != "block"
+        return self.type == "float" and self.strategy in ("channel", "tensor")
+
+    @property
+    def is_nvfp4(self) -> bool:
+        """Whether weights are floating-point numbers of four bits."""
+        return (self.type, self.bits) == ("float", 4)
+
+    @property
+    def word(self) -> str:
+        """What weights are, in short."""
+        return "NVFP4" if self.is_nvfp4 else "FP8" if self.type == "float" else f"{self.bits}-bit"
 
     def __str__(self) -> str:
         sizes = f" of {' x '.join(map(str, self.sizes))}" if self.sizes else ""
@@ -93,14 +112,16 @@ def _scheme(weights: Mapping[str, Any], form: Any) -> CompressedScheme:
         strategy = own["strategy"] = "tensor" if own.get("group_size") is None else "group"
     if strategy == "group" and own.get("group_size") == -1:
         strategy = own["strategy"] = "channel"
-    by_strategy: dict[str, Any] = {"group": [own.get("group_size")], "block": own.get("block_structure")}
+    group = [own.get("group_size")]
+    by_strategy: dict[str, Any] = {"group": group, "tensor_group": group, "block": own.get("block_structure")}
     sizes = by_strategy.get(strategy, [])
-    fits = kind in kinds and strategy in _STRATEGIES[str(kind[0])] and (own["symmetric"] is True or kind[0] == "int")
-    if not fits or not _are_sizes(sizes, {"group": 1, "block": 2}.get(strategy, 0)):
+    fits = kind in kinds and strategy in _STRATEGIES[kind] and (own["symmetric"] is True or kind[0] == "int")
+    fits = fits and (strategy != "tensor_group" or sizes == [NVFP4_GROUP])
+    if not fits or not _are_sizes(sizes, {"group": 1, "tensor_group": 1, "block": 2}.get(strategy, 0)):
         said = ", ".join(f"{word} {own.get(word)!r}" for word in words if word in own)
         raise ModelError(f"Weights in the format {form!r} of {METHOD} with {said} are not supported.", _REMEDY)
     return CompressedScheme(
-        kind[0], kind[1], form == "pack-quantized", strategy, tuple(sizes), symmetric=own["symmetric"]
+        kind[0], kind[1], str(form).endswith("pack-quantized"), strategy, tuple(sizes), symmetric=own["symmetric"]
     )
 
 

@@ -1,14 +1,14 @@
-"""Checkpoints in the compressed-tensors format: FP8 or whole numbers multiplied as stored, or dequantized.
+"""Checkpoints in the compressed-tensors format: FP8 or whole numbers multiplied as stored, or dequantized; NVFP4.
 
 Each FP8 weight has a scale: one number per output channel, or one for the whole weight, or one for each block. A device
-that multiplies FP8 keeps the weights of a checkpoint that has the first two alone (row_bytes.py, float8.py). Elsewhere
-a weight is multiplied by its scale when transformers' loader reads it, before the loader merges or renames anything, so
-scales need no renaming. Whole numbers (compressed_integers.py) are kept where products of them are (kept_groups.py).
+that multiplies FP8 keeps the weights of a checkpoint that has the first two alone (row_bytes.py, float8.py) or blocks
+alone (kept_blocks.py). Elsewhere a weight is multiplied by its scale when transformers' loader reads it, before the
+loader merges or renames anything, so scales need no renaming. Whole numbers (compressed_integers.py) are kept where
+products of them are (kept_groups.py).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
-from beheld.quant import compressed_integers, row_bytes
+from beheld.quant import compressed_fp4, compressed_integers, row_bytes
 from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, schemes_of
 from beheld.quant.dequantize import LazyWeight, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
-from beheld.quant.fp8 import check_scale, scaled
+from beheld.quant.fp8 import check_scale
+from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks
 from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, StorageTarget, TextOf
@@ -35,8 +36,9 @@ logger = get_logger(__name__)
 
 _FP8 = "F8_E4M3"
 _SCALE = "_scale"
-_ACTIVATIONS = (".input_scale", ".input_zero_point")
-_PARTS = tuple(f".weight_{part}" for part in ("scale", "zero_point", "shape", "g_idx"))
+_EXACT = "the checkpoint's activations are not FP8"
+_ACTIVATIONS = (".input_scale", ".input_zero_point", ".input_global_scale")
+_PARTS = tuple(f".weight_{part}" for part in ("scale", "zero_point", "shape", "g_idx", "global_scale"))
 
 
 def make(stated: Mapping[str, Any], target: StorageTarget) -> CompressedTensors:
@@ -56,15 +58,18 @@ class CompressedTensors:
     def __init__(self, stated: Mapping[str, Any], target: StorageTarget) -> None:
         self._device, self._dtype = target.device, target.dtype
         self._schemes = schemes_of(stated)
-        bits = sorted({"FP8" if scheme.type == "float" else f"{scheme.bits}-bit" for scheme in self._schemes})
+        bits = sorted({scheme.word for scheme in self._schemes})
         self._words = f"{' and '.join(bits)} weights"
         self.converted = f"its {self._words} dequantized"
         self.objection = objection(stated, self._schemes, target.device, target.dtype)
+        blocks = KeptBlocks(target, None if rounds_activations(stated) else _EXACT)
+        in_blocks = all(scheme.type == "float" and scheme.strategy == "block" for scheme in self._schemes)
+        self._blocks = blocks if in_blocks and blocks.objection is None else None
         self._groups = KeptGroups(target)
         integers = any(scheme.type == "int" for scheme in self._schemes)
         self._keeps_groups = self.objection is not None and integers and self._groups.objection is None
         # Why whole numbers are dequantized is of interest where there are any.
-        self._why = self._groups.objection if integers else self.objection
+        self._why = self._groups.objection if integers else blocks.objection if in_blocks else self.objection
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without the quantization_config, so that transformers loads plain weights."""
@@ -79,6 +84,8 @@ class CompressedTensors:
         if self.objection is None:
             logger.info("FP8 weights stay as they are; products are of FP8 numbers, activations rounded by token.")
             return row_bytes.keeping(model_class, weights, self)
+        if self._blocks is not None:
+            return self._blocks.loading(model_class, weights)
         if self._keeps_groups:
             return self._groups.loading(model_class, weights)
         logger.warning(
@@ -91,6 +98,8 @@ class CompressedTensors:
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Separate rows from their scales."""
+        if self._blocks is not None:
+            self._blocks.settle(model, model_class, replace)
         if self._keeps_groups:
             self._groups.settle(model, model_class, replace)
         if self.objection is not None:
@@ -106,8 +115,10 @@ class CompressedTensors:
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
+        if self._blocks is not None:
+            return self._blocks.stored_bytes(self.weights(path) or {}, model)
         if self._keeps_groups:
-            return self._groups.stored_bytes((self.weights(path) or {}).values(), model)
+            return self._groups.stored_bytes(self.weights(path) or {}, model)
         return stored_bytes(path) if self.objection is None else None
 
     # ------------------------------------------------------------------ rows, see row_bytes.RowForm
@@ -162,8 +173,10 @@ def objection(
     stated: Mapping[str, Any], schemes: Sequence[CompressedScheme], device: str, dtype: torch.dtype
 ) -> str | None:
     """Return why weights cannot stay as they are, in words; None if they can."""
+    if any(scheme.is_nvfp4 for scheme in schemes):
+        return "products of NVFP4 numbers are not built"
     if not all(scheme.has_rows for scheme in schemes):
-        return "only FP8 weights with a scale for each channel or weight are multiplied as stored"
+        return "FP8 weights are multiplied as stored if all have a scale for each channel or weight, or all have blocks"
     if not platform_of(device).fp8_products:
         return "this device has no products of FP8 numbers"
     if not env.FP8():
@@ -171,7 +184,7 @@ def objection(
     if dtype != torch.bfloat16:
         return f"products of FP8 numbers are given in bfloat16, and {str(dtype).removeprefix('torch.')} was asked for"
     if not rounds_activations(stated):
-        return "the checkpoint's activations are not FP8"
+        return _EXACT
     return None
 
 
@@ -198,9 +211,11 @@ def open_weights(path: Path, device: str, schemes: Sequence[CompressedScheme] = 
     found = {name: part for name, part in entries.slices.items() if not name.endswith(_ACTIVATIONS)}
     count = 0
     for name, part in entries.slices.items():
-        if compressed_integers.are_integers(entries, name):
+        if compressed_fp4.are_numbers(entries, name):
+            compressed_fp4.take(entries, name, schemes, device, found)
+        elif compressed_integers.are_integers(entries, name):
             compressed_integers.take(entries, name, schemes, device, found)
-        elif part.get_dtype() == _FP8:
+        elif part.get_dtype() == _FP8 and not compressed_fp4.is_scale(entries, name):
             found[name] = _eight(entries, name, schemes, device)
             found.pop(name + _SCALE)
         else:
@@ -208,9 +223,10 @@ def open_weights(path: Path, device: str, schemes: Sequence[CompressedScheme] = 
         count += 1
     for name in found:
         if name.endswith(_PARTS):
-            raise entries.refusal(name, "is for a weight that is not FP8 or whole numbers")
+            raise entries.refusal(name, "is for a weight that is not FP8, NVFP4 or whole numbers")
     if not count:
-        words = "FP8" if all(scheme.type == "float" for scheme in schemes) else "quantized"
+        kinds = {scheme.word for scheme in schemes}
+        words = kinds.pop() if kinds in ({"FP8"}, {"NVFP4"}) else "quantized"
         raise ModelError(
             f"config.json declares {words} weights, but none of the weights is {words}.", "Fetch the checkpoint again."
         )
@@ -224,7 +240,7 @@ def _eight(
     own = name + _SCALE
     if own not in entries.slices:
         raise entries.refusal(name, f"is FP8 and has no {own!r}")
-    if all(scheme.type != "float" for scheme in schemes):
+    if all((scheme.type, scheme.bits) != ("float", 8) for scheme in schemes):
         raise entries.refusal(name, f"is FP8, but config.json states {'; '.join(map(str, schemes))}")
     part, scale, shape = entries.slices[name], entries.slices[own], entries.shape(name)
     blocks = next((scheme.sizes for scheme in schemes if scheme.strategy == "block"), None)
@@ -233,7 +249,7 @@ def _eight(
         entries.require(own, SCALE_TYPES, *rows)
         return Dequantized(part, scale, device)
     check_scale(entries, name, own, blocks)
-    return LazyWeight({"weight": part, "scale": scale}, functools.partial(scaled, blocks=blocks), device)
+    return lazy_blocks({"weight": part, "scale": scale}, device, shape, blocks)
 
 
 def stored_bytes(path: Path) -> int:

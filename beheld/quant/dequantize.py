@@ -7,7 +7,7 @@ A method of this kind looks at names, types and shapes in the files' headers, re
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,8 +46,8 @@ class WeightKeeper(Protocol):
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
         """See QuantMethod."""
 
-    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
-        """Return the bytes of a model on the meta device with these weights."""
+    def stored_bytes(self, weights: Mapping[str, Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device with these weights, by name."""
 
 
 class DequantizingMethod:
@@ -102,7 +102,7 @@ class DequantizingMethod:
         """Return the bytes with kept weights; None: weights take what their numbers take."""
         if self._keeping is None or self._keeping.objection is not None:
             return None
-        return self._keeping.stored_bytes(self._read(path).values(), model)
+        return self._keeping.stored_bytes(self._read(path), model)
 
 
 def without_quantization(hf_config: Any) -> Any:

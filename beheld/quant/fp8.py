@@ -1,4 +1,6 @@
-"""FP8 checkpoints with a scale for each block of a weight, or one for the whole weight, dequantized while loading.
+"""FP8 checkpoints with a scale for each block of a weight, or one for the whole weight.
+
+Weights with blocks stay as they are where FP8 is multiplied (kept_blocks.py); others are dequantized while loading.
 
 As DeepSeek, Qwen and others publish them: a weight NAME (N, K) in FP8 has NAME_scale_inv (N / B, K / C), rounded up,
 in the blocks (B, C) that the configuration states; the number is weight * scale. Without blocks the scale is one
@@ -12,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
+from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks, scaled
 from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
@@ -41,7 +42,8 @@ def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod
             "The checkpoint asks for a quantized KV cache, which is not supported.", "Use the unquantized checkpoint."
         )
     words = "FP8 weights" if blocks is None else f"FP8 weights in blocks of {blocks[0]} x {blocks[1]}"
-    return DequantizingMethod(METHOD, words, functools.partial(open_weights, blocks=blocks, device=target.device))
+    read = functools.partial(open_weights, blocks=blocks, device=target.device)
+    return DequantizingMethod(METHOD, words, read, None if blocks is None else KeptBlocks(target))
 
 
 def _are_sizes(blocks: Any) -> bool:
@@ -66,7 +68,10 @@ def open_weights(path: Path, blocks: Sequence[int] | None, device: str) -> dict[
         check_scale(entries, name, scale, blocks)
         del found[scale]
         parts = {"weight": entries.slices[name], "scale": entries.slices[scale]}
-        found[name] = LazyWeight(parts, functools.partial(scaled, blocks=blocks), device)
+        if blocks is None:
+            found[name] = LazyWeight(parts, functools.partial(scaled, blocks=None), device)
+        else:
+            found[name] = lazy_blocks(parts, device, entries.shape(name), blocks)
     for name in [name for name in found if name.endswith(_ACTIVATION_SCALES)]:
         del found[name]
     for name in found:
@@ -90,16 +95,3 @@ def check_scale(entries: StoredEntries, name: str, scale: str, blocks: Sequence[
         raise entries.refusal(name, f"has the shape {shape}, and blocks need two dimensions")
     counts = [-(-size // block) for size, block in zip(shape[-2:], blocks, strict=True)]
     entries.require(scale, _TYPES, [*shape[:-2], *counts])
-
-
-def scaled(weight: Tensor, scale: Tensor, blocks: Sequence[int] | None) -> Tensor:
-    """Return the numbers of a weight (..., N, K) in float32."""
-    numbers, scale = weight.float(), scale.float()
-    if blocks is None:
-        return numbers.mul_(scale)
-    height, width = blocks
-    # Scales of all inputs first, for a row of blocks at a time.
-    scale = scale.repeat_interleave(width, dim=-1)[..., : numbers.shape[-1]]
-    for row in range(scale.shape[-2]):
-        numbers[..., row * height : (row + 1) * height, :].mul_(scale[..., row : row + 1, :])
-    return numbers

@@ -6,6 +6,7 @@ Shapes: N outputs, K inputs, B bytes of a row, H heads.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
 from beheld.families import registry
 from beheld.families.family import GGUFLayout
+from beheld.platform.registry import platform_of
 from beheld.quant import gguf_blocks
 from beheld.quant.at_load import is_tied, parent_of, tied_again
 from beheld.quant.dequantize import without_quantization
@@ -56,6 +58,8 @@ class GGUF:
     def __init__(self, target: StorageTarget) -> None:
         self._dtype = target.dtype
         self._groups = KeptGroups(target)
+        # A file mixes forms, of which a GPU multiplies some; the others would keep layers from being joined.
+        self._keeps = self._groups.objection is None and platform_of(target.device).shares_host_memory
         self._embeddings: GGUFTensor | None = None
 
     def config(self, hf_config: Any) -> Any:
@@ -72,13 +76,16 @@ class GGUF:
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return the class, with room for weights that are kept."""
         kinds = sorted({tensor.kind for tensor in weights.values()})
-        if self._groups.objection is None and set(kinds) & set(gguf_blocks.KINDS):
+        if self._keeps and set(kinds) & set(gguf_blocks.KINDS):
             self._embeddings = next((part for name, part in weights.items() if name.endswith(_EMBEDDINGS)), None)
             return self._groups.loading(model_class, weights)
-        logger.info(
-            "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory.",
+        kept = bool(set(kinds) & set(gguf_blocks.KINDS))
+        logger.log(
+            logging.WARNING if kept else logging.INFO,
+            "The weights of the GGUF file (%s) are dequantized to %s as they are loaded, and take its memory%s.",
             ", ".join(kinds),
             str(self._dtype).removeprefix("torch."),
+            f", because {self._groups.objection}" if kept else "",
         )
         return model_class
 
@@ -96,12 +103,12 @@ class GGUF:
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the bytes with kept weights; None: weights take what their numbers take."""
-        if self._groups.objection is not None:
+        if not self._keeps:
             return None
         weights = open_weights(path, self._dtype)
         head = model.get_output_embeddings()
         embeddings = next((weights.pop(name) for name in list(weights) if name.endswith(_EMBEDDINGS)), None)
-        total = self._groups.stored_bytes(weights.values(), model)
+        total = self._groups.stored_bytes(weights, model)
         if is_tied(model, head) and isinstance(embeddings, KeptTensor):
             total += embeddings.form.kept_bytes(embeddings.outputs)
         return total

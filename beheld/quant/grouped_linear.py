@@ -6,11 +6,12 @@ Shapes: N outputs, K inputs, T rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
@@ -82,12 +83,30 @@ class GroupedLinear(StoredLinear):
         weight_NK = self.numbers.dequantized().to(self.weight.dtype)
         return plain(weight_NK, None if self.bias is None else self.bias.data)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply x (..., K) -> (..., N)."""
+    @property
+    def plain_order(self) -> bool:
+        """Return whether inputs have their own order."""
+        return self._order_K is None
+
+    def work_bytes(self, rows: int) -> int:
+        """See PackedWeights."""
+        return self._weights.work_bytes(rows)
+
+    def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[ProgramStep]]:
+        """See PackedWeights; the layer's inputs have their own order."""
+        assert self.plain_order, "nothing reorders them"
+        self._bring_bias()
+        return self._weights.steps(x, kind, y, work, capacity)
+
+    def _bring_bias(self) -> None:
         if self._bias_of is not self.bias:
             # Joined layers come apart by losing a bias that only the joined one needed.
             self._weights.set_bias(None if self.bias is None else self.bias.data)
             self._bias_of = self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply x (..., K) -> (..., N)."""
+        self._bring_bias()
         x_TK = x.reshape(-1, self.in_features)
         if self._order_K is not None:
             x_TK = x_TK.index_select(1, self._order_K)

@@ -12,6 +12,7 @@ Shapes: T rows of x, K inputs, N outputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -28,6 +29,9 @@ from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
+from beheld.utils.log import get_logger, once
+
+logger = get_logger(__name__)
 
 NAME = "int8"
 # Inputs that share a scale, if weights are grouped.
@@ -204,4 +208,7 @@ class Int8Rounding:
 
 def make(stated: Mapping[str, Any], target: StorageTarget) -> RoundedAtLoad:
     """Return the method; see quant/method.py."""
-    return RoundedAtLoad(Int8Rounding(platform_of(target.device).no_grouped_products is None), target.dtype)
+    missing = platform_of(target.device).no_grouped_products
+    if missing is not None:
+        once(logger, logging.WARNING, f"int8 products are oneDNN's, which take twice as long: {missing}.")
+    return RoundedAtLoad(Int8Rounding(missing is None), target.dtype)

@@ -5,7 +5,7 @@ Weights go through transformers' loader as rows of bytes (row_bytes.py), and lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,9 @@ from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
+
+# A GPU's experts are dequantized.
+_EXPERTS = ".experts."
 
 
 class LazyGrouped(LazyWeight):
@@ -119,12 +122,14 @@ class KeptGroups:
             both.append([GroupedLinear(numbers, None, self._dtype) for numbers in each])
         return ListedExperts(shell, both[0], both[1])
 
-    def stored_bytes(self, weights: Iterable[Any], model: Any) -> int:
-        """Return the bytes of a model on the meta device whose grouped weights are kept."""
+    def stored_bytes(self, weights: Mapping[str, Any], model: Any) -> int:
+        """Return the bytes of a model on the meta device whose grouped weights are kept, of weights by name."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        for weight in weights:
+        for name, weight in weights.items():
             form = getattr(weight, "form", None)
-            if form is not None and is_kept(form) and (not self._on_gpu or int4_gpu.fits(form, weight.outputs)):
+            if form is None or not is_kept(form):
+                continue
+            if not self._on_gpu or (int4_gpu.fits(form, weight.outputs) and _EXPERTS not in name):
                 total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
                 total += weight.form.kept_bytes(weight.outputs)
         return int(total)
@@ -145,6 +150,6 @@ def _objection(target: StorageTarget) -> str | None:
         return "BEHELD_KEEP_BITS=0"
     if target.exact:
         return f"the dtype is {str(target.dtype).removeprefix('torch.')}"
-    if not platform.shares_host_memory and target.dtype != torch.bfloat16:
-        return "products on a GPU are of bfloat16"
+    if not platform.shares_host_memory and target.dtype not in (torch.bfloat16, torch.float16):
+        return "products on a GPU are of bfloat16 or float16"
     return None

@@ -1,4 +1,7 @@
-"""MXFP4 checkpoints, dequantized while loading: experts whose numbers have four bits, with a scale for each 32 of them.
+"""MXFP4 checkpoints: experts whose numbers have four bits, with a scale for each 32 of them.
+
+They stay as they are on a GPU that multiplies FP8 where this is asked for (mxfp4_experts.py), and are dequantized while
+loading elsewhere.
 
 An expert's weight (O outputs, I inputs) is stored as `NAME_blocks`, bytes of two numbers each, and `NAME_scales`,
 exponents of two in bytes:
@@ -8,7 +11,7 @@ exponents of two in bytes:
 
 transformers' class has it the other way round, `NAME` (E, I, O). Every such number is exact in bfloat16.
 
-Shapes: E experts, O outputs, I inputs, G groups of an output's inputs.
+Shapes: E experts, O outputs, I inputs.
 """
 
 from __future__ import annotations
@@ -18,83 +21,192 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.platform.registry import platform_of
 from beheld.quant.dequantize import without_quantization
+from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, StorageTarget, TextOf
+from beheld.quant.mxfp4_experts import MXFP4Experts, dequantized, fits, padded, repacked
+from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import weight_files
+from beheld.utils import env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
 METHOD = "mxfp4"
 _BLOCKS, _SCALES = "_blocks", "_scales"
-# The numbers of four bits: a sign, two bits of an exponent and one of a fraction.
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-_BIAS = 127
 _BLOCK_BYTES = 16
 
 
 def make(stated: Mapping[str, Any], target: StorageTarget) -> MXFP4:
     """Return the method for a checkpoint's quantization_config, `stated`; see quant/method.py."""
-    return MXFP4()
+    return MXFP4(target)
 
 
 class MXFP4:
-    """See QuantMethod; nothing is kept as stored."""
+    """See QuantMethod.
+
+    Attributes:
+        objection: why experts are not kept as stored, in words; None if they are kept.
+    """
 
     name = METHOD
     converted = "its MXFP4 weights dequantized"
+
+    def __init__(self, target: StorageTarget) -> None:
+        self.objection = objection(target)
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without the quantization_config, so that transformers loads plain weights."""
         return without_quantization(hf_config)
 
     def weights(self, path: Path) -> dict[str, Any] | None:
-        """Return the weights, quantized ones dequantized when they are read."""
+        """Return the weights, quantized ones dequantized when they are read unless `loading` replaces them."""
         return open_weights(path)
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
-        """Return the class unchanged."""
+        """Return a class with room for blocks and scales, if experts are kept."""
+        if self.objection is None:
+            return _keeping(model_class, weights)
         logger.warning(
-            "MXFP4 weights are dequantized as they are loaded: the model takes the memory of an unquantized one."
+            "MXFP4 weights are dequantized as they are loaded, because %s: the model takes the memory of an "
+            "unquantized one.",
+            self.objection,
         )
         return model_class
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Do nothing."""
+        """Insert experts that multiply MXFP4 numbers, one block after the other."""
+        if self.objection is not None:
+            return
+        names: list[str] = model.kept_experts
+        del model.kept_experts
+        model.__class__ = model_class
+        for name in names:
+            shell = model.get_submodule(name)
+            groups = [getattr(shell, each).shape[-1] // (_BLOCK_BYTES + 1) for each in EXPERTS]
+            gate_up, down = (_parted(shell, each) for each in EXPERTS)
+            parent, _, own = name.rpartition(".")
+            made = MXFP4Experts(shell, gate_up, down, groups)
+            replace(model.get_submodule(parent), own, made, lambda module: module.restored())  # type: ignore[operator]
+        logger.info(
+            "%d blocks of experts keep their MXFP4 numbers (BEHELD_KEEP_BITS=0 dequantizes them instead).", len(names)
+        )
 
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
-        """Return None: weights take what their numbers take."""
-        return None
+        """Return the bytes with kept experts; None: weights take what their numbers take."""
+        if self.objection is not None:
+            return None
+        weights = open_weights(path)
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        for name, sources in _kept(model, weights).items():
+            shell = model.get_submodule(name)
+            total -= sum(getattr(shell, each).nbytes for each in EXPERTS)
+            total += sum(weights[source].num_bytes for source in sources)
+        return int(total)
 
 
-class DequantizedExperts:
-    """Experts' weights (E, I, O), dequantized when they are read, for transformers' loader in place of a slice."""
+def objection(target: StorageTarget) -> str | None:
+    """Return why experts cannot stay as they are, in words; None if they can."""
+    platform = platform_of(target.device)
+    if platform.shares_host_memory:
+        return "only a GPU multiplies them"
+    if not platform.fp8_products:
+        return "this device has no products of FP8 numbers, which the kernel makes of them"
+    if not platform.has_triton:
+        return "Triton is not installed"
+    if not env.BLOCKS_ON_GPU():
+        return "BEHELD_BLOCKS_ON_GPU is not set"
+    if not env.KEEP_BITS():
+        return "BEHELD_KEEP_BITS=0"
+    if target.exact or target.dtype != torch.bfloat16:
+        return f"products are of bfloat16, not {str(target.dtype).removeprefix('torch.')}"
+    return None
+
+
+def _keeping(model_class: Any, weights: dict[str, Any]) -> Any:
+    """Return a subclass of `model_class` whose experts have room for blocks and scales, listed in `kept_experts`."""
+
+    class KeepingBlocks(model_class):
+        def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
+            super().__init__(config, *args, **keywords)
+            kept = _kept(self, weights)
+            self.kept_experts = list(kept)
+            for name, sources in kept.items():
+                for each, source in zip(EXPERTS, sources, strict=True):
+                    experts: Any = self.get_submodule(name)
+                    wide = torch.empty(weights[source].shape, dtype=torch.uint8, device=getattr(experts, each).device)
+                    setattr(experts, each, nn.Parameter(wide, requires_grad=False))
+                    weights[source] = CarryingBlocks(weights[source])
+
+    # The loader chooses what to rename by the class's name and module.
+    KeepingBlocks.__name__, KeepingBlocks.__qualname__ = model_class.__name__, model_class.__qualname__
+    KeepingBlocks.__module__ = model_class.__module__
+    return KeepingBlocks
+
+
+def _kept(model: Any, weights: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the experts of a model, and their weights' names, that the kernel multiplies."""
+    names_by_target, joined = sources_of(model, dict(weights))
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        sources = [names_by_target.get(f"{name}.{each}", []) for each in EXPERTS]
+        if not all(len(own) == 1 and isinstance(weights[own[0]], BlockedExperts) for own in sources):
+            continue
+        plain = not any(joined[f"{name}.{each}"] for each in EXPERTS) and hasattr(module, "_apply_gate")
+        if plain and all(fits(*weights[own[0]].sizes) for own in sources):
+            found[name] = [own[0] for own in sources]
+    return found
+
+
+def _parted(shell: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return the bytes and exponents of experts that were loaded, in the kernel's order; the shell loses them."""
+    carrying = getattr(shell, name).data
+    setattr(shell, name, None)
+    # Of 17 bytes for 32 numbers one is their exponent.
+    groups = carrying.shape[-1] // (_BLOCK_BYTES + 1)
+    blocks, scales = carrying.split([groups * _BLOCK_BYTES, groups], dim=-1)
+    return repacked(blocks.unflatten(-1, (groups, _BLOCK_BYTES)), scales)
+
+
+class BlockedExperts:
+    """Experts' weights (E, I, O), dequantized when they are read, for transformers' loader in place of a slice.
+
+    Attributes:
+        sizes: outputs and inputs.
+        shape: of a byte for each two numbers and for each exponent, (E, O, I 17 / 32).
+        num_bytes: of blocks and scales as the kernel has them.
+    """
 
     def __init__(self, blocks: Any, scales: Any) -> None:
         self._blocks, self._scales = blocks, scales
+        experts, outputs, groups = scales.get_shape()
+        self.sizes = outputs, groups * 2 * _BLOCK_BYTES
+        self.shape = experts, outputs, groups * (_BLOCK_BYTES + 1)
+        # Kept with inputs padded.
+        self.num_bytes = experts * outputs * padded(self.sizes[1]) * (_BLOCK_BYTES + 1) // (2 * _BLOCK_BYTES)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` in bfloat16, which holds every number of it."""
         return dequantized(self._blocks[...], self._scales[...])[index]
 
+    def stored(self) -> Tensor:
+        """Return blocks and then scales of each output, (E, O, I 17 / 32) in bytes."""
+        return torch.cat([self._blocks[...].flatten(2), self._scales[...]], dim=-1)
 
-def dequantized(blocks_EOGB: Tensor, scales_EOG: Tensor) -> Tensor:
-    """Return the numbers (E, I, O) of blocks and scales, in bfloat16."""
-    values = torch.tensor(_VALUES, dtype=torch.bfloat16)
-    # A byte's two numbers at once: there are only 256 pairs.
-    byte = torch.arange(256)
-    pairs = torch.stack([values[byte & 15], values[byte >> 4]], dim=-1)
-    experts, outputs = scales_EOG.shape[:2]
-    found = torch.empty(experts, 2 * blocks_EOGB[0, 0].numel(), outputs, dtype=torch.bfloat16)
-    # One expert at a time: indices take eight bytes for each of the two numbers that a byte holds.
-    for own_OGB, exponents_OG, out_IO in zip(blocks_EOGB, scales_EOG, found, strict=True):
-        factors_OG1 = torch.ldexp(torch.ones(exponents_OG.shape), exponents_OG.int() - _BIAS).unsqueeze(-1)
-        numbers_OGB2 = pairs[own_OGB.int()]
-        out_IO.copy_((numbers_OGB2.flatten(2) * factors_OG1).flatten(1).t())
-    return found
+
+class CarryingBlocks:
+    """Experts' weights as they are stored, for the loader in place of a slice of a file."""
+
+    def __init__(self, weight: BlockedExperts) -> None:
+        self._weight = weight
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index` of blocks and scales."""
+        return self._weight.stored()[index]
 
 
 def open_weights(path: Path) -> dict[str, Any]:
@@ -121,7 +233,7 @@ def open_weights(path: Path) -> dict[str, Any]:
     for name in blocked:
         blocks, scales = slices.pop(name + _BLOCKS), slices.pop(name + _SCALES)
         _check(name, blocks, scales)
-        slices[name] = DequantizedExperts(blocks, scales)
+        slices[name] = BlockedExperts(blocks, scales)
     return slices
 
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
-from beheld.quant.fp8 import scaled
 from beheld.quant.grouped import GroupedNumbers, affine, form_of
 from beheld.quant.integers import dequantized
+from beheld.quant.kept_blocks import scaled
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries

@@ -19,6 +19,7 @@ from beheld.sample.filters import Edits, Filters
 from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
+from beheld.sample.thinking import ThinkingRows, ThinkingTable, closing
 from beheld.sample.timestamps import TimestampRows, TimestampTable
 
 
@@ -29,8 +30,8 @@ class RowState:
     Attributes:
         length: number of tokens before the one sampled last.
         slot: slot in the penalty table, if the row has penalties.
-        bad_word_slot, no_repeat_slot, timestamp_slot: slots in the tables of bad words of several tokens, of
-            repetitions and of timestamps, if these can ban a token of the row.
+        bad_word_slot, no_repeat_slot, timestamp_slot, thinking_slot: slots in the tables of bad words of several
+            tokens, of repetitions, of timestamps and of budgets of reasoning, if these can ban a token of the row.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -43,6 +44,7 @@ class RowState:
     bad_word_slot: int | None = None
     no_repeat_slot: int | None = None
     timestamp_slot: int | None = None
+    thinking_slot: int | None = None
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
@@ -58,9 +60,15 @@ class RowState:
         """True if the answer has no token yet."""
         return length == self.num_prompt
 
-    def phase(self, length: int) -> tuple[bool, bool]:
-        """What of the bans on single tokens changes along the answer."""
-        return self.below_minimum(length), bool(self.params.first_forbidden) and self.begins(length)
+    def closes(self, length: int) -> bool:
+        """True if the budget of the reasoning is used up here."""
+        rule = self.params.thinking
+        return rule is not None and closing(rule, length - self.num_prompt) is not None
+
+    def phase(self, length: int) -> tuple[bool, bool, bool]:
+        """What of the bans on single tokens changes along the answer, and whether its reasoning may have to end."""
+        begins = bool(self.params.first_forbidden) and self.begins(length)
+        return self.below_minimum(length), begins, self.closes(length)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +93,13 @@ class Composition:
 
     rows: tuple[int, ...]
     states: tuple[RowState, ...]
-    phases: dict[int, tuple[bool, bool]]
+    phases: dict[int, tuple[bool, bool, bool]]
     edits: Edits | None
     penalised: Penalised | None
     bad_words: BadWordRows | None
     no_repeat: NoRepeatRows | None
     timestamps: TimestampRows | None
+    thinking: ThinkingRows | None
     forcing: tuple[int, ...]
     processed: tuple[int, ...]
     random: RandomRows | None
@@ -98,9 +107,14 @@ class Composition:
     reporting_L: Tensor
 
     @property
+    def closing(self) -> bool:
+        """True if the reasoning of some row may have to end."""
+        return any(closes for _, _, closes in self.phases.values())
+
+    @property
     def edited(self) -> bool:
         """True if some row's logits are changed before sampling."""
-        of_history = self.penalised or self.bad_words or self.no_repeat or self.timestamps
+        of_history = self.penalised or self.bad_words or self.no_repeat or self.timestamps or self.closing
         return bool(self.edits or of_history or self.processed or self.forcing)
 
 
@@ -116,6 +130,7 @@ class RowTable:
         self.bad_words = BadWordTable(vocab_size, device)
         self.no_repeat = NoRepeatTable(vocab_size, device)
         self.timestamps = TimestampTable(vocab_size, device)
+        self.thinking = ThinkingTable(device)
 
     def __getitem__(self, row: int) -> RowState:
         state = self._states[row]
@@ -140,6 +155,7 @@ class RowTable:
         state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
         state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
         state.timestamp_slot = self.timestamps.admit(params, token_ids, num_prompt)
+        state.thinking_slot = self.thinking.admit(params, token_ids, num_prompt)
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
 
@@ -159,6 +175,8 @@ class RowTable:
             self.no_repeat.release(state.no_repeat_slot)
         if state.timestamp_slot is not None:
             self.timestamps.release(state.timestamp_slot)
+        if state.thinking_slot is not None:
+            self.thinking.release(state.thinking_slot)
         if state.slot is not None:
             self.penalties.release(state.slot)
         self._states[row] = None
@@ -181,6 +199,7 @@ class RowTable:
         phases = [state.phase(length) for state, length in zip(states, lengths, strict=True)]
         bad_words = [(b, s.bad_word_slot) for b, s in enumerate(states) if s.bad_word_slot is not None]
         no_repeat = [(b, s.no_repeat_slot) for b, s in enumerate(states) if s.no_repeat_slot is not None]
+        thinking = [(b, s.thinking_slot) for b, s in enumerate(states) if s.thinking_slot is not None]
         timestamps = [(b, s.timestamp_slot) for b, s in enumerate(states) if s.timestamp_slot is not None]
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
         at_random = tuple(b for b, p in enumerate(params) if not p.greedy)
@@ -188,12 +207,13 @@ class RowTable:
         return Composition(
             rows=rows,
             states=states,
-            phases={b: phases[b] for b, p in enumerate(params) if p.min_tokens > 0 or p.first_forbidden},
-            edits=filters.edits(params, phases, self._vocab_size, self._device),
+            phases={b: phases[b] for b, p in enumerate(params) if p.min_tokens > 0 or p.first_forbidden or p.thinking},
+            edits=filters.edits(params, [phase[:2] for phase in phases], self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
             bad_words=self.bad_words.gather(*zip(*bad_words, strict=True)) if bad_words else None,
             no_repeat=self.no_repeat.gather(*zip(*no_repeat, strict=True)) if no_repeat else None,
             timestamps=self.timestamps.gather(*zip(*timestamps, strict=True)) if timestamps else None,
+            thinking=self.thinking.gather(*zip(*thinking, strict=True)) if thinking else None,
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
             random=self._random_rows(states, at_random) if at_random else None,

@@ -4,8 +4,9 @@ Shapes: B rows of a batch, R of them sampled at random, L that request log-proba
 mask, T positions of a prompt, V vocabulary.
 
 Order, as in vLLM: bad words and bans on repetition, grammar mask, allowed ids and min_tokens, bias, timestamps, logits
-processors, penalties, tokens that a checkpoint forces. Then greedy rows take the most likely token; the others apply
-temperature, min-p, top-k and top-p, and sample. Log-probabilities are those of the model's raw logits.
+processors, penalties, tokens that a checkpoint forces, the end of reasoning whose budget is used up. Then greedy rows
+take the most likely token; the others apply temperature, min-p, top-k and top-p, and sample. Log-probabilities are
+those of the model's raw logits.
 
 Nothing waits for the device, except for rows with logits processors. On a CPU, where there is nothing to wait for, rows
 are sampled one by one among the few candidates that the filters leave.
@@ -146,6 +147,8 @@ class Sampler:
             self._rows.timestamps.append(
                 batch.timestamps, [batch.states[b].length for b in batch.timestamps.places], ids_B
             )
+        if batch.thinking is not None:
+            self._rows.thinking.append(batch.thinking, [batch.states[b].length for b in batch.thinking.places], ids_B)
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -238,6 +241,8 @@ class Sampler:
             if token is not None:
                 logits_BV[b] = -math.inf
                 logits_BV[b, token] = 0.0
+        if batch.thinking is not None and batch.closing:
+            self._rows.thinking.apply_(logits_BV, batch.thinking, [lengths[b] for b in batch.thinking.places])
         return logits_BV
 
     def _penalise_(self, logits_BV: Tensor, penalised: Penalised) -> None:

@@ -25,11 +25,15 @@ class FairShare:
         # Client -> what is left of its turn; in the order of turns.
         self._credit: OrderedDict[str, int] = OrderedDict()
 
-    def share(self, budget: int, wanted: Mapping[str, int], levels: Mapping[str, int]) -> dict[str, int]:
+    def share(
+        self, budget: int, wanted: Mapping[str, int], levels: Mapping[str, int], quantum: int | None = None
+    ) -> dict[str, int]:
         """Distribute at most `budget` tokens.
 
         Args:
             budget: tokens of this step.
+            quantum: tokens of a turn that begins in this step, if less than usual: a turn longer than the step would
+                leave nothing to others.
             wanted: for each client the tokens that it could use, at least one.
             levels: for each client its priority; those with smaller numbers get all they want first.
 
@@ -37,6 +41,7 @@ class FairShare:
             Each client's share, in the order of turns; a client without a share is absent.
         """
         credit, given = self._credit, dict[str, int]()
+        quantum = self._quantum if quantum is None else max(1, min(self._quantum, quantum))
         for client in [client for client in credit if client not in wanted]:
             del credit[client]
         for client in wanted:
@@ -47,7 +52,7 @@ class FairShare:
                 client = turns[0]
                 had = given.get(client, 0)
                 need = wanted[client] - had
-                own = credit[client] or self._quantum
+                own = credit[client] or quantum
                 taken = min(own, need, budget)
                 given[client] = had + taken
                 budget -= taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import EngineConfig, ModelInfo, longer_prompts
 from beheld.core.errors import CapacityError, LoRAError, PromptError, PromptTooLongError
 from beheld.core.media import item_name
 from beheld.core.params import Sampling
@@ -36,7 +36,7 @@ def refuse(
         raise PromptTooLongError(
             f"The prompt has {length} tokens; {answer}max_model_len allows {longest}.",
             "Shorten the prompt, or use smaller or fewer media.",
-            or_engine="raise max_model_len",
+            or_engine=longer_prompts(config, info),
         )
     if not config.chunked_prefill and length > config.max_num_batched_tokens:
         raise PromptTooLongError(

@@ -12,6 +12,9 @@ while a step that still writes there is in flight: that write is done before the
 With requests of several clients, the clients share each step's prefill (fair_share.py), and a client of which nothing
 runs comes before those that have a place already. Decoding is never held up for that. With one client nothing of this
 changes a plan.
+
+Prefill is limited to what a step can compute in time (pace.py): in little time while others wait, which are other
+clients and sequences that decode. An offline run has one client without a name, and is never limited.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ from beheld.scheduler.encoder_refs import EncoderRefs
 from beheld.scheduler.fair_share import FairShare
 from beheld.scheduler.limits import refuse
 from beheld.scheduler.loras import LoRAQuota
+from beheld.scheduler.pace import StepPace
 from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
 from beheld.scheduler.shared_prefill import SharedPrefills
@@ -95,6 +99,10 @@ class Scheduler:
         self._clients: Counter[str] = Counter()
         most_tokens = config.max_num_batched_tokens
         self._fair = FairShare(max(1, most_tokens // _TURNS), most_tokens)
+        # Prompts that one step computes whole have no parts to be limited.
+        self._pace = StepPace(config.max_step_s) if config.max_step_s is not None and config.chunked_prefill else None
+        # The last step's limit did not suffice for what a sequence must compute at once: the next step has none.
+        self._lifted = False
         # Clients for whose next sequence there was no room in the last step, those that wait longest first.
         self._short: dict[str, None] = {}
         # A running sequence waits for a block that a client with more sequences has.
@@ -173,9 +181,9 @@ class Scheduler:
         """
         step = self._build_step()
         turns = 2 * _TURNS * len(self._clients) if len(self._clients) > 1 else 0
-        while (step.num_preempted or turns) and not step.slices and not self._flights:
+        while (step.num_preempted or turns or self._lifted) and not step.slices and not self._flights:
             # The last sequence was preempted for those before it, which this pass had looked at already; or no client
-            # could use its share: the next ones are larger, or others'.
+            # could use its share: the next ones are larger, or others'; or the limit was too small.
             turns = max(0, turns - 1)
             step = self._build_step()
         if not step.slices and not self._flights and len(self._clients) > 1:
@@ -194,7 +202,7 @@ class Scheduler:
         )
         self._released.clear()
         self._next_plan += 1
-        self._flights[plan.id] = Flight(plan, step.sequences, step.epochs)
+        self._flights[plan.id] = Flight(plan, step.sequences, step.epochs, step.num_plain, step.num_reported)
         return plan
 
     def _new_step(self) -> StepBuilder:
@@ -207,6 +215,10 @@ class Scheduler:
 
     def _build_step(self) -> StepBuilder:
         step = self._new_step()
+        pace = self._pace
+        # An offline run waits for all of its answers; its one client has no name.
+        if pace is not None and not self._lifted and self._clients.keys() != {""}:
+            step.limit, step.weight = pace.units(alone=not self._others_wait()), pace.weight
         for sequence in self._shared_prefills.ready():
             self._queue.resume(sequence)
         if len(self._clients) > 1:
@@ -227,6 +239,10 @@ class Scheduler:
             self._admit_waiting(step)
         return self._closed(step)
 
+    def _others_wait(self) -> bool:
+        """True if a long step delays anybody but those whose prompts it computes."""
+        return len(self._clients) > 1 or any(not sequence.prefills for sequence in self._running)
+
     def _build_unshared_step(self) -> StepBuilder:
         """Serve running sequences in their order, whatever the shares of their clients are."""
         step = self._new_step()
@@ -236,6 +252,7 @@ class Scheduler:
     def _closed(self, step: StepBuilder) -> StepBuilder:
         """Note what the next step must know, and release what only this one uses."""
         self._awaits_embeds = step.encoder_closed
+        self._lifted = step.starved
         for digest in step.used:
             self._encoder.release(digest)
         self._num_preemptions += step.num_preempted
@@ -268,6 +285,8 @@ class Scheduler:
         start, prefills = sequence.num_computed, sequence.prefills
         most = min(sequence.end, start + (step.room(sequence) if prefills else step.budget))
         if most <= start:
+            if step.too_small(sequence):
+                step.defer(sequence)
             return
         fits = self._encoder_refs.limit(sequence, start, most, step)
         stop = self._cut(sequence, start, fits)
@@ -337,7 +356,10 @@ class Scheduler:
             sequence = self._loras.peek(self._queue, next(iter(self._clients), ""))
             if sequence is None or sequence.num_in_flight > 0:
                 return
-            if self._admit(sequence, step) not in (_Admitted.YES, _Admitted.POSTPONED):
+            admitted = self._admit(sequence, step)
+            if admitted is _Admitted.SHARE:
+                step.defer(sequence)
+            if admitted not in (_Admitted.YES, _Admitted.POSTPONED):
                 return
 
     def _make_place(self, step: StepBuilder) -> list[str]:
@@ -404,8 +426,9 @@ class Scheduler:
                 budget -= step.reserved[sequence]
 
     def _share(self, step: StepBuilder, entering: list[str]) -> dict[str, int]:
-        """What each client may prefill in this step, after what is decoded and what is reserved."""
-        budget = step.budget - sum(step.reserved.values())
+        """What each client may prefill in this step, after what is decoded and what is reserved; in units."""
+        reserved = sum(step.reserved.values())
+        budget = step.budget - reserved
         wanted: dict[str, int] = {}
         levels: dict[str, int] = {}
         for sequence in self._running:
@@ -416,16 +439,19 @@ class Scheduler:
                 budget -= left
                 continue
             client = sequence.request.client
-            wanted[client] = wanted.get(client, 0) + left
+            wanted[client] = wanted.get(client, 0) + left * step.weight_of(sequence)
             # They are in the order of their priorities.
             levels.setdefault(client, sequence.order[0])
         if self._free_rows and self._cache.has_room:
             for client in entering:
                 head = self._queue.peek(client)
                 if head is not None:
-                    wanted[client] = wanted.get(client, 0) + self._queue.num_tokens(client)
+                    units = self._queue.num_tokens(client) * step.weight_of(head)
+                    wanted[client] = wanted.get(client, 0) + units
                     levels[client] = min(levels.get(client, head.order[0]), head.order[0])
-        return self._fair.share(budget, wanted, levels)
+        if step.limit is None:
+            return self._fair.share(budget, wanted, levels)
+        return self._fair.share(min(budget, step.limit - reserved), wanted, levels, step.limit // _TURNS)
 
     def _admit_in_turns(self, step: StepBuilder, entering: list[str]) -> None:
         """Admit sequences of these clients, of each as far as its share goes."""
@@ -520,10 +546,16 @@ class Scheduler:
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
-        """Take in the result of `plan`: append tokens, end sequences, and let others share full blocks from now on."""
+    def update(self, plan: StepPlan, result: StepResult, seconds: float | None = None) -> list[TokenEvent]:
+        """Take in the result of `plan`: append tokens, end sequences, and let others share full blocks from now on.
+
+        Args:
+            seconds: how long the device computed it; None if that says nothing about later steps.
+        """
         assert result.plan_id == plan.id, "a result of another plan"
         flight = self._flights.pop(plan.id)
+        if seconds is not None and self._pace is not None:
+            self._pace.observe(flight.num_plain, flight.num_reported, seconds)
         for old in [number for number in self._flights if number < plan.id]:
             abandoned = self._flights.pop(old)
             assert all(s.status is Status.FINISHED for s in abandoned.sequences), "a result was skipped"

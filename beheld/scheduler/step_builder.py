@@ -16,7 +16,9 @@ class StepBuilder:
     Attributes:
         budget: positions that may still be computed.
         most: it computes so many sequences, and beyond them only further parts of prompts.
-        shares: for each client what is left of its share of prefill; None while there is one client alone.
+        limit: units of prefill that the step may still hold, see StepPace; None for no limit.
+        weight: units of a position whose log-probabilities are reported; others have one.
+        shares: for each client what is left of its share of prefill, in units; None while there is one client alone.
         reserved: running sequence -> positions of its prompt that it may compute beyond its client's share, because
             others wait for the embeddings that it holds.
         deferred: clients that must compute more at once than their share, and the share of each.
@@ -26,10 +28,14 @@ class StepBuilder:
             this step uses may be dropped by it.
         encoder_closed: a sequence waits for room for embeddings, and no later one may take any.
         num_preempted: sequences that lost their blocks to others.
+        num_plain, num_reported: prompt positions of the step without and with a report of log-probabilities.
+        starved: a sequence must compute more at once than the limit allows, and nothing was prefilled before it.
     """
 
     budget: int
     most: int
+    limit: int | None = None
+    weight: int = 1
     shares: dict[str, int] | None = None
     reserved: dict[Sequence, int] = field(default_factory=dict)
     deferred: dict[str, int] = field(default_factory=dict)
@@ -41,6 +47,9 @@ class StepBuilder:
     used: list[bytes] = field(default_factory=list)
     encoder_closed: bool = False
     num_preempted: int = 0
+    num_plain: int = 0
+    num_reported: int = 0
+    starved: bool = False
 
     def add(self, sequence: Sequence, piece: SeqSlice) -> None:
         """Compute `piece`; the sequence knows already that its positions are scheduled."""
@@ -54,28 +63,48 @@ class StepBuilder:
         """True if no sequence has a place that decodes or begins."""
         return self.budget <= 0 or len(self.slices) >= self.most
 
+    def weight_of(self, sequence: Sequence) -> int:
+        """Units that a position of its prompt costs."""
+        return 1 if sequence.prompt_logprobs is None else self.weight
+
     def room(self, sequence: Sequence) -> int:
         """How many positions of a prompt may be computed."""
+        weight = self.weight_of(sequence)
+        room = self.budget if self.limit is None else min(self.budget, max(0, self.limit) // weight)
         if self.shares is None:
-            return self.budget
+            return room
         own = self.reserved.get(sequence, 0)
         of_others = sum(self.reserved.values()) - own
-        return max(0, min(self.budget - of_others, self.shares.get(sequence.request.client, 0) + own))
+        share = self.shares.get(sequence.request.client, 0) // weight
+        return max(0, min(self.budget - of_others, room, share + own))
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Positions of a prompt are computed: take them from what is reserved for it, then from its client's share."""
+        weight = self.weight_of(sequence)
+        if sequence.prompt_logprobs is None:
+            self.num_plain += num_tokens
+        else:
+            self.num_reported += num_tokens
+        if self.limit is not None:
+            self.limit -= num_tokens * weight
         if self.shares is None:
             return
         own = min(num_tokens, self.reserved.get(sequence, 0))
         if own:
             self.reserved[sequence] -= own
         if num_tokens > own:
-            self.shares[sequence.request.client] -= num_tokens - own
+            self.shares[sequence.request.client] -= (num_tokens - own) * weight
+
+    def too_small(self, sequence: Sequence) -> bool:
+        """True if the share of its client does not suffice for a single position."""
+        return self.shares is not None and 0 < self.shares.get(sequence.request.client, 0) < self.weight_of(sequence)
 
     def defer(self, sequence: Sequence) -> None:
         """The share of its client does not suffice: it is kept for a later step, and nobody uses it in this one."""
+        client = sequence.request.client
+        if self.limit is not None and not self.num_plain and not self.num_reported:
+            self.starved = self.starved or self.shares is None or self.shares.get(client, 0) >= self.limit
         if self.shares:
-            client = sequence.request.client
             self.deferred.setdefault(client, self.shares.pop(client, 0))
 
     def encode_item(self, item: MediaItem) -> None:
@@ -85,11 +114,18 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """A plan whose result is not known yet, and for each of its slices the sequence and its epoch."""
+    """A plan whose result is not known yet.
+
+    Attributes:
+        sequences, epochs: for each of its slices the sequence and its epoch.
+        num_plain, num_reported: as in StepBuilder.
+    """
 
     plan: StepPlan
     sequences: list[Sequence]
     epochs: list[int]
+    num_plain: int = 0
+    num_reported: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
     completions,
+    generate,
     limits,
     messages,
     page,
@@ -42,6 +43,8 @@ from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
+from beheld.server.generate_schema import GenerateRequest
+from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
@@ -77,6 +80,8 @@ logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
 # The header with the names of the fields without effect.
 _WARNED = "X-Without-Effect"
+# What a prompt without a template has no use for.
+_OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -102,6 +107,7 @@ class Service:
         self.llm = llm
         self.options = options
         self.admission = AdmissionControl(options)
+        self.engine_health = EngineHealth(llm, self.admission, options.health_s)
         self.metrics = Metrics()
         self._clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
@@ -122,6 +128,7 @@ class Service:
         routes = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
+            Route("/inference/v1/generate", self._guarded(self.generate), methods=["POST"]),
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
@@ -230,22 +237,50 @@ class Service:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
-        body = await self._read(request, CompletionRequest)
+        # No name holds the body here: its prompts go as soon as they are prepared.
+        return await self._complete(
+            request,
+            await self._read(request, CompletionRequest),
+            lambda made: made,
+            lambda made: fold(made, "text_completion"),
+        )
+
+    async def generate(self, request: Request) -> Response:
+        """POST /inference/v1/generate."""
+        asked = await self._read(request, GenerateRequest)
+        prompt, bodies = asked.return_token_ids is True, [self._completed(generate.completion_of(asked))]
+        del asked
+        return await self._complete(
+            request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt), generate.folded
+        )
+
+    async def _complete(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        turned: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]],
+        folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
+    ) -> Response:
+        """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
         prompts = completions.prompts_of(body, self.options)
         most = completions.columns_bytes(body, prompts, self.llm.config.max_model_len)
+        answers = len(prompts) * (body.n or 1)
+        # Taken out when the chunks are made, which let its prompts go as soon as they are prepared.
+        bodies = [body]
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = completions.chunks(self.llm, body, self.options, head, salt, self._turns)
-            return _warned(made, request.state.notes)
+            made = completions.chunks(self.llm, bodies.pop(), self.options, head, salt, self._turns)
+            return turned(_warned(made, request.state.notes))
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(lambda made: fold(made, "text_completion"), lambda made: _shown(made, usage=usage))
-        answers, columns = len(prompts) * (body.n or 1), self._columns(most)
-        return await self._answer(request, chunks, answers, form, stream=body.stream is True, columns=columns)
+        form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
+        columns, stream = self._columns(most), body.stream is True
+        del body, prompts
+        return await self._answer(request, chunks, answers, form, stream=stream, columns=columns)
 
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
@@ -290,8 +325,9 @@ class Service:
         """POST /v1/messages/count_tokens."""
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
+        self._note_effort(ask.body, request, "output_config.effort")
         with self.admission.admitted():
-            options = chat.tokenize_options(ask.body, self.options)
+            options = chat.tokenize_options(ask.body, self.options, self.llm.chat_template)
             ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
         return JSONResponse({"input_tokens": len(ids)})
 
@@ -345,13 +381,15 @@ class Service:
         """The request as one of chat's."""
         notes = request.state.notes
         switch = messages.SWITCH in (self.llm.chat_template or "")
-        reasons = self._forms.reasoning is not None
+        marks = self._forms.reasoning
         ask = await self._reader.read(
             request,
             kind,
             request.state.held,
             notes,
-            lambda body: messages.asked(body, notes, switch=switch, reasons=reasons),
+            lambda body: messages.asked(
+                body, notes, switch=switch, reasons=marks is not None, bounded=marks is not None and not marks.channels
+            ),
         )
         request.state.names = ask.names
         return replace(ask, body=self._completed(ask.body))
@@ -481,14 +519,14 @@ class Service:
             )
         with self.admission.admitted():
             if body.prompt is not None:
-                for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+                for name in _OF_TEMPLATES:
                     if getattr(body, name) is not None:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
                 ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
             else:
-                ids = await self.llm.chat_token_ids(
-                    client=self._clients.of(request.scope), **chat.tokenize_options(body, self.options)
-                )
+                self._note_effort(body, request)
+                asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
+                ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **asked)
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -501,24 +539,8 @@ class Service:
             return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
 
     async def health(self, request: Request) -> Response:
-        """GET /health: a round trip to the engine; of several, one that answers suffices."""
-        if self.admission.draining:
-            raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
-        try:
-            async with asyncio.timeout(self.options.health_s):
-                stats = await self.llm.ping()
-        except TimeoutError as error:
-            raise HttpError(
-                503,
-                "The engine does not answer.",
-                "Try again; if this persists, the operator must restart the server.",
-                code="engine_hangs",
-            ) from error
-        engines = [
-            {"engine": each.engine, "state": each.state, "restarts": each.restarts, "requests": each.num_requests}
-            for each in stats.engines
-        ]
-        return JSONResponse({"status": "ok"} | ({"engines": engines} if engines else {}))
+        """GET /health: whether the engine serves; of several, one that answers suffices."""
+        return JSONResponse(self.engine_health.report())
 
     async def version(self, request: Request) -> Response:
         """GET /version."""
@@ -578,7 +600,7 @@ class Service:
             )
         return found
 
-    def _note_effort(self, body: ChatRequest, request: Request, param: str = EFFORT) -> None:
+    def _note_effort(self, body: ChatRequest | TokenizeRequest, request: Request, param: str = EFFORT) -> None:
         """Note that the template has no switch for the reasoning's effort, if the request has one.
 
         Raises:

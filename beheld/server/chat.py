@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
-from beheld.core.params import ReasoningFormat, SamplingParams, StructuredOutputs
+from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
@@ -22,7 +22,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredConten
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
-from beheld.text.reasoning import ReasoningMarks, reasoning_of, splitter
+from beheld.text.reasoning import ReasoningMarks, format_of, reasoning_of, splitter
 from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
@@ -144,7 +144,7 @@ def chunks(
         lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
-        reasoning=None if marks is None else _reasoning_before(params.structured_outputs, marks),
+        reasoning=None if marks is None else _reasoning_before(params, marks),
         **asked,
         **shown,
     )
@@ -218,12 +218,17 @@ def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict
     }
 
 
-def switches_effort(body: ChatRequest, own: str | None) -> bool:
+def switches_effort(body: ChatRequest | TokenizeRequest, own: str | None) -> bool:
     """True if the request's template, or else the model's own, has a variable for the reasoning's effort."""
-    return EFFORT in (body.chat_template or own or "")
+    return EFFORT in _template_text(body, own)
 
 
-def variables_of(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
+def _template_text(body: ChatRequest | TokenizeRequest, own: str | None) -> str:
+    given = body.chat_template if isinstance(body, ChatRequest) else None
+    return given or own or ""
+
+
+def variables_of(body: ChatRequest | TokenizeRequest, own: str | None) -> dict[str, Any] | None:
     """The variables of the template; `own` is the model's.
 
     Raises:
@@ -232,15 +237,16 @@ def variables_of(body: ChatRequest, own: str | None) -> dict[str, Any] | None:
     made: dict[str, Any] = {}
     if body.reasoning_effort is not None and switches_effort(body, own):
         made[EFFORT] = body.reasoning_effort
-    if body.documents:
-        if DOCUMENTS not in (body.chat_template or own or ""):
+    documents = body.documents if isinstance(body, ChatRequest) else None
+    if documents:
+        if DOCUMENTS not in _template_text(body, own):
             raise HttpError(
                 400,
                 "This model's chat template has no place for documents.",
                 "Write them in a message.",
                 param=DOCUMENTS,
             )
-        made[DOCUMENTS] = body.documents
+        made[DOCUMENTS] = documents
     return {**made, **(body.chat_template_kwargs or {})} or None
 
 
@@ -287,8 +293,8 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
     return made
 
 
-def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions) -> dict[str, Any]:
-    """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize.
+def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions, own: str | None) -> dict[str, Any]:
+    """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize; `own` is the model's template.
 
     Raises:
         HttpError: fields contradict each other.
@@ -307,7 +313,7 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
         "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": going_on,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
-        "template_kwargs": body.chat_template_kwargs,
+        "template_kwargs": variables_of(body, own),
     }
 
 
@@ -353,11 +359,12 @@ async def _chunks(
         await outputs.aclose()
 
 
-def _reasoning_before(grammar: StructuredOutputs | None, marks: ReasoningMarks) -> ReasoningFormat | None:
-    """The reasoning before a grammar; None without a grammar, or if the grammar itself contains the reasoning's end."""
-    if grammar is None or marks.channels or marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}":
-        return None
-    return ReasoningFormat(marks.open, marks.close, begun=False)
+def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> ReasoningFormat | None:
+    """The reasoning before a grammar, or with a budget; None if the grammar itself contains the reasoning's end."""
+    grammar = params.structured_outputs
+    if grammar is None:
+        return None if params.thinking_token_budget is None else format_of(marks)
+    return None if marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}" else format_of(marks)
 
 
 def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:

@@ -113,7 +113,20 @@ def chunks(
     prompts = prompts_of(body, options)
     beams = beams_of(body, options, body.max_tokens)
     many = 1 if beams is None else beams.beam_width
-    asked: dict[str, Any] = {"lora_request": head.lora, "priority": body.priority or 0, "client": head.client}
+    as_text, left = isinstance(prompts[0], str), len(prompts)
+
+    def prepared() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            head.used()
+
+    asked: dict[str, Any] = {
+        "lora_request": head.lora,
+        "priority": body.priority or 0,
+        "client": head.client,
+        "prepared": prepared,
+    }
     if beams is not None:
         if body.echo and body.logprobs is not None:
             raise HttpError(
@@ -148,13 +161,15 @@ def chunks(
 
     async def shown(output: RequestOutput) -> str:
         """The prompt as the model saw it."""
-        given_as_text = isinstance(prompts[0], str) and body.truncate_prompt_tokens is None
+        given_as_text = as_text and body.truncate_prompt_tokens is None
         return (output.prompt or "") if given_as_text else await llm.text_of(output.prompt_token_ids or ())
 
     echo: Echo | None = None
     if body.echo:
         echo = Echo(shown, llm.text_of, body.logprobs, as_ids=body.return_tokens_as_token_ids is True)
-    return _chunks(streams, body, head, many, echo, turns)
+    # Prompts may be large, and the answers may take long: each prompt is let go when it is prepared.
+    without_prompts = body.model_copy(update={"prompt": "", "prompt_embeds": None})
+    return _chunks(streams, without_prompts, head, many, echo, turns)
 
 
 def _only_echo(body: CompletionRequest) -> bool:

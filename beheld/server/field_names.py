@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.embed_schema import EmbedRequest
+from beheld.server.generate_schema import GenerateParams, GenerateRequest
 from beheld.server.schema import (
     ChatRequest,
     ClassifyRequest,
@@ -96,6 +97,8 @@ def field_names_of(body: BaseModel) -> FieldNames:
                 fields["max_tokens"] = "max_completion_tokens"
             return FieldNames("messages", None if body.chat_template is None else "chat_template", fields)
         return FieldNames("prompt", fields=fields | {"prompt_token_ids": "prompt"})
+    if isinstance(body, GenerateRequest):
+        return FieldNames("token_ids", fields=_of_params())
     if isinstance(body, DetokenizeRequest):
         return FieldNames("tokens")
     if isinstance(body, TokenizeRequest | ClassifyRequest) and body.messages is not None:
@@ -110,6 +113,15 @@ def field_names_of(body: BaseModel) -> FieldNames:
     if isinstance(body, ClassifyRequest):
         return FieldNames("input", fields={"prompt_token_ids": "input"})
     return FieldNames("prompt")
+
+
+def _of_params() -> dict[str, str]:
+    """The parameters of an object of their own."""
+    return {
+        **{name: f"sampling_params.{name}" for name in GenerateParams.model_fields},
+        **dict.fromkeys(("prompt", "prompt_token_ids"), "token_ids"),
+        "lora_request": "model",
+    }
 
 
 # Names of the second side of a pair.

@@ -54,7 +54,7 @@ class Asked:
     shows_reasoning: bool = True
 
 
-def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> Asked:
+def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool, bounded: bool = False) -> Asked:
     """The request as one of chat's.
 
     Args:
@@ -62,6 +62,7 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> 
         notes: gets what has no effect here.
         switch: the model's template can switch reasoning.
         reasons: the server separates reasoning from the answer.
+        bounded: the server can end reasoning.
 
     Raises:
         HttpError: fields contradict each other.
@@ -94,6 +95,11 @@ def asked(given: CountRequest, notes: Notes, *, switch: bool, reasons: bool) -> 
             for tool in given.tools
         ]
     made |= _choice(given) | _thinking(given.thinking, notes, switch=switch, reasons=reasons)
+    budget = None if given.thinking is None else given.thinking.budget_tokens
+    if budget is not None and bounded:
+        made["thinking_token_budget"] = budget
+    elif budget is not None:
+        notes.tell("thinking.budget_tokens", "Reasoning has no bound of its own; max_tokens bounds it with the answer.")
     if given.chat_template_kwargs:
         made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **given.chat_template_kwargs}
     if given.output_config is not None:
@@ -135,8 +141,6 @@ def _thinking(given: Thinking | None, notes: Notes, *, switch: bool, reasons: bo
     if given is None:
         return {}
     wanted = given.type != "disabled"
-    if given.budget_tokens is not None:
-        notes.tell("thinking.budget_tokens", "Reasoning has no bound of its own; max_tokens bounds it with the answer.")
     if switch:
         return {"chat_template_kwargs": {SWITCH: wanted}}
     if wanted or reasons:

@@ -200,7 +200,7 @@ class CountRequest(Body):
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
-        "context_management": (),
+        "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "mcp_servers": ([],),
     }
     without_effect: ClassVar[Mapping[str, str]] = {

@@ -46,7 +46,7 @@ class ServerOptions:
             `paced`).
         send_s: seconds that a client may leave a response unread.
         keep_alive_s: seconds that an idle connection is kept.
-        health_s: seconds for the engine to answer /health.
+        health_s: seconds without a sign of the engine after which /health says that it hangs.
 
     Raises:
         ConfigError: a value is invalid or out of range.

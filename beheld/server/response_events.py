@@ -8,7 +8,13 @@ from typing import Any
 
 from beheld.server.chat import ChunkHead
 from beheld.server.notes import Notes
-from beheld.server.response_requests import NamedFunction, ResponseAsked
+from beheld.server.response_requests import (
+    FreeformTool,
+    NamedFunction,
+    ResponseAsked,
+    arguments_of,
+    input_of,
+)
 from beheld.server.response_store import ResponseStore, Stored
 from beheld.server.stream import Chunk
 
@@ -46,7 +52,8 @@ class ResponseEvents:
         """The events, the last of which has the whole response."""
         begun, ended = False, False
         reason, usage = "stop", None
-        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"))
+        custom = frozenset(tool.name for tool in self._ask.given.tools or () if isinstance(tool, FreeformTool))
+        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom)
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
@@ -106,7 +113,8 @@ class ResponseEvents:
         reasoned = min(await self._count(thoughts), given["completion_tokens"]) if thoughts else 0
         return {
             "input_tokens": given["prompt_tokens"],
-            "input_tokens_details": given["prompt_tokens_details"],
+            # No tokens are billed for writing them into a cache.
+            "input_tokens_details": {**given["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": given["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": reasoned},
             "total_tokens": given["total_tokens"],
@@ -167,10 +175,15 @@ def _answer(output: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
         elif item["type"] == "reasoning":
             message["reasoning_content"] = "".join(part["text"] for part in item["content"])
         else:
-            function = {"name": item["name"], "arguments": item["arguments"]}
+            custom = item["type"] == "custom_tool_call"
+            arguments = arguments_of(item["input"]) if custom else item["arguments"]
+            function = {"name": item["name"], "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
     return (message,)
+
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 class _OutputItems:
@@ -179,11 +192,15 @@ class _OutputItems:
     Args:
         output: the response's items, which grow.
         number: the end of the items' ids.
+        custom: the names of the custom tools.
     """
 
-    def __init__(self, output: list[dict[str, Any]], number: str) -> None:
+    def __init__(self, output: list[dict[str, Any]], number: str, custom: frozenset[str]) -> None:
         self._output = output
         self._number = number
+        self._custom = custom
+        # The arguments of an open call of a custom tool, whose input is known when they are whole.
+        self._arguments = ""
         # The kind of the open item, and the index of its call.
         self._open: tuple[str, int] | None = None
 
@@ -198,9 +215,13 @@ class _OutputItems:
             yield from self._begin(("message", 0), {"type": "message", "role": "assistant", "content": [part]})
             yield from self._grow("content", "response.output_text.delta", delta["content"])
         for call in delta.get("tool_calls", ()):
-            own = {"call_id": call.get("id"), "name": call["function"].get("name"), "arguments": ""}
-            yield from self._begin(("function_call", call["index"]), {"type": "function_call", **own})
-            if call["function"]["arguments"]:
+            name = call["function"].get("name")
+            kind, holder = ("custom_tool_call", "input") if name in self._custom else ("function_call", "arguments")
+            item = {"type": kind, "call_id": call.get("id"), "name": name, holder: ""}
+            yield from self._begin(("call", call["index"]), item)
+            if self._output[-1]["type"] == "custom_tool_call":
+                self._arguments += call["function"]["arguments"]
+            elif call["function"]["arguments"]:
                 kind = "response.function_call_arguments.delta"
                 yield from self._grow("arguments", kind, call["function"]["arguments"])
 
@@ -211,7 +232,11 @@ class _OutputItems:
         self._open = None
         item, place = self._output[-1], self._place()
         item["status"] = "completed" if complete else "incomplete"
-        if item["type"] == "function_call":
+        if item["type"] == "custom_tool_call":
+            item["input"], self._arguments = input_of(self._arguments), ""
+            yield {"type": "response.custom_tool_call_input.delta", **place, "delta": item["input"]}
+            yield {"type": "response.custom_tool_call_input.done", **place, "input": item["input"]}
+        elif item["type"] == "function_call":
             yield {
                 "type": "response.function_call_arguments.done",
                 **place,
@@ -231,7 +256,7 @@ class _OutputItems:
             return
         yield from self.close(complete=True)
         self._open = kind
-        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
+        prefix = _PREFIXES[item["type"]]
         item |= {"id": f"{prefix}-{len(self._output)}{self._number}", "status": "in_progress"}
         self._output.append(item)
         shown = {**item, "content": []} if "content" in item else dict(item)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from beheld.server import limits
 from beheld.server.errors import HttpError
@@ -18,12 +19,9 @@ from beheld.server.schema import (
     Detail,
     Effort,
     Name,
-    Number,
     Paged,
-    Stop,
+    SamplingFields,
     StreamOptions,
-    Structured,
-    TokenId,
     Variables,
     Whole,
     wrong,
@@ -110,12 +108,25 @@ class CallItem(Body):
     arguments: str
 
 
+class CustomCallItem(Body):
+    """An earlier call of a custom tool by the model."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STATUS, "caller": (), "namespace": ()}
+
+    type: Literal["custom_tool_call"]
+    id: Name | None = None
+    call_id: Name
+    name: Name
+    input: str
+
+
 class ResultItem(Body):
     """The result of a call."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_STATUS, "caller": ()}
+    without_effect: ClassVar[Mapping[str, str]] = {"name": "`call_id` says whose result it is."}
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     id: Name | None = None
     call_id: Name
     output: str | PartList
@@ -146,7 +157,9 @@ def _kind(item: Any) -> Any:
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ResultItem, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
@@ -167,10 +180,65 @@ class FunctionTool(Body):
     strict: bool | None = None
 
 
-class NamedFunction(Body):
-    """The one function that must be called."""
+class InputFormat(Body):
+    """What the input of a custom tool looks like."""
 
-    type: Literal["function"]
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Annotated[str, Field(max_length=1 << 16)] | None = None
+
+
+class FreeformTool(Body):
+    """A tool whose input is a text. The model sees a function with the one argument `input`."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"defer_loading": (False,)}
+
+    type: Literal["custom"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    format: InputFormat | None = None
+
+    def as_function(self) -> dict[str, Any]:
+        """The function that the model sees."""
+        words = self.description or ""
+        if self.format is not None and self.format.definition:
+            words += f"\n\nThe input follows this grammar ({self.format.syntax}):\n{self.format.definition}"
+        text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+        return {"name": self.name, "description": words, "parameters": text | {"additionalProperties": False}}
+
+
+AnyTool = Annotated[FunctionTool | FreeformTool, Field(discriminator="type")]
+ToolList = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
+
+
+def _runnable(given: Any, info: ValidationInfo) -> Any:
+    """Leave out searches, which agents offer with every request, and note it; refuse other tools that a server runs."""
+    if not isinstance(given, list):
+        return given
+    kept = []
+    for tool in given:
+        kind = tool.get("type") if isinstance(tool, dict) else "function"
+        if not isinstance(kind, str) or kind in ("function", "custom"):
+            kept.append(tool)
+        elif kind.startswith("web_search") and isinstance(info.context, Notes) and not info.context.strict:
+            info.context.tell("tools", "This server searches nothing, so the model is not offered web_search.")
+        else:
+            shown = kind[:64].replace("{", "(").replace("}", ")")
+            raise wrong(f"This server runs no tools, and so none of the type {shown!r}", _HOSTED.get(kind, _OWN))
+    return kept
+
+
+_OWN = "Send a function of the same purpose, and run it in the client."
+_HOSTED = {
+    "mcp": "Let the client speak with the MCP server: send its tools as functions, and run the calls there.",
+    "namespace": "Send the functions that it holds themselves.",
+}
+
+
+class NamedFunction(Body):
+    """The one function or custom tool that must be called."""
+
+    type: Literal["function", "custom"]
     name: Name
 
 
@@ -211,7 +279,7 @@ def _only_encrypted(given: list[str]) -> list[str]:
     return given
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(SamplingFields):
     """POST /v1/responses."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -225,6 +293,7 @@ class ResponsesRequest(Body):
         "truncation": ("disabled",),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
+        "client_metadata": "It changes nothing and is not stored.",
         "prompt_cache_key": "Cached prefixes are found by content.",
         "prompt_cache_options": "Cached prefixes are found by content.",
         "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",
@@ -249,28 +318,13 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: Whole | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[ToolList, BeforeValidator(_runnable)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Name], Field(max_length=64), AfterValidator(_only_encrypted)] | None = None
     metadata: dict[str, str] | None = None
-    top_k: Whole | None = None
-    min_p: Number | None = None
-    seed: Whole | None = None
-    stop: str | Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=limits.MAX_STOP_IDS, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    logit_bias: Annotated[dict[str, Number], Field(max_length=limits.MAX_BIASES)] | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: Structured | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
@@ -299,10 +353,9 @@ class ResponseAsked:
 
 # Chat's fields of the same name and meaning.
 _SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output"),
-    *("ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
-    *("skip_special_tokens", "structured_outputs", "chat_template_kwargs", "mm_processor_kwargs", "cache_salt"),
-    *("priority", "include_reasoning", "parallel_tool_calls", "grounding"),
+    *SamplingFields.model_fields,
+    *("chat_template_kwargs", "mm_processor_kwargs", "cache_salt", "priority"),
+    *("include_reasoning", "parallel_tool_calls", "grounding"),
 )
 
 
@@ -339,10 +392,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         "response_format": _format(given.text.format) if given.text is not None else None,
     }
     if given.tools:
-        made["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in given.tools
-        ]
+        made["tools"] = [{"type": "function", "function": _function(tool, notes)} for tool in given.tools]
     choice = given.tool_choice
     named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
     # "auto" is what clients send without tools, too.
@@ -358,6 +408,17 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     # Kept without the input, whose media are large.
     kept = given.model_copy(update={"input": ""})
     return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
+
+
+def _function(tool: FunctionTool | FreeformTool, notes: Notes) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump(exclude={"type"}, exclude_none=True)
+    if tool.format is not None and tool.format.type == "grammar":
+        words = f"The model is shown the grammar of {tool.name}; its calls may still not follow it."
+        if notes.strict:
+            raise HttpError(400, words, "Send the tool without a format.", param="tools")
+        notes.tell("tools", words)
+    return tool.as_function()
 
 
 def _format(given: TextFormat | None) -> dict[str, Any] | None:
@@ -384,10 +445,11 @@ class _Items:
         self.places: list[tuple[str, Sequence[str]]] = [("previous_response_id", ())] * len(self.messages)
         self._own = len(self.messages)
 
-    def add(self, item: MessageItem | CallItem | ResultItem | ReasoningItem, path: str) -> None:
+    def add(self, item: MessageItem | CallItem | CustomCallItem | ResultItem | ReasoningItem, path: str) -> None:
         """Add an item."""
-        if isinstance(item, CallItem):
-            function = {"name": item.name, "arguments": item.arguments}
+        if isinstance(item, CallItem | CustomCallItem):
+            arguments = item.arguments if isinstance(item, CallItem) else arguments_of(item.input)
+            function = {"name": item.name, "arguments": arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             self._assistant(path).setdefault("tool_calls", []).append(call)
         elif isinstance(item, ReasoningItem):
@@ -418,6 +480,20 @@ class _Items:
         if len(self.messages) == self._own or self.messages[-1]["role"] != "assistant":
             self.say({"role": "assistant", "content": ""}, path)
         return self.messages[-1]
+
+
+def arguments_of(text: str) -> str:
+    """The input of a custom tool as the arguments of its function."""
+    return json.dumps({"input": text}, ensure_ascii=False)
+
+
+def input_of(arguments: str) -> str:
+    """The reverse; arguments that were cut off or have another form stay as they are."""
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return str(found["input"]) if isinstance(found, dict) and isinstance(found.get("input"), str) else arguments
 
 
 def _content(given: str | list[Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 # Routes whose response may be a stream of server-sent events, each a chunk of the same kind or a named event.
 STREAMED = frozenset(
     {
-        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"),
         *("/v1/audio/transcriptions", "/v1/audio/translations"),
     }
 )
@@ -143,6 +143,29 @@ RESPONSES: dict[str, Any] = {
         },
         "warnings",
     ),
+    "Generated": _object(
+        {
+            "request_id": _TEXT,
+            "created": _COUNT,
+            "model": _TEXT,
+            "choices": _list(
+                _object(
+                    {
+                        "index": _COUNT,
+                        "token_ids": _list(_COUNT),
+                        "logprobs": _maybe(_object({"content": _list(_ANY)})),
+                        "finish_reason": _REASON,
+                        "stop_reason": _STOP_REASON,
+                    }
+                )
+            ),
+            "usage": _named("Usage"),
+            "prompt_logprobs": _list(_maybe(_ANY)),
+            "prompt_token_ids": _list(_COUNT),
+            "warnings": _list(_WARNING),
+        },
+        *("prompt_logprobs", "prompt_token_ids", "warnings"),
+    ),
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
     ),
@@ -230,6 +253,7 @@ RESPONSES: dict[str, Any] = {
 SHOWN = {
     "/v1/chat/completions": "ChatCompletion",
     "/v1/completions": "Completion",
+    "/inference/v1/generate": "Generated",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
     "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),

@@ -11,30 +11,11 @@ from beheld.core.params import SamplingParams, StructuredOutputs
 from beheld.core.repetition import RepetitionDetectionParams
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import ResponseFormat, Sampled, Structured
+from beheld.server.schema import ResponseFormat, Sampled, SamplingFields, Structured
 
+_TURNED = ("logit_bias", "repetition_detection", "structured_outputs")
 # Fields with the same name and meaning.
-_SAME = (
-    "n",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "allowed_token_ids",
-    "bad_words",
-    "skip_special_tokens",
-    "prompt_logprobs",
-    "truncate_prompt_tokens",
-)
+_SAME = ("n", "prompt_logprobs", *(name for name in SamplingFields.model_fields if name not in _TURNED))
 
 
 def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **own: Any) -> SamplingParams:
@@ -79,6 +60,7 @@ _NOT_IN_BEAMS = (
     "truncate_prompt_tokens",
     "repetition_detection",
     "structured_outputs",
+    "thinking_token_budget",
 )
 
 
@@ -163,13 +145,18 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
     wanted = form is not None and form.type != "text"
     if asked is not None:
         given = StructuredOutputs(
-            asked.json_, asked.regex, asked.choice, asked.grammar, json_object=asked.json_object or None
+            asked.json_,
+            asked.regex,
+            asked.choice,
+            asked.grammar,
+            json_object=asked.json_object or None,
+            structural_tag=asked.structural_tag,
         )
         if wanted or sum(value is not None for value in vars(given).values()) != 1:
             raise HttpError(
                 400,
                 "structured_outputs must have exactly one grammar.",
-                "Send one of json, json_object, regex, choice and grammar.",
+                "Send one of json, json_object, regex, choice, grammar and structural_tag.",
                 param="structured_outputs",
             )
         return given
@@ -177,6 +164,8 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
         return None
     if form.type == "json_object":
         return StructuredOutputs(json_object=True)
+    if form.type == "structural_tag":
+        return StructuredOutputs(structural_tag=form.model_dump(exclude_none=True, exclude={"type"}))
     if form.json_schema is None:
         raise HttpError(
             400,

@@ -338,14 +338,17 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The format of the answer."""
+    """The format of the answer; for structural tags see structured/structural_tag.py."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    triggers: Stop | None = None
+    format: dict[str, Any] | None = None
 
 
 class Structured(Body):
-    """A grammar that the answer must follow: exactly one of the five."""
+    """A grammar that the answer must follow: exactly one of the six."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -353,6 +356,7 @@ class Structured(Body):
     choice: Annotated[list[str], Field(min_length=1, max_length=limits.MAX_CHOICES, fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class RepetitionDetection(Body):
@@ -397,7 +401,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": (),
-    "thinking_token_budget": (),
     "verbosity": (),
     "vllm_xargs": ({},),
     "web_search_options": (),
@@ -418,7 +421,6 @@ _REMEDIES = {
     "store": "This server stores nothing; leave it out.",
     "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
-    "thinking_token_budget": "Bound the whole answer with max_tokens.",
     "verbosity": "Write it in the messages.",
     "vllm_xargs": "Leave it out: this server has no extensions that read it.",
 }
@@ -441,18 +443,9 @@ _WITHOUT_EFFECT = {
 }
 
 
-class Sampled(Body):
-    """The common fields of chat and completions. Absent fields take the model's defaults."""
+class SamplingFields(Body):
+    """How an answer is sampled, for every route that answers. Absent fields take the model's defaults."""
 
-    says_nothing = _NOTHING
-    without_effect = _WITHOUT_EFFECT
-    remedies = _REMEDIES
-
-    model: Name | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Whole | None = None
-    max_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: Number | None = None
     top_p: Number | None = None
@@ -470,11 +463,27 @@ class Sampled(Body):
     allowed_token_ids: Annotated[Ids, Field(max_length=limits.MAX_ALLOWED_IDS)] | None = None
     bad_words: Stop | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Whole | None = None
     truncate_prompt_tokens: Whole | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    thinking_token_budget: Whole | None = None
     repetition_detection: RepetitionDetection | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: Structured | None = None
+
+
+class Sampled(SamplingFields):
+    """The common fields of chat and completions."""
+
+    says_nothing = _NOTHING
+    without_effect = _WITHOUT_EFFECT
+    remedies = _REMEDIES
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Whole | None = None
+    max_tokens: Whole | None = None
+    prompt_logprobs: Whole | None = None
+    response_format: ResponseFormat | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     use_beam_search: bool | None = None
@@ -685,6 +694,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: Tools | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: Variables | None = None
 
 

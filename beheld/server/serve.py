@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from beheld.api.async_llm import AsyncLLM
 from beheld.server import tls
 from beheld.server.app import Service
+from beheld.server.health import EarlyHealth
 from beheld.server.http_protocol import DeadlineProtocol
 from beheld.server.listen import address, leave
 from beheld.server.options import ServerOptions
@@ -44,6 +45,7 @@ class Server(uvicorn.Server):
         self._metrics = service.metrics
         self._drain_s = drain_s
         self._llm = service.llm
+        self._health = service.engine_health
         self._loras = service.options.loras
         self._ticked: float | None = None
         self._dead_since: float | None = None
@@ -57,6 +59,7 @@ class Server(uvicorn.Server):
         for lora in self._loras:
             # Reports a broken adapter now, not at its first request.
             await self._llm.add_lora(lora)
+        self._health.watch()
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -116,7 +119,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     }
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
-        RootPath(app, options.root_path),
+        RootPath(EarlyHealth(app, service.engine_health, service.access_log), options.root_path),
         **tls.settings(options),
         http=protocol,
         ws="none",

@@ -70,10 +70,11 @@ def chunks(
         ended=head.ended,
         decoded=decoded,
     )
-    return _chunks(pieces)
+    kind = "translation.chunk" if translate else "transcription.chunk"
+    return _chunks(pieces, {"id": head.id, "object": kind, "created": head.created, "model": head.model})
 
 
-async def _chunks(pieces: AsyncGenerator[SpeechPiece, None]) -> AsyncGenerator[Chunk, None]:
+async def _chunks(pieces: AsyncGenerator[SpeechPiece, None], base: Chunk) -> AsyncGenerator[Chunk, None]:
     text, last = "", SpeechPiece("")
     segments: list[SpeechSegment] = []
     async with contextlib.aclosing(pieces) as found:
@@ -82,9 +83,11 @@ async def _chunks(pieces: AsyncGenerator[SpeechPiece, None]) -> AsyncGenerator[C
             text += piece.text
             segments += piece.segments
             if piece.text:
-                yield {"type": _DELTA, "delta": piece.text}
+                yield {"type": _DELTA, "delta": piece.text, **base, "choices": [_choice(piece.text, None)]}
     yield {
         "type": _DONE,
+        **base,
+        "choices": [_choice("", "stop")],
         "text": text.strip(),
         "usage": {"type": "duration", "seconds": math.ceil(last.seconds)},
         "language": last.language,
@@ -93,11 +96,15 @@ async def _chunks(pieces: AsyncGenerator[SpeechPiece, None]) -> AsyncGenerator[C
     }
 
 
+def _choice(text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
+
+
 async def shown(events: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """The events of a stream, with the fields that OpenAI's have."""
+    """The events of a stream: OpenAI's fields, and the choices of a chat chunk, which vLLM's clients read."""
     async with contextlib.aclosing(events):
         async for event in events:
-            yield {name: value for name, value in event.items() if name in ("type", "delta", "text", "usage")}
+            yield {name: value for name, value in event.items() if name not in ("language", "duration", "segments")}
 
 
 async def fold(events: AsyncGenerator[Chunk, None]) -> dict[str, Any]:

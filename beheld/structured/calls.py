@@ -13,8 +13,8 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar, ReasoningFormat
-from beheld.structured.closed import closed
-from beheld.structured.marks import TEXT, Tokens, up_to, written
+from beheld.structured.closed import json_rule
+from beheld.structured.marks import TEXT, Tokens, up_to, words, written
 from beheld.utils.json_types import types_of, values_of
 
 # Schema keywords that restrict nothing.
@@ -61,14 +61,8 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
     if form in _BARE:
         rules += [_spoken(tokens), *_BARE[form](tools, tokens, "" if reasoning is None else reasoning.open)]
     else:
-        rules += [_words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
+        rules += [words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
     return "\n".join(rules)
-
-
-def _words(tokens: Tokens, *marks: str) -> str:
-    """The rule of words before a mark or the end: any text and any special token except the marks."""
-    others = tokens.others(*marks)
-    return 'words: ""' if others is None else f"words: (TEXT {others})*"
 
 
 def _spoken(tokens: Tokens) -> str:
@@ -89,14 +83,8 @@ def _any_of(tools: Sequence[Any]) -> str:
     return " | ".join(f"call_{number}" for number in range(len(tools)))
 
 
-def _json(schema: Any) -> str:
-    if isinstance(schema, dict):
-        schema = {**closed(schema), "x-guidance": {"whitespace_pattern": " ?"}}
-    return f"%json {json.dumps(schema)}"
-
-
 def _arguments(schema: Schema | None) -> str:
-    return _json({**(schema or {}), "type": "object"})
+    return json_rule({**(schema or {}), "type": "object"})
 
 
 # ---------------------------------------------------------------------- calls in JSON
@@ -196,7 +184,7 @@ def _python_value(schema: Any) -> str:
             for kind in ([declared] if isinstance(declared, str) else declared)
             if kind in _PYTHON_WORDS
         ]
-    return " | ".join([_json(schema), *words])
+    return " | ".join([json_rule(schema), *words])
 
 
 def _separated(rule: str, items: Sequence[tuple[str, bool]]) -> Iterator[str]:
@@ -302,7 +290,7 @@ def _value_rule(function: str, argument: str, schema: Any, form: str, ends: Sequ
         raise refused("allows no value")
     kinds, keywords = types_of(schema), schema.keys() - _SHARED
     if kinds and "string" not in kinds:
-        return _json(schema)
+        return json_rule(schema)
     if not keywords or (kinds and kinds <= {"string", "null"} and keywords <= {"type"}):
         return None
     listed = values_of(schema)

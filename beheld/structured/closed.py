@@ -5,6 +5,7 @@ In an open object, a small model writes one invented property after the other un
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 # Keywords whose contents are values, not schemas.
@@ -27,6 +28,13 @@ def closed(schema: Any) -> Any:
     parts that are closed would exclude each other.
     """
     return schema if _joins(schema) else _closed(schema)
+
+
+def json_rule(schema: Any) -> str:
+    """A value of the closed schema in llguidance's Lark, with at most one space between tokens."""
+    if isinstance(schema, dict):
+        schema = {**closed(schema), "x-guidance": {"whitespace_pattern": " ?"}}
+    return f"%json {json.dumps(schema)}"
 
 
 def _joins(schema: Any) -> bool:

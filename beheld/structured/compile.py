@@ -10,6 +10,7 @@ from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
+from beheld.structured import structural_tag
 from beheld.structured.calls import lark_of, leaves_room
 from beheld.structured.closed import closed
 from beheld.structured.marks import Tokens
@@ -44,14 +45,15 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
     given = {name: value for name, value in vars(asked).items() if value not in (None, False)}
     if len(given) != 1:
         raise ParamsError(
-            "Give exactly one of json, json_object, regex, choice and grammar.", param="structured_outputs"
+            "Give exactly one of json, json_object, regex, choice, grammar and structural_tag.",
+            param="structured_outputs",
         )
     ((kind, value),) = given.items()
     if kind == "json_object":
         if value is not True:
             raise ParamsError("json_object must be True, or left out.", param="structured_outputs")
         kind, value = "json", {"type": "object"}
-    if kind == "json" and not isinstance(value, str):
+    if kind in ("json", "structural_tag") and not isinstance(value, str):
         value = json.dumps(value)
     if kind == "choice":
         if not value or not all(isinstance(entry, str) and entry for entry in value):
@@ -167,6 +169,8 @@ class Compiler:
                 text = LLMatcher.grammar_from_regex(grammar.text)
             elif grammar.kind == "calls":
                 text = lark_of(grammar.text, tokens, grammar.reasoning)
+            elif grammar.kind == "structural_tag":
+                text = structural_tag.lark_of(grammar.text, tokens)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)
             if grammar.reasoning is not None and not (grammar.kind == "calls" and leaves_room(grammar)):

@@ -51,6 +51,12 @@ class Tokens:
         return f"<[{','.join(f'{first}-{last}' for first, last in spans)}]>" if spans else None
 
 
+def words(tokens: Tokens, *marks: str) -> str:
+    """The rule of words before a mark or the end: any text and any special token except the marks."""
+    others = tokens.others(*marks)
+    return 'words: ""' if others is None else f"words: (TEXT {others})*"
+
+
 def written(mark: str, tokens: Tokens) -> str:
     """A mark as an expression."""
     token = tokens(mark)

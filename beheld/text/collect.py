@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
 from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
 from beheld.core.params import SamplingParams
-from beheld.core.plan import PromptLogprobs, TokenLogprobs
+from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.text import grounding
-from beheld.text.detokenize import BROKEN, Detokenizer, known_texts, token_bytes, token_text, whole_characters
+from beheld.text.detokenize import Detokenizer
+from beheld.text.logprob_entries import AnswerColumns, AnswerEntries, Candidates, PromptColumnEntries
 from beheld.text.stop import StopFinder
 
 # Tokens whose text is not needed yet are decoded in batches of this size: a decoder's calls cost more than their
@@ -34,13 +35,22 @@ class Answer:
         marks: Collection[str] = (),
         places: AnswerGrounding | None = None,
         prompt: str | None = None,
+        *,
+        lazy: bool = False,
     ) -> None:
         self._params = params
         self._tokenizer = tokenizer
+        self._lazy = lazy
         self._places = places
         self._prompt = prompt
         self._located: list[GroundedObject] | None = None
-        self._candidates = _Candidates(tokenizer if params.detokenize else None)
+        # Writes the texts of tokens.
+        self._shown_by = tokenizer if params.detokenize else None
+        self._columns = AnswerColumns()
+        # Of tokens from `_first_entry` on, those that were made.
+        self._entries: list[dict[int, Logprob]] = []
+        self._first_entry = 0
+        self._candidates = self._new_candidates()
         self._detokenizer = (
             Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens, marks=marks)
             if params.detokenize and tokenizer is not None
@@ -52,7 +62,6 @@ class Answer:
         self._token_ids: list[int] = []
         self._undecoded: list[int] = []
         self._most_undecoded = next(_first_time)
-        self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
@@ -97,7 +106,7 @@ class Answer:
         self._token_ids += token_ids
         if logprobs and self._params.logprobs is not None:
             for entry in logprobs:
-                self._logprobs.append(self._candidates.of(entry, self._params.logprobs))
+                self._columns.append(entry)
                 self._cumulative += entry.logprob
         if self._detokenizer is None:
             return None
@@ -131,7 +140,7 @@ class Answer:
     def output(self) -> CompletionOutput:
         """The whole answer so far."""
         self._decode_rest()
-        return self._output(0, 0)
+        return self._output(0, 0, self._whole_logprobs())
 
     def delta(self) -> CompletionOutput | None:
         """The new part since the last call, or None."""
@@ -141,16 +150,37 @@ class Answer:
             return None
         num_characters, num_tokens, _ = self._reported
         self._reported = now
-        return self._output(num_characters, num_tokens)
+        fresh = self._made(num_tokens)
+        # A later part does not need them again.
+        self._first_entry, self._entries = len(self._columns), []
+        return self._output(num_characters, num_tokens, fresh)
 
-    def _output(self, num_characters: int, num_tokens: int) -> CompletionOutput:
+    def _new_candidates(self) -> Candidates:
+        return Candidates(self._shown_by)
+
+    def _whole_logprobs(self) -> Any:
+        """Entries of all tokens; of a finished answer they are made when they are read, if the caller wants that."""
+        if self._lazy and self.finished:
+            return AnswerEntries(self._columns, self._params.logprobs or 0, self._shown_by)
+        return self._made(0)
+
+    def _made(self, start: int) -> list[dict[int, Logprob]]:
+        """Entries of the tokens from `start` on; each is made once, unless it was let go."""
+        if start < self._first_entry:
+            self._first_entry, self._entries, self._candidates = 0, [], self._new_candidates()
+        next_entry = self._first_entry + len(self._entries)
+        for entry in self._columns.rows(next_entry, len(self._columns)):
+            self._entries.append(self._candidates.of(entry, self._params.logprobs or 0))
+        return self._entries[start - self._first_entry :]
+
+    def _output(self, num_characters: int, num_tokens: int, logprobs: Any) -> CompletionOutput:
         wanted = self._params.logprobs is not None
         return CompletionOutput(
             index=self._index,
             text=self._text[num_characters:],
             token_ids=self._token_ids[num_tokens:],
             cumulative_logprob=self._cumulative if wanted else None,
-            logprobs=self._logprobs[num_tokens:] if wanted else None,
+            logprobs=logprobs if wanted else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             grounding=self._grounding(),
@@ -178,7 +208,8 @@ class Collector:
         requests: the resolved requests, one per answer, in order.
         tokenizer: from transformers; None leaves texts empty.
         marks: special tokens whose first occurrence is in the text even if special tokens are skipped.
-        lazy_prompt: outputs have `prompt_entries` in place of `prompt_logprobs`.
+        lazy_prompt: outputs have `prompt_entries` in place of `prompt_logprobs`, and the log-probabilities of a whole
+            answer are made when they are read.
 
     Raises:
         ParamsError: there are stop strings but no tokenizer.
@@ -202,13 +233,13 @@ class Collector:
         self._request = requests[0]
         self._tokenizer = tokenizer
         self._answers = {
-            request.id: Answer(index, params, tokenizer, marks, request.grounding, request.prompt)
+            request.id: Answer(index, params, tokenizer, marks, request.grounding, request.prompt, lazy=lazy_prompt)
             for index, request in enumerate(requests)
         }
         assert len(self._answers) == len(requests), "two answers with the same id"
         self._lazy_prompt = lazy_prompt
         # Columns, until they are asked for: as objects they take far more memory.
-        self._prompt_entries: ColumnEntries | None = None
+        self._prompt_entries: PromptColumnEntries | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._reported_prompt_logprobs = False
         self._num_cached = 0
@@ -232,7 +263,8 @@ class Collector:
             self._num_cached = max(self._num_cached, event.num_cached)
         if event.prompt_logprobs is not None and self._prompt_entries is None:
             tokenizer = self._tokenizer if self._params.detokenize else None
-            self._prompt_entries = ColumnEntries(event.prompt_logprobs, self._params.prompt_logprobs or 0, tokenizer)
+            num_top = self._params.prompt_logprobs or 0
+            self._prompt_entries = PromptColumnEntries(event.prompt_logprobs, num_top, tokenizer)
         return self._answers[event.request_id].push(event)
 
     @property
@@ -280,71 +312,3 @@ class Collector:
             error=self._error,
             prompt_entries=entries if self._lazy_prompt else None,
         )
-
-
-class ColumnEntries:
-    """A prompt's log-probabilities in the user's form, made from their columns whenever they are read.
-
-    Args:
-        columns: those of all positions but the first, which has none.
-        num_top: the most candidates of a position besides the token itself.
-        tokenizer: from transformers; None leaves texts out.
-    """
-
-    def __init__(self, columns: PromptLogprobs, num_top: int, tokenizer: Any | None) -> None:
-        self._columns = columns
-        self._num_top = num_top
-        self._tokenizer = tokenizer
-
-    def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
-        """One position after another."""
-        candidates = _Candidates(self._tokenizer)
-        yield None
-        for entry in self._columns:
-            yield candidates.of(entry, self._num_top)
-
-    def best(self, num_top: int) -> ColumnEntries:
-        """See PromptEntries."""
-        return ColumnEntries(self._columns, min(num_top, self._num_top), self._tokenizer)
-
-
-class _Candidates:
-    """Converts the device's log-probabilities of consecutive positions to the user's form.
-
-    A token may hold only a part of a character. Then its text ends before the character, and the text of the token that
-    completes it holds all of it.
-    """
-
-    def __init__(self, tokenizer: Any | None) -> None:
-        self._tokenizer = tokenizer
-        self._known = {} if tokenizer is None else known_texts(tokenizer)
-        # The bytes of the character that the tokens so far have begun.
-        self._begun = b""
-
-    def of(self, entry: TokenLogprobs, num_top: int) -> dict[int, Logprob]:
-        """The token itself first, then the best `num_top`."""
-        found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._text(entry.token_id))}
-        known = self._known
-        top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
-        for rank, (token_id, logprob) in enumerate(top, start=1):
-            if token_id not in found:
-                text = known.get(token_id)
-                # Broken characters are rare, and a look at them is dear.
-                ready = text and BROKEN not in text
-                found[token_id] = Logprob(logprob, rank, text if ready else self._text(token_id))
-        if self._tokenizer is not None:
-            self._begun = self._read(entry.token_id)[1]
-        return found
-
-    def _text(self, token_id: int) -> str | None:
-        return None if self._tokenizer is None else self._read(token_id)[0]
-
-    def _read(self, token_id: int) -> tuple[str, bytes]:
-        """A token's text at this position, and the bytes of a character that it begins."""
-        text = token_text(self._tokenizer, token_id)
-        if BROKEN not in text:
-            return text, b""
-        try:
-            return whole_characters(self._begun + token_bytes(self._tokenizer, token_id))
-        except UnicodeDecodeError:
-            return text, b""

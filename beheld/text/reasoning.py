@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from beheld.core.params import ReasoningFormat
 from beheld.text.marks import Beginning, Seeker, Trimmed
 
 
@@ -49,6 +50,11 @@ FORMATS: dict[str, ReasoningMarks] = {
     "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n"),
     "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
 }
+
+
+def format_of(marks: ReasoningMarks) -> ReasoningFormat | None:
+    """The marks for grammars and budgets; None where every part of an answer has a header."""
+    return None if marks.channels else ReasoningFormat(marks.open, marks.close, begun=False)
 
 
 def reasoning_of(template: str | None, stated: Collection[str]) -> str | None:

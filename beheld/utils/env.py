@@ -148,14 +148,20 @@ FP8 = _variable(
 INT4_ON_GPU = _variable(
     ("BEHELD_INT4_ON_GPU",),
     _switch,
+    True,
+    "0 dequantizes weights of 4 bits at load even if the GPU can multiply them as they are",
+)
+BLOCKS_ON_GPU = _variable(
+    ("BEHELD_BLOCKS_ON_GPU",),
+    _switch,
     False,
-    "1 keeps a checkpoint's weights of 4 bits as they are on a GPU, and multiplies them by a Triton kernel",
+    "1 keeps FP8 weights with a scale for each block, and MXFP4 experts, as they are on a GPU that multiplies FP8",
 )
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
     _switch,
     True,
-    "0 dequantizes weights of 4 or 8 bits at load even if the CPU can multiply them as they are",
+    "0 dequantizes weights of 4 or 8 bits at load even if the device can multiply them as they are",
 )
 PEER_SUMS = _variable(
     ("BEHELD_PEER_SUMS",),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+
+# The functions of `signal` make enumerations of numbers and handlers, which takes 20 us a block.
+from _signal import getsignal
+from _signal import signal as set_handler
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,7 +21,7 @@ def uninterrupted() -> Iterator[None]:
     rows and blocks inconsistent. Custom handlers and other threads are not affected.
     """
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not ours or getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     asked = 0
@@ -28,10 +32,10 @@ def uninterrupted() -> Iterator[None]:
         if asked > 1:
             signal.default_int_handler(number, frame)
 
-    signal.signal(signal.SIGINT, wait)
+    set_handler(signal.SIGINT, wait)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        set_handler(signal.SIGINT, signal.default_int_handler)
     if asked:
         raise KeyboardInterrupt

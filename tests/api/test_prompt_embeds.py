@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +15,10 @@ import transformers
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ConfigError, ParamsError, PromptError, PromptTooLongError
 from beheld.inputs.prompt import embedded_prompt
+from beheld.server.completions import Embedded
+from beheld.server.schema import CompletionRequest
 from tests import tiny
-from tests.server.running import ENGINE, Running
+from tests.server.running import ENGINE, Running, request_bytes
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "disable_log_stats": True, "max_model_len": 256}
 WORDS = "A small red circle stands left of a large blue square, and a dog sleeps on the chair. " * 2
@@ -110,5 +113,18 @@ def test_a_client_sends_them() -> None:
         assert [choice["text"] for choice in twice["choices"]] == [wanted["choices"][0]["text"]] * 2
         for body in ({"prompt": "x"}, {"prompt": "", "echo": True}):
             assert running.post("/v1/completions", {**body, "prompt_embeds": embeds, **common}).status_code == 400
+        for given in ({"prompt": "", "prompt_embeds": embeds}, {"prompt": [ids, WORDS]}):
+            streamed = {**given, "max_tokens": 300, "ignore_eos": True, "stream": True}
+            with running.connect(30.0) as link:
+                link.sendall(request_bytes("/v1/completions", streamed))
+                while b"data: " not in link.recv(4096):
+                    pass
+                # While the answer goes on, nothing of its prompts is held.
+                assert running.llm.num_live
+                assert running.admission.held_bytes == 0
+                kept = [one for one in gc.get_objects() if isinstance(one, CompletionRequest | Embedded)]
+                assert not any(getattr(one, "prompt_embeds", None) or getattr(one, "prompt", None) for one in kept)
+                assert not any(isinstance(one, Embedded) for one in kept)
+            running.idle()
     finally:
         running.close()

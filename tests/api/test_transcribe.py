@@ -93,6 +93,11 @@ def test_what_a_model_cannot_do_is_refused() -> None:
             check(order, form, None, "the model")
     assert form.text(SpeechOrder(language="de")) == "Write it down in German."
     assert form.text(SpeechOrder()) == "Write it down."
+    own = SpeechForm("</s>__{code}__", written=True, codes={"de": "deu", "en": "eng"})
+    assert own.text(SpeechOrder(language="de")) == "</s>__deu__"
+    assert own.text(SpeechOrder()) == "</s>__eng__"
+    with pytest.raises(ParamsError, match="The language 'zu' is not one"):
+        check(SpeechOrder(language="zu"), own, None, "a model")
     assert LANGUAGES["yue"] == "Cantonese"
 
 

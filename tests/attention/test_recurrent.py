@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,13 +64,6 @@ def test_a_step_is_the_definition() -> None:
         torch.testing.assert_close(states[row].double(), last, rtol=0, atol=1e-5)
 
 
-@dataclass
-class Module:
-    """What `recur` reads of a module."""
-
-    layer_idx: int = 3
-
-
 def layer(num_blocks: int = 12) -> LayerStates:
     """A layer's cache full of what belongs to nobody."""
     states = torch.full((num_blocks, 4, 8, 6), torch.nan)
@@ -101,7 +93,7 @@ def run(cache: LayerStates, slices: list[tuple[int, int, list[int]]], seeds: lis
     x_TC, g_TH, beta_TH = (torch.cat(parts) for parts in zip(*inputs, strict=True))
     backend: Any = None
     with forward_context(ForwardContext(backend, metadata, {StateOf(3): cache})):
-        out = recur(Module(), x_TC, WEIGHT, None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
+        out = recur(3, x_TC, WEIGHT, None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
     return list(out.split(counts))
 
 
@@ -177,7 +169,7 @@ def test_decoding_reads_nothing_back_from_the_device() -> None:
     backend: Any = None
     x_TC, g_TH, beta_TH = (each.to("meta") for each in given(3))
     with forward_context(ForwardContext(backend, metadata, {StateOf(3): cache})):
-        out = recur(Module(), x_TC, WEIGHT.to("meta"), None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
+        out = recur(3, x_TC, WEIGHT.to("meta"), None, lambda y: (nn.functional.silu(y), g_TH, beta_TH), RULE)
     assert out.shape == (3, 4, 6)
 
 
@@ -185,4 +177,4 @@ def test_a_layer_without_states_is_named() -> None:
     nothing: Any = None
     context = ForwardContext(nothing, nothing, {})
     with forward_context(context), pytest.raises(ModelError, match="layer 3, which has no states"):
-        recur(Module(), torch.zeros(1, CHANNELS), WEIGHT, None, lambda y: (y,), RULE)
+        recur(3, torch.zeros(1, CHANNELS), WEIGHT, None, lambda y: (y,), RULE)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from beheld.attention.selective_scan import SelectiveScan
 from beheld.attention.ssd import StateSpace
+from beheld.attention.wkv import WeightedMean
 
 GROUPS, HEADS, HEAD_DIM, STATE_DIM = 2, 6, 5, 7
 CHANNELS = 9
@@ -113,3 +114,28 @@ def test_a_step_of_channels_is_the_definition() -> None:
     for row, (wanted_1I, last) in enumerate(wanted):
         same(out[row : row + 1], wanted_1I)
         same(states[row], last)
+
+
+def means_by_hand(mean: WeightedMean, keys_TA: Tensor, values_TA: Tensor) -> Tensor:
+    """The definition in float64: every value's weight follows from how long ago it was."""
+    keys_TA, values_TA, out = keys_TA.double(), values_TA.double(), []
+    for now in range(len(keys_TA)):
+        ages = torch.arange(now - 1, -1, -1, dtype=torch.float64)[:, None]
+        weights_TA = (torch.cat([keys_TA[:now] - ages * mean.decay_A, keys_TA[now : now + 1] + mean.first_A])).exp()
+        out.append((weights_TA * values_TA[: now + 1]).sum(0) / weights_TA.sum(0))
+    return torch.stack(out)
+
+
+def test_weighted_means_are_the_definition() -> None:
+    """Also where the first keys are so small that their exponentials vanish beside one."""
+    mean = WeightedMean(random(CHANNELS, seed=1).exp(), random(CHANNELS, seed=2))
+    keys_TA, values_TA = random(12, CHANNELS, seed=3) * 4 - 200, random(12, CHANNELS, seed=4)
+    keys_TA[6:] += 195
+    state = torch.zeros(3, CHANNELS)
+    parts = [mean.scan(state, keys_TA[:5], values_TA[:5])]
+    states = torch.stack([state, torch.zeros(3, CHANNELS)])
+    steps = [mean.step(states, keys_TA[t : t + 1].expand(2, -1), values_TA[t : t + 1].expand(2, -1)) for t in (5, 6)]
+    parts += [each[:1] for each in steps]
+    parts.append(mean.scan(states[0], keys_TA[7:], values_TA[7:]))
+    torch.testing.assert_close(torch.cat(parts).double(), means_by_hand(mean, keys_TA, values_TA), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(steps[0][1], values_TA[5])

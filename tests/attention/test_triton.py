@@ -11,7 +11,7 @@ from tests import interpreted
 
 FILES = [
     Path(__file__).with_name(name)
-    for name in ("triton_interpreted.py", "cross_interpreted.py", "latent_interpreted.py")
+    for name in ("triton_interpreted.py", "cross_interpreted.py", "latent_interpreted.py", "delta_interpreted.py")
 ]
 
 

@@ -1,10 +1,11 @@
 """Compares the names that vLLM offers with ours: options, parameters, methods, imports and routes.
 
 python -m tests.compat.census VLLM_SOURCE           prints what vLLM has and beheld has not, with the reasons known
-python -m tests.compat.census VLLM_SOURCE --names   writes vLLM's names into vllm_names.json, for a new version
+python -m tests.compat.census VLLM_SOURCE --names 0.33.0   writes vLLM's names into vllm_names.json, for this version
 
 VLLM_SOURCE is a folder that contains the package `vllm`; its files are parsed and never run. The test needs no source:
-it compares the kept names with ours, and each one without a counterpart must stand in not_covered.json with a reason.
+it compares the kept names of each version with ours, and each one without a counterpart must stand in not_covered.json
+with a reason.
 """
 
 from __future__ import annotations
@@ -148,6 +149,12 @@ def missing(theirs: Mapping[str, Iterable[str]], ours: Names) -> dict[str, list[
     return {kind: sorted(set(names) - ours[kind]) for kind, names in theirs.items()}
 
 
+def kept_names() -> dict[str, dict[str, list[str]]]:
+    """Version of vLLM -> kind -> names."""
+    kept: dict[str, dict[str, list[str]]] = json.loads(NAMES.read_text(encoding="utf-8"))
+    return kept
+
+
 def reasons() -> dict[str, dict[str, str]]:
     """Kind -> name -> why it is not covered."""
     kept = json.loads(NOT_COVERED.read_text(encoding="utf-8"))
@@ -158,7 +165,7 @@ def main(words: list[str]) -> int:
     """Print or write; the exit status is 1 where a name has no reason."""
     theirs = names_of(Path(words[0]))
     if "--names" in words:
-        kept = {kind: sorted(names) for kind, names in theirs.items()}
+        kept = kept_names() | {words[words.index("--names") + 1]: {kind: sorted(theirs[kind]) for kind in theirs}}
         NAMES.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     ours, told, status = our_names(), reasons(), 0
     for kind, names in missing(theirs, ours).items():

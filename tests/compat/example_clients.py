@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import tiny
-from tests.compat import example_repositories, examples
+from tests.compat import example_repositories, examples, scripted
 from tests.compat.stage import Stage
 
 TOOLS = "--enable-auto-tool-choice --tool-call-parser hermes"
@@ -35,11 +36,9 @@ SERVERS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "api_client.py": "",
         "openai_chat_completion_client.py": "",
         "openai_chat_completion_client_for_multimodal.py": "-c text-only",
-        "openai_chat_completion_client_with_tools.py": "",
         "openai_chat_completion_client_with_tools_required.py": "",
         "openai_chat_completion_client_with_tools_xlam.py": "",
         "openai_chat_completion_client_with_tools_xlam_streaming.py": "",
-        "openai_chat_completion_tool_calls_with_reasoning.py": "",
         "openai_chat_completion_with_reasoning.py": "",
         "openai_chat_completion_with_reasoning_streaming.py": "",
         "openai_completion_client.py": "",
@@ -50,11 +49,15 @@ SERVERS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "structured_outputs/structured_outputs.py": "",
         "token_generation_client.py": "",
     },
+    ("calls", f"{TOOLS} --reasoning-parser deepseek_r1 --max-model-len 2048 --served-model-name tiny"): {
+        "openai_chat_completion_client_with_tools.py": "",
+        "openai_chat_completion_tool_calls_with_reasoning.py": "",
+    },
     ("whisper", "--served-model-name openai/whisper-large-v3"): {
         "openai_transcription_client.py": "",
         "openai_translation_client.py": "",
     },
-    ("intfloat/e5-small", "--served-model-name intfloat/e5-small"): {
+    ("intfloat/e5-small", '--hf-overrides {"is_matryoshka":true} --served-model-name intfloat/e5-small'): {
         "pooling/openai_embedding_client.py": "",
         "pooling/openai_embedding_matryoshka_fy.py": "",
         "pooling/embedding_requests_base64_client.py": "",
@@ -74,13 +77,13 @@ SERVERS: Mapping[tuple[str, str], Mapping[str, str]] = {
 }
 URL = "http://127.0.0.1:8000/health"
 START_S = 120
+LIMIT_S = 240
 
 
 @contextmanager
 def serving(made: Stage, model: str, flags: str) -> Iterator[None]:
     """A server on port 8000 until the end."""
-    hub = example_repositories.known(model)
-    folder = example_repositories.lay(made.hub, model) if hub else tiny.checkpoint(model)
+    folder = _folder(made, model)
     log = (made.folder / "server.log").open("w", encoding="utf-8")
     process = subprocess.Popen(
         [sys.executable, "-m", "beheld.cli.main", "serve", str(folder), *flags.split()],
@@ -101,6 +104,26 @@ def serving(made: Stage, model: str, flags: str) -> Iterator[None]:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.close()
+
+
+def _folder(made: Stage, model: str) -> Path:
+    """The checkpoint: of a repository, of a model that calls a function, of one that knows Italian, or a tiny one."""
+    if example_repositories.known(model):
+        return example_repositories.lay(made.hub, model)
+    folder = made.folder / model
+    if model not in ("calls", "whisper"):
+        return tiny.checkpoint(model)
+    if not folder.is_dir():
+        folder.mkdir()
+        if model == "calls":
+            scripted.write(folder, scripted.CALL)
+            return folder
+        for file in tiny.checkpoint(model).iterdir():
+            if file.suffix == ".json":
+                (folder / file.name).write_text(file.read_text(encoding="utf-8").replace("<|tr|>", "<|it|>"))
+            else:
+                shutil.copy(file, folder)
+    return folder
 
 
 def _answers() -> bool:
@@ -126,7 +149,7 @@ def main() -> None:
             continue
         with serving(made, model, flags):
             for name in wanted:
-                row = examples.run(made, arguments.folder / name, name, clients[name], limit_s=90)
+                row = examples.run(made, arguments.folder / name, name, clients[name], limit_s=LIMIT_S)
                 counts[row.result] += 1
                 print(f"{row.result:8}{row.seconds:6.1f} s  {name:56}  {row.line[:260]}", flush=True)
     print(", ".join(f"{count} {result}" for result, count in counts.most_common()), "of", counts.total())

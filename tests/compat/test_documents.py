@@ -14,7 +14,7 @@ import pytest
 
 from beheld.compat.assets import ImageAsset
 from beheld.compat.media import fetch_image
-from tests.compat import documents, laid
+from tests.compat import documents, example_repositories, laid
 from tests.compat.stage import Stage, check
 
 # Keys whose prompts transformers' processors make otherwise: Mantis, Molmo, Phi-3, Phi-4 and the families around
@@ -26,6 +26,7 @@ PROCESSOR_OPTIONS: dict[str, dict[str, Any]] = {
     "gemma3": {"do_pan_and_scan": True},
     "idefics3": {"size": {"longest_edge": 3 * 364}},
 }
+PUBLIC_VIDEO_KEYS = ("ernie45_vl", "glm4_1v", "glm4_5v", "glm4_5v_fp8", "hyperclovax_seed_vision", "interns1")
 VIDEO_KEYS = ("llava-next-video", "llava-onevision", "minicpmo", "minicpmv", "qwen2_vl", "qwen2_5_vl")
 
 
@@ -44,15 +45,13 @@ def stage(place: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return place
 
 
-# Keys whose scripts load the tokenizer with transformers and the repository's own code, which is not laid.
-OWN_TOKENIZER = ("internvl_chat",)
-
-
 def set_up(stage: Stage, number: str, key: str) -> None:
-    """Lay the key's repository."""
-    if key in OWN_TOKENIZER:
-        pytest.skip(f"{key}: its script runs the repository's own tokenizer code")
-    laid.lay_or_skip(stage.hub, documents.repository_of(number, key))
+    """Lay the key's repository, with code of its tokenizer where the script runs that."""
+    name = documents.repository_of(number, key)
+    if name in example_repositories.REPOSITORIES:
+        example_repositories.lay(stage.hub, name)
+    else:
+        laid.lay_or_skip(stage.hub, name)
 
 
 @pytest.mark.parametrize("method", ["generate", "chat"])
@@ -116,6 +115,34 @@ def test_video_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str
     assert "-- generate time = " in shown.out
     check(stage.outputs[0], shown.out, count=1, media=1)
     assert stage.outputs[0][0].media[0].given["frames"] == 6
+
+
+@pytest.mark.skipif(not documents.keys("002"), reason="BEHELD_VLLM_EXAMPLES names no folder of vLLM's examples")
+def test_document_002_is_the_start_of_the_public_script() -> None:
+    """But for what its copy lost: line breaks, and what stood between < and >."""
+    document, public = documents.remaining(documents.raw("002")), documents.remaining(documents.script("002"))
+    assert len(document) > 12_000
+    assert public.startswith(document.rstrip('"'))
+    assert len(documents.keys("002")) == 22
+
+
+@pytest.mark.parametrize("key", documents.keys("002"))
+def test_cut_off_script_in_its_public_form(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    set_up(stage, "002", key)
+    status = stage.run(documents.script("002"), "--model-type", key, "--num-prompts", "2")
+    shown = capsys.readouterr()
+    assert status == 0
+    check(stage.outputs[0], shown.out, count=2, media=1)
+
+
+@pytest.mark.parametrize("key", [key for key in documents.keys("002") if key in PUBLIC_VIDEO_KEYS])
+def test_videos_of_the_cut_off_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str) -> None:
+    set_up(stage, "002", key)
+    words = ["-m", key, "--modality", "video", "--num-frames", "4", "--num-prompts", "1"]
+    status = stage.run(documents.script("002"), *words)
+    shown = capsys.readouterr()
+    assert status == 0
+    check(stage.outputs[0], shown.out, count=1, media=1)
 
 
 def test_pictures_repeat_or_differ_as_the_script_says(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,13 @@ import pytest
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.info import read_config
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, ProcessError, UserError
 from beheld.families._shared.intern.processing import best_grid, grids
 from beheld.families.interns1.processing import first_formula
 from beheld.families.internvl_chat.processing import read
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
+from tests.inputs import pipes
 
 FAMILIES = ("internvl_chat", "internvl_chat_qwen2", "h2ovl_chat", "nvlm_d")
 
@@ -61,6 +63,19 @@ def test_missing_files_of_internlm2s_tokenizer_are_named(tmp_path: Path) -> None
         (folder / name).write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="<IMG_CONTEXT>"):
         read_config(folder, EngineArgs(model=str(folder)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_number_of_tiles_is_bounded(family: str) -> None:
+    """The time to list the grids grows with its third power."""
+    for options in ({"max_dynamic_patch": 101}, {"max_dynamic_patch": 10**9}, {"max_dynamic_patch": 0}):
+        prompt = {
+            "prompt": "<image>",
+            "multi_modal_data": {"image": tiny.picture(60, 60, 1)},
+            "mm_processor_kwargs": options,
+        }
+        with pytest.raises((ProcessError, UserError), match="must be from 1 to 100"):
+            pipes.shared(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_grids_follow_the_shape() -> None:

@@ -88,6 +88,8 @@ def test_options_that_leave_no_crop_are_refused() -> None:
     for options in ({"max_crops": 0}, {"overlap_margins": [3, 3]}, {"overlap_margins": [4, 4]}):
         with pytest.raises(Exception, match="leave no crop"):
             ask("x", PICTURES[:1], **options)
+    with pytest.raises(Exception, match="max_crops 101 must be from 1 to 100"):
+        ask("x", PICTURES[:1], max_crops=101)
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,10 @@ def test_num_crops_is_the_most_tiles(crops: int, rows: int, columns: int) -> Non
     assert request.spans[0].item.num_embeds == 2 * rows * (2 * columns + 1) + 1 + 2 * 3
 
 
-def test_no_tile_is_refused() -> None:
-    with pytest.raises((ProcessError, UserError), match="num_crops"):
-        ask("<|image_1|>", PICTURES[:1], num_crops=0)
+@pytest.mark.parametrize("crops", [0, 101, 10**9])
+def test_no_tile_and_too_many_are_refused(crops: int) -> None:
+    with pytest.raises((ProcessError, UserError), match=f"num_crops {crops} must be from 1 to 100"):
+        ask("<|image_1|>", PICTURES[:1], num_crops=crops)
 
 
 # ------------------------------------------------------------------ VLM2Vec

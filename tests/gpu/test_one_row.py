@@ -16,7 +16,7 @@ from beheld.models.load import load_model
 from beheld.models.one_row import OneRowLinear, linear
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
-from beheld.models.surgery.one_row_layer import _probed, one_row_layers
+from beheld.models.surgery.one_row_layer import OneRowLayer, _probed, one_row_layers
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 from tests import tiny
@@ -85,7 +85,7 @@ def test_layers_by_our_kernels_are_the_originals(family: str) -> None:
     fuse_linears(text, Changes())
     replace_linears(text, OneRowLinear, torch.bfloat16, Changes())
     # Each is compared with the original as it is found.
-    found = one_row_layers(text)
+    found = one_row_layers(text, OneRowLayer)
     assert len(found) == len(text.layers)
     layers = [found[layer] for layer in text.layers]
     for layer in layers:

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 from beheld import SamplingParams
 from tests import tiny
-from tests.oracle import cases, reference
+from tests.oracle import cases, reference, test_whisper
 from tests.oracle.test_oracle import make, request
 
 FAMILIES = (
@@ -40,3 +40,10 @@ def test_tokens_equal(family: str) -> None:
         assert llm.stats().retried == 0, "a step that fails gives the same answers, one by one"
     finally:
         llm.close()
+
+
+def test_whisper_tokens_equal() -> None:
+    """States of audio, and answers by Whisper's rules."""
+    with test_whisper.make(gpu_memory_utilization=0.3) as llm:
+        test_whisper.check(llm, *test_whisper.ALL)
+        assert llm.stats().retried == 0

@@ -18,18 +18,18 @@ from tests.oracle.test_oracle import make, request
 # A text model, towers of several kinds, experts, latents, recurrent states, sinks.
 FAMILIES = ("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe")
 TENSOR: dict[str, Any] = {"tensor_parallel_size": 2}
-# Small: other tests may run beside.
-ROOM: dict[str, Any] = {"max_num_seqs": 8, "gpu_memory_utilization": 0.1, "distributed_executor_backend": "mp"}
+# Small: others may hold most of the memory.
+ROOM: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 2**28, "distributed_executor_backend": "mp"}
 
 
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        *((family, TENSOR) for family in FAMILIES if family in tiny.TINY),
-        ("qwen2_5_vl", TENSOR | {"mm_encoder_tp_mode": "data"}),
-        ("qwen3_vl_moe", TENSOR | {"enable_expert_parallel": True}),
-        ("llama", {"pipeline_parallel_size": 2}),
-        ("qwen2_5_vl", {"pipeline_parallel_size": 2}),
+        *(pytest.param(family, TENSOR, id=family) for family in FAMILIES if family in tiny.TINY),
+        pytest.param("qwen2_5_vl", TENSOR | {"mm_encoder_tp_mode": "data"}, id="qwen2_5_vl-data"),
+        pytest.param("qwen3_vl_moe", TENSOR | {"enable_expert_parallel": True}, id="qwen3_vl_moe-experts"),
+        pytest.param("llama", {"pipeline_parallel_size": 2}, id="llama-stages"),
+        pytest.param("qwen2_5_vl", {"pipeline_parallel_size": 2}, id="qwen2_5_vl-stages"),
     ],
 )
 def test_tokens_equal(family: str, more: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from beheld import SamplingParams
+from beheld import LLM, SamplingParams
 from beheld.core.errors import MediaError
 from beheld.inputs.pipeline import RequestOrder
 from tests import tiny, tiny_own_minicpm
@@ -157,8 +157,7 @@ PICTURES_LAID_OUT = (
 SIZED = ("minicpmo", *tiny_own_minicpm.VISION)
 VIDEOS_LAID_OUT = (
     *("ernie4_5_vl_moe", "gemma4", "gemma4_dense", "glm46v", "glm4v", "glm4v_moe", "glm4v_moe_fp8", "glm_ocr"),
-    *("interns1", "internvl", "minicpmo", "minicpmv", "minicpmv_4_0", "minicpmv_4_5", "molmo2", "qwen3_5"),
-    *("qwen3_5_moe", "smolvlm"),
+    *("interns1", "internvl", "molmo2", "qwen3_5", "qwen3_5_moe", "smolvlm"),
 )
 # Where no embeddings stand for an item: what is said of it.
 REFUSED = {
@@ -166,7 +165,6 @@ REFUSED = {
     **{(family, "video"): "how video is laid out" for family in VIDEOS_LAID_OUT},
     **{(family, kind): "more of" for family in ("qwen3_vl", "qwen3_vl_moe") for kind in ("image", "video")},
     ("qwen3_omni_moe", "image"): "more of image",
-    ("minicpmo", "audio"): "marks each second of audio",
     **{(family, kind): "itself" for family in tiny.THINKERS for kind in ("video", "audio")},
     **{(family, "image"): "its layers cross-attend to media" for family in ("florence2", "mllama")},
     # Found first: their embeddings are not those of the grid.
@@ -195,6 +193,9 @@ def test_embeddings_leave_the_prompt_as_the_item_makes_it(family: str) -> None:
             value = {f"{modality}_embeds": value, grid: [list(span.item.layout[grid])]}
         if family in SIZED and modality == "image":
             value = {"image_embeds": value, "image_sizes": [[84, 56]]}
+        if family in SIZED and modality == "video":
+            height, width = tiny.frames(4).shape[1:3]
+            value = {"video_embeds": value, "video_image_sizes": [[[width, height]] * 4]}
         words = REFUSED.get((family, modality))
         if words is not None:
             with pytest.raises(MediaError, match=words):
@@ -268,3 +269,75 @@ def test_embeddings_with_sizes_are_answered_as_their_images(family: str) -> None
             expected = reference.answer(family, question)
             assert tuple(output.prompt_token_ids or ()) == expected.prompt_ids
             assert tuple(output.outputs[0].token_ids) == expected.token_ids
+
+
+def answered(llm: LLM, family: str, question: cases.Ask, given: dict[str, Any]) -> None:
+    """The answer to embeddings is the reference's to the media themselves."""
+    (output,) = llm.generate(
+        [{"prompt": question.prompt(family), "multi_modal_data": given}],
+        SamplingParams(temperature=0, max_tokens=question.max_tokens, ignore_eos=True),
+        use_tqdm=False,
+    )
+    expected = reference.answer(family, question)
+    assert tuple(output.prompt_token_ids or ()) == expected.prompt_ids
+    assert tuple(output.outputs[0].token_ids) == expected.token_ids
+
+
+def test_embeddings_of_videos_and_audio_are_answered_as_they_are() -> None:
+    """In vLLM's forms: sizes of the frames; windows of an audio item, or its whole."""
+    family = "minicpmo"
+    model = reference.model(family)
+    with make(family, cases.ROOMY) as llm:
+        for question in (cases.VIDEO, cases.ODD_VIDEO):
+            inputs = reference.inputs(family, question)
+            with torch.inference_mode():
+                made = model.get_image_features(*(inputs[name] for name in ("pixel_values", "tgt_sizes", "num_slices")))
+            frames = question.videos[0].array
+            sizes = [[[frames.shape[2], frames.shape[1]]] * len(frames)]
+            embeds = made.pooler_output[0].flatten(0, -2)
+            answered(llm, family, question, {"video": {"video_embeds": embeds[None], "video_image_sizes": sizes}})
+            alone = {"video_embeds": [embeds], "video_image_sizes": torch.tensor(sizes[0])}
+            answered(llm, family, question, {"video": alone})
+        for question in (cases.HEARD, cases.SOUNDS):
+            inputs = reference.inputs(family, question)
+            names = ("audio_features", "audio_feature_lens", "audio_num_windows")
+            with torch.inference_mode():
+                whole = model.get_audio_features(*(inputs[name] for name in names)).pooler_output
+            counts = [int(span.item.num_embeds) for span in heard(family, question)]
+            parts = list(whole.split(counts))
+            for value in (parts, [[part[:3], part[3:]] for part in parts]):
+                answered(llm, family, question, {"audio": {"audio_embeds": value}})
+
+
+def heard(family: str, question: cases.Ask) -> Any:
+    given = {"audio": [(wave, tiny.SOUND_RATE) for wave in question.waves()]}
+    prompt = {"prompt": question.prompt(family), "multi_modal_data": given}
+    return pipes.shared(family).prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0")).spans
+
+
+@pytest.mark.parametrize(
+    ("modality", "value", "words"),
+    [
+        ("video", torch.randn(1, 8, 128), "need the size of each frame"),
+        (
+            "video",
+            {"video_embeds": torch.randn(1, 9, 128), "video_image_sizes": [[[56, 56]] * 2]},
+            "of 2 frames requires",
+        ),
+        (
+            "video",
+            {"video_embeds": torch.randn(1, 8, 128), "video_image_sizes": [[[56, 56], [56]]]},
+            "two whole numbers",
+        ),
+        ("video", {"video_embeds": torch.randn(1, 8, 128), "video_image_sizes": []}, "must have the shape"),
+        ("video", {"video_embeds": torch.randn(1, 8, 128), "video_image_sizes": "x"}, "must have the shape"),
+        ("audio", {"audio_embeds": [[torch.randn(4, 128), torch.randn(4, 64)]]}, "windows of an audio item"),
+        ("audio", {"audio_embeds": [[]]}, "windows of an audio item"),
+        ("audio", {"audio_embeds": [torch.randn(4, 64)]}, "must have the shape"),
+    ],
+)
+def test_wrong_embeddings_of_videos_and_audio_are_refused(modality: str, value: Any, words: str) -> None:
+    counts = [int(modality == other) for other in ("image", "video", "audio")]
+    text = tiny.wrap("minicpmo", tiny.markers("minicpmo", *counts) + "x")
+    with pytest.raises(MediaError, match=words):
+        prepared(pipes.shared("minicpmo"), text, modality, value)

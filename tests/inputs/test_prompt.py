@@ -142,6 +142,17 @@ def test_limits_per_prompt() -> None:
     assert off.prepare(RequestOrder("Hi", pipes.ONE_TOKEN, request_id="0")).token_ids
 
 
+def test_only_a_limit_that_can_be_raised_is_said_to_be() -> None:
+    most = pipes.info("qwen_vl").max_model_len
+    for limit, advice in ((most, ""), (64, "raise max_model_len")):
+        pipe = pipes.make("qwen_vl", {"max_model_len": limit})
+        # Found by its ids, by its letters, and while it is tokenized.
+        for prompt in ([5] * (limit + 1), "x" * 2_000_000, "a b " * limit):
+            with pytest.raises(PromptTooLongError) as caught:
+                pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
+            assert caught.value.or_engine == advice, prompt[:9]
+
+
 def test_a_prompt_too_long() -> None:
     family = "qwen2_vl"
     pipe = pipes.make(family, {"max_model_len": 30})
@@ -158,6 +169,14 @@ def test_a_prompt_too_long() -> None:
 def test_truncation_is_asked_for_and_never_cuts_media() -> None:
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=4)
     assert prepare("llama", [5, 6, 7, 8, 9, 10], params).token_ids == (7, 8, 9, 10)
+    first = SamplingParams(max_tokens=1, truncate_prompt_tokens=4, truncation_side="right")
+    assert prepare("llama", [5, 6, 7, 8, 9, 10], first).token_ids == (5, 6, 7, 8)
+    # -1 leaves room for the answer.
+    fitting = SamplingParams(max_tokens=10, truncate_prompt_tokens=-1)
+    whole = list(range(5, 5 + 4000))
+    kept = prepare("llama", [one % 100 for one in whole], fitting).token_ids
+    assert kept == tuple(one % 100 for one in whole)[-len(kept) :]
+    assert len(kept) < 4000
     family = "llava"
     with pytest.raises(ParamsError, match="truncate_prompt_tokens"):
         prepare(family, {"prompt": tiny.prompt(family, 1), "multi_modal_data": {"image": PICTURE}}, params)
@@ -169,11 +188,13 @@ def test_90_of_a_long_text_that_is_truncated_only_the_end_is_read(family: str) -
     pipe = pipes.make(family, {"max_model_len": 3000})
     keep = 2000
     params = SamplingParams(max_tokens=1, truncate_prompt_tokens=keep)
+    first = SamplingParams(max_tokens=1, truncate_prompt_tokens=keep, truncation_side="right")
     words = ["the quick", "brown", "x" * 40, "\u00e9t\u00e9", "1234", "don't", "\n\n", "<|im_end|>", "</s>", "<s>"]
     text = " ".join(random.Random(90).choices(words, k=40_000))
     assert len(text) > 3 * SHORT_TEXT
     whole = pipe._tokenizer.encode(text, add_special_tokens=True)
     assert pipe.prepare(RequestOrder(text, params, request_id="0")).token_ids == tuple(whole[-keep:])
+    assert pipe.prepare(RequestOrder(text, first, request_id="1")).token_ids == tuple(whole[:keep])
     begin = time.perf_counter()
     with peak() as above:
         if pipe._tokenizer.tail(text, 1000) is None:

@@ -106,7 +106,7 @@ def layers_of(family: str) -> tuple[Any, dict[nn.Module, OneRowLayer]]:
     text = text_model(kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval())
     fuse_linears(text, Changes())
     replace_linears(text, OneRowLinear, torch.float32, Changes())
-    return text, one_row_layers(text)
+    return text, one_row_layers(text, OneRowLayer)
 
 
 # With norms of heads, windows, capped scores, norms after attention and MLP, GELU, several axes of positions.

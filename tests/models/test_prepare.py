@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
+from beheld import SamplingParams
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
 from beheld.models import prepare
@@ -16,6 +18,7 @@ from beheld.models.surgery.operation import Surgery, Target
 from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.fakes import fake_config
+from tests.oracle import cases, reference, test_oracle
 
 
 def made(family: str) -> tuple[Any, Any]:
@@ -61,4 +64,33 @@ def test_what_is_around_the_layers_is_compiled_for_single_rows(family: str, monk
         assert all(layer in entered for layer in text.layers)
         assert [module for module in around if module in entered] == expected
     assert not told
+    torch._dynamo.reset()
+
+
+def test_layers_with_the_delta_rule_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler sees the rule as one operator, in prompts and answers; answers stay transformers'."""
+    plain, taken = torch.compile, []
+
+    def compiled(call: Any, **_: Any) -> Any:
+        taken.append(call)
+        return plain(call, backend="eager", dynamic=True, fullgraph=True)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    wanted = ("layer numbers", "compiled text", "compiler settings")
+    operations = [
+        dataclasses.replace(each, suits=lambda target: True) if each.name in wanted else each
+        for each in prepare.OPERATIONS
+    ]
+    monkeypatch.setattr(prepare, "OPERATIONS", tuple(operations))
+    told: list[Any] = []
+    monkeypatch.setattr(compiling.logger, "log", lambda *args: told.append(args))
+    family = "qwen3_5"
+    torch._dynamo.reset()
+    with test_oracle.make(family, cases.options(family, "cut")) as llm:
+        for ask in cases.fit(family, cases.FOUR):
+            params = SamplingParams(temperature=0, max_tokens=ask.max_tokens, ignore_eos=True)
+            (output,) = llm.generate([test_oracle.request(family, ask)], params, use_tqdm=False)
+            assert tuple(output.outputs[0].token_ids) == reference.answer(family, ask).token_ids
+    assert taken
+    assert not told, "a layer could not be compiled"
     torch._dynamo.reset()

@@ -14,7 +14,8 @@ import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
 from beheld.checkpoint.weights import chosen
-from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
+from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError, UserError
+from beheld.inputs.pipeline import RequestOrder
 from tests import tiny
 from tests.oracle import reference
 from tests.oracle.cases import Ask
@@ -105,6 +106,28 @@ def test_ids_texts_and_scores(llm: LLM, states: list[torch.Tensor]) -> None:
     assert [score.outputs.score for score in scores] == pytest.approx(wanted, abs=1e-5)
     pairs = llm.score(list(TEXTS), list(TEXTS), use_tqdm=False)
     assert [score.outputs.score for score in pairs] == pytest.approx([1.0] * len(TEXTS), abs=1e-5)
+
+
+def test_texts_that_are_read_ahead_give_the_same_requests(llm: LLM) -> None:
+    """All but when they arrived; a wrong text is told as it is alone, and a text is only read ahead once."""
+    inputs = llm._inputs
+    texts = ["Hello", "Hello", "Zwei Wörter", "", "<|im_end|> is a token", "x " * 900, "a\ud800b", "a longer text " * 9]
+
+    def prepared(text: str) -> Any:
+        order = RequestOrder(text, PoolingParams(dimensions=8), "7", priority=2, client="me")
+        try:
+            return vars(inputs.prepare(order))
+        except UserError as error:
+            return str(error)
+
+    alone = [prepared(text) for text in texts]
+    inputs.reader.read_ahead(texts, first=True)
+    known = dict(inputs.reader._tokenizer._ahead)
+    assert set(known) == set(texts) - {"a\ud800b"}
+    assert [prepared(text) for text in texts] == alone
+    assert not inputs.reader._tokenizer._ahead
+    assert sum(isinstance(made, str) for made in alone) == 3
+    assert alone[0]["token_ids"] == tuple(known["Hello"])
 
 
 def test_a_longer_text_keeps_its_start(llm: LLM) -> None:

@@ -147,6 +147,9 @@ def test_what_is_wrong_is_named(made: Made, llm: LLM) -> None:
         llm.embed("x", use_tqdm=False)
     with pytest.raises(PromptError, match="words of its own"):
         llm.encode(asked(PAGES[0], "What is the total?"), use_tqdm=False)
+    page = {"type": "image_pil", "image_pil": picture(*PAGES[0])}
+    with pytest.raises(PromptError, match="words of its own"):
+        llm.score("x", [{"content": [page, {"type": "text", "text": "What is the total?"}]}], use_tqdm=False)
     with pytest.raises(UserError, match="at most 1"):
         llm.encode({"prompt": "", "multi_modal_data": {"image": [picture(*page) for page in PAGES]}}, use_tqdm=False)
     with pytest.raises(ConfigError, match="no scores"):

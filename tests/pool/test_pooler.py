@@ -65,6 +65,33 @@ def test_slices_in_any_mixture_and_steps_that_are_launched_again(seed: int) -> N
         np.testing.assert_allclose(value, wanted(row).numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_that_one_step_computes_whole(seed: int) -> None:
+    """They are pooled together, also with others between them that are not."""
+    chance = random.Random(seed)
+    pooler = Pooler(PoolerInfo(width=6), lambda states_MH: states_MH)
+    params = [*PARAMS, Pooling(method="mean", second=4), Pooling(method="mean", activate=False), Pooling(method="last")]
+    lengths = [chance.randint(1, 40) for _ in params]
+    for row, own in enumerate(params):
+        pooler.admit(row, own, IDS[row % 5][: lengths[row]])
+    order = chance.sample(range(len(params)), len(params))
+    counts = {row: lengths[row] if params[row].reads_all else 1 for row in order}
+    states = {row: torch.randn(counts[row], 6, generator=torch.Generator().manual_seed(row)) for row in order}
+    slices = [SeqSlice(row, 0, lengths[row], (), counts[row]) for row in order]
+    found: dict[int, np.ndarray] = {}
+    for values in pooler.pool(slices, torch.cat([states[row] for row in order])):
+        found |= values.to_host()
+    assert sorted(found) == list(range(len(params)))
+    for row, own in enumerate(params):
+        state = states[row]
+        if own.method in ("last", "cls", "mean"):
+            one = {"last": state[-1], "cls": state[0], "mean": state.mean(0)}[own.method][: own.dimensions]
+            state = F.normalize(one, dim=0) if own.activate else one
+        elif own.method == "step":
+            state = state[[place for place, token in enumerate(IDS[row][: lengths[row]]) if token == 2]]
+        np.testing.assert_allclose(found[row], state.numpy(), atol=1e-6)
+
+
 def test_scores_are_calibrated_activated_and_chosen() -> None:
     info = PoolerInfo(task="classify", scores="head", width=3, logit_mean=1.0, logit_sigma=2.0)
     pooler = Pooler(info, lambda states_MH: states_MH[:, :3])

@@ -76,6 +76,31 @@ def block_fp8(blocks: tuple[int, int] | None, suffix: str = "weight_scale_inv") 
     return form
 
 
+def nvfp4() -> Form:
+    """NVFP4 as compressed-tensors stores it: a scale in FP8 for each 16 inputs, and what divides it for the whole."""
+    values = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+
+    def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        outputs, inputs = weight_NK.shape
+        grouped = weight_NK.reshape(outputs, inputs // 16, 16)
+        divisor = np.float32(448 * 6 / np.abs(weight_NK).max())
+        scales = torch.from_numpy(np.abs(grouped).max(2) / 6 * divisor).to(torch.float8_e4m3fn)
+        factors = (scales.float().numpy() / divisor)[..., None]
+        exact = grouped / np.maximum(factors, np.float32(1e-30))
+        places = np.abs(np.abs(exact)[..., None] - values).argmin(-1)
+        codes = (places + 8 * (exact < 0)).reshape(outputs, inputs).astype(np.uint8)
+        parts = {
+            "weight_packed": torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4),
+            "weight_scale": scales,
+            "weight_global_scale": torch.tensor([divisor]),
+            "input_global_scale": torch.tensor([1.0]),
+        }
+        meant = values[places] * np.where(exact < 0, np.float32(-1), np.float32(1)) * factors
+        return parts, meant.reshape(outputs, inputs).astype(np.float32)
+
+    return form
+
+
 def rounded(
     weight_NK: np.ndarray, bits: int, groups_K: np.ndarray, zero_range: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -16,7 +16,8 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.engine.setup import decide
 from beheld.models.load import load_model
-from beheld.quant.mxfp4 import dequantized, open_weights
+from beheld.quant.mxfp4 import open_weights
+from beheld.quant.mxfp4_experts import dequantized
 from tests import tiny, tiny_quantized
 
 UP = "model.layers.0.mlp.experts.gate_up_proj"

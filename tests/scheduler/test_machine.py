@@ -19,6 +19,7 @@ from beheld.core.outputs import TokenEvent
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import StepPlan
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.scheduler.pace import StepPace
 from beheld.scheduler.scheduler import Scheduler
 from beheld.scheduler.shared_prefill import SharedPrefills
 from tests.fakes import (
@@ -93,6 +94,21 @@ PIECES = st.one_of(
 )
 
 
+class FixedPace(StepPace):
+    """Limits as small as prompts are here."""
+
+    def __init__(self, units: int, weight: int) -> None:
+        super().__init__(1.0)
+        self._fixed = max(units, weight), weight
+
+    def units(self, *, alone: bool = False) -> int:
+        return self._fixed[0]
+
+    @property
+    def weight(self) -> int:
+        return self._fixed[1]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """The device verifies each plan; what is asserted here is the outcome."""
 
@@ -111,6 +127,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts=st.sampled_from([0, 0, 1, 4, 7]),
         clients=st.sampled_from([1, 1, 3]),
         min_shared=st.sampled_from([4, 8, 128]),
+        pace=st.sampled_from([None, None, (1, 1), (4, 3), (12, 2)]),
     )
     def begin(
         self,
@@ -128,6 +145,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         drafts: int,
         clients: int,
         min_shared: int,
+        pace: tuple[int, int] | None,
     ) -> None:
         self.clients = clients
         self.info = fake_info(*groups, atomic_spans=atomic)
@@ -147,6 +165,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(self.config, self.info, capacity)
         # Prompts are short here.
         self.scheduler._shared_prefills = SharedPrefills(self.config.block_size, min_shared)
+        if pace is not None and chunked:
+            self.scheduler._pace = FixedPace(*pace)
         self.runner = FakeRunner(self.config, self.info, capacity)
         self.runner.broken_tokens = {BROKEN_TOKEN}
         self.runner.broken_digests = {BAD.digest, BAD_BESIDE.digest}

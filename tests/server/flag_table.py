@@ -116,7 +116,7 @@ def fixed_limits() -> str:
         ("redirects of a fetch", f"{fetch.MAX_REDIRECTS}"),
         ("addresses fetched at a time for one client, of one host", f"{fetcher._MAX_AT_ONCE}, {fetcher._MAX_PER_HOST}"),
         ("sampling rate of audio", f"from {audio._MIN_RATE:,} to {audio._MAX_RATE:,}"),
-        ("the engine's answer to `/health`", f"{own.health_s:g} s"),
+        ("an unanswered ping of the engine, before `/health` says that it hangs", f"{own.health_s:g} s"),
         ("what is read on after a refusal", f"{http_protocol._FAREWELL_S:g} s"),
         ("`/health` says that the engine is dead for", f"{run.DEAD_S:g} s"),
     ]

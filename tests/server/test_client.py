@@ -209,7 +209,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 def showing() -> Iterator[Running]:
     """A server whose template shows tools and a variable."""
     text = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    template = text + "{% if tools %}{{ tools | tojson }}{% endif %}{{ mood }}"
+    template = text + "{% if tools %}{{ tools | tojson }}{% endif %}{{ mood }}{{ reasoning_effort }}"
     found = Running("llama", ENGINE | {"chat_template": template, "limit_mm_per_prompt": None})
     yield found
     found.close()
@@ -217,7 +217,7 @@ def showing() -> Iterator[Running]:
 
 def test_tokenize_counts_what_a_chat_with_tools_takes(showing: Running) -> None:
     counts = []
-    for own in ({}, {"tools": [TOOL]}, {"chat_template_kwargs": {"mood": "glad"}}):
+    for own in ({}, {"tools": [TOOL]}, {"chat_template_kwargs": {"mood": "glad"}}, {"reasoning_effort": "medium"}):
         body = {"messages": [{"role": "user", "content": "Hello"}], **own}
         counts.append(showing.post("/tokenize", body).json()["count"])
         asked = {**body, "max_tokens": 1, "tool_choice": "required" if "tools" in own else None}
@@ -231,7 +231,14 @@ def test_tokenize_counts_what_a_chat_with_tools_takes(showing: Running) -> None:
     ):
         answer = showing.post("/tokenize", {"messages": [{"role": "user", "content": "Hello"}], **own})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-    for name, value in (("tools", [TOOL]), ("chat_template_kwargs", {}), ("continue_final_message", True)):
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    counted = [
+        showing.post("/v1/messages/count_tokens", body | own).json()["input_tokens"]
+        for own in ({}, {"output_config": {"effort": "medium"}})
+    ]
+    assert counted == [counts[0], counts[3]]
+    refused = {"tools": [TOOL], "chat_template_kwargs": {}, "continue_final_message": True, "reasoning_effort": "low"}
+    for name, value in refused.items():
         answer = showing.post("/tokenize", {"prompt": "x", name: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 

@@ -22,6 +22,7 @@ from tests.server.test_refusals import routes
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
+GENERATE = "/inference/v1/generate"
 EMBED = "/v1/embeddings"
 SIDES = {"text_1": "x", "text_2": "y"}
 RANKED = {"query": "x", "documents": ["y"]}
@@ -49,6 +50,7 @@ CANCEL = "/v1/responses/none/cancel"
 ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
+    GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}},
     **POOLED,
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COUNT: {"messages": [{"role": "user", "content": "x"}]},

@@ -149,8 +149,7 @@ def test_reasoning_becomes_a_block_and_can_be_switched(thinking: Running) -> Non
         assert thought.type == streamed.type == "thinking"
         assert thought.thinking == streamed.thinking != ""
         assert [block.type for block in off.content] == [block.type for block in unsaid.content] == ["text"]
-        assert [told["param"] for told in on.model_extra["warnings"]] == ["thinking.budget_tokens"]  # type: ignore[index]
-        assert "warnings" not in (off.model_extra or {})
+        assert "warnings" not in (on.model_extra or {}) | (off.model_extra or {})
         again: Any = [*HI, {"role": "assistant", "content": on.content}, *HI]
         assert client.messages.create(messages=again, **GREEDY).usage.output_tokens
 

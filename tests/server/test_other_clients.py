@@ -1,8 +1,13 @@
-"""Clients of others, unmodified, get what they expect; each is skipped where it is not installed."""
+"""Clients of others, unmodified, get what they expect; `.ci/clients` installs them, and each is skipped without.
+
+With BEHELD_CLIENTS=1, one that is not installed fails.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +20,11 @@ from tests import tiny
 from tests.server.running import Running
 
 PROMPT = "What is this?"
+
+
+def imported(name: str) -> Any:
+    """A module of a client."""
+    return importlib.import_module(name) if os.environ.get("BEHELD_CLIENTS") == "1" else pytest.importorskip(name)
 
 
 class Place(pydantic.BaseModel):
@@ -45,7 +55,7 @@ def expected(served: Running) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 def test_langchain(served: Running, expected: str) -> None:
-    found = pytest.importorskip("langchain_openai")
+    found = imported("langchain_openai")
     model = found.ChatOpenAI(base_url=served.url + "/v1", api_key="EMPTY", model="tiny", temperature=0, max_tokens=8)
     assert model.invoke(PROMPT).content == expected
     assert "".join(chunk.content for chunk in model.stream(PROMPT)) == expected
@@ -57,8 +67,8 @@ def test_langchain(served: Running, expected: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_llama_index(served: Running, expected: str) -> None:
-    found = pytest.importorskip("llama_index.llms.openai_like")
-    chat = pytest.importorskip("llama_index.core.llms")
+    found = imported("llama_index.llms.openai_like")
+    chat = imported("llama_index.core.llms")
     model = found.OpenAILike(
         model="tiny", api_base=served.url + "/v1", api_key="EMPTY", is_chat_model=True, temperature=0, max_tokens=8
     )
@@ -70,7 +80,7 @@ def test_llama_index(served: Running, expected: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_litellm(served: Running, expected: str) -> None:
-    litellm = pytest.importorskip("litellm")
+    litellm = imported("litellm")
     ask: dict[str, Any] = {
         "model": "openai/tiny",
         "api_base": served.url + "/v1",
@@ -91,7 +101,7 @@ def test_litellm(served: Running, expected: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_instructor(served: Running) -> None:
-    instructor = pytest.importorskip("instructor")
+    instructor = imported("instructor")
     for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
         client = instructor.from_openai(openai.OpenAI(base_url=served.url + "/v1", api_key="EMPTY"), mode=mode)
         made = client.chat.completions.create(
@@ -106,7 +116,7 @@ def test_instructor(served: Running) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_llm(served: Running, expected: str) -> None:
-    found = pytest.importorskip("llm.default_plugins.openai_models")
+    found = imported("llm.default_plugins.openai_models")
     model = found.Chat("tiny", model_name="tiny", api_base=served.url + "/v1", key="EMPTY")
     model.key = "EMPTY"
     for stream in (False, True):
@@ -116,8 +126,8 @@ def test_llm(served: Running, expected: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_lm_evaluation_harness(served: Running, expected: str) -> None:
-    found = pytest.importorskip("lm_eval.models.openai_completions")
-    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    found = imported("lm_eval.models.openai_completions")
+    instance = imported("lm_eval.api.instance").Instance
     folder: Path = tiny.checkpoint("qwen2")
     scorer = found.LocalCompletionsAPI(
         model="tiny",
@@ -134,7 +144,7 @@ def test_lm_evaluation_harness(served: Running, expected: str) -> None:
     chat = found.LocalChatCompletion(model="tiny", base_url=served.url + "/v1/chat/completions", tokenizer_backend=None)
     rule = {"until": [], "max_gen_toks": 8, "temperature": 0}
     message = '[{"role": "user", "content": "What is this?"}]'
-    json_chat = pytest.importorskip("lm_eval.models.api_models").JsonChatStr
+    json_chat = imported("lm_eval.models.api_models").JsonChatStr
     (text,) = chat.generate_until([instance("generate_until", {}, (json_chat(message), rule), 0)], disable_tqdm=True)
     assert text == expected
 

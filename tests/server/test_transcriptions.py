@@ -71,6 +71,11 @@ def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
     assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
     assert len(events) > 3
     assert "".join(event.delta for event in events[:-1]).strip() == events[-1].text == whole.text
+    # Clients of vLLM read each event as a chunk of a chat.
+    (choices,) = zip(*(event.choices for event in events), strict=True)
+    assert "".join(choice["delta"]["content"] for choice in choices).strip() == whole.text
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(events) - 1) + ["stop"]
+    assert {event.object for event in events} == {"transcription.chunk"}
 
 
 def test_long_audio_is_heard_in_windows(client: openai.OpenAI) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from beheld.core.errors import ParamsError, StepError
 from beheld.core.media import MediaReceipt
-from beheld.core.outputs import TokenEvent
+from beheld.core.outputs import Logprob, TokenEvent
 from beheld.core.params import Sampling, SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
@@ -228,3 +230,51 @@ def test_without_detokenization_candidates_have_no_text() -> None:
     assert logprobs is not None
     (found,) = logprobs
     assert [one.decoded_token for one in found.values()] == [None, None]
+
+
+def test_log_probabilities_are_made_anew_from_columns_whenever_they_are_read() -> None:
+    """Whole outputs, parts, and entries that are read later agree, also where a token begins a character."""
+    ids = [*tokens("a "), *TOKENIZER.encode("\N{SNOWMAN} \N{GRINNING FACE}", add_special_tokens=False), *tokens(" b")]
+    params = SamplingParams(logprobs=2)
+    whole, parts = collector(params), collector(params)
+    request = Request("r-0", (1, 2, 3), Sampling(), prompt="Hello")
+    lazy = Collector("r", params, [request], TOKENIZER, lazy_prompt=True)
+    seen: list[dict[int, Logprob]] = []
+    for place, token in enumerate(ids):
+        # The number of candidates may change, and their numbers need not fit into 32 bits.
+        top = tuple(range(5, 5 + place % 3))
+        entry = TokenLogprobs(token, -0.1 * place, place + 1, top, tuple(-0.3 - rank for rank in top))
+        event = TokenEvent("r-0", (token,), FinishReason.LENGTH if place == len(ids) - 1 else None, logprobs=(entry,))
+        for one in (whole, parts, lazy):
+            one.push(event)
+        if place % 2:
+            assert len(whole.output().outputs[0].logprobs or ()) == place + 1
+            seen += parts.delta().outputs[0].logprobs or ()
+    seen += [entry for answer in parts.delta().outputs for entry in answer.logprobs or ()]
+    made = whole.output().outputs[0].logprobs
+    assert made is not None
+    assert [entry[token].logprob for entry, token in zip(made, ids, strict=True)] == [-0.1 * k for k in range(len(ids))]
+    assert "".join(entry[token].decoded_token or "" for entry, token in zip(made, ids, strict=True)) == (
+        "a \N{SNOWMAN} \N{GRINNING FACE} b"
+    )
+    later = lazy.output().outputs[0].logprobs
+    assert later is not None
+    assert not isinstance(later, list)
+    assert len(later) == len(ids)
+    # Twice, as they are not kept; and a part may be followed by the whole.
+    assert seen == made == list(later) == list(later) == parts.output().outputs[0].logprobs
+
+
+def test_a_long_answers_log_probabilities_take_little_memory() -> None:
+    collected = collector(SamplingParams(logprobs=20))
+    entry = TokenLogprobs(5, -0.5, 1, tuple(range(20)), tuple(-0.1 * k for k in range(20)))
+    collected.push(TokenEvent("r-0", (5,), logprobs=(entry,)))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2000):
+            collected.push(TokenEvent("r-0", (5,), logprobs=(entry,)))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 2000 * 600

@@ -7,7 +7,7 @@ from beheld.families.family import Family
 FAMILY = Family(
     model_types=("dots3_note",),
     refused=(
-        "an indexer chooses the positions that its latent layers see, and other latent layers have a window; neither "
-        "is computed here yet"
+        "latent layers with a window are not computed here yet; in its other latent layers an indexer chooses the "
+        "positions"
     ),
 )

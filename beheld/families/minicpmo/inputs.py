@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.speech import SpeechForm
-from beheld.families.inputs import ItemPlace
+from beheld.families.inputs import ByCount, ItemPlace
 from beheld.families.minicpmv.inputs import INPUTS as VISION
 from beheld.families.minicpmv.inputs import call as call_vision
 from beheld.families.minicpmv.inputs import pieces_of
@@ -35,6 +35,12 @@ def call(
     return call_vision(processor, modality, item, options, setting)
 
 
+def counted(processor: Any, num_embeds: int) -> str:
+    """Return the text that so many embeddings of audio stand for; see ByCount."""
+    text: str = processor.audio_marks(num_embeds)
+    return text
+
+
 def rewrite(text: str, counts: Mapping[str, int]) -> str | tuple[str | ItemPlace, ...]:
     """Return the pieces of a text with marks of media; other text is unchanged."""
     return pieces_of(text, _MARKS)
@@ -55,7 +61,7 @@ INPUTS = replace(
     rewrite=rewrite,
     rewrite_chat=rewrite_chat,
     places={**VISION.places, "audio": "<|audio_start|>"},
-    embedded={**VISION.embedded, "audio": "the prompt marks each second of {modality}, which embeddings do not tell"},
+    embedded={**VISION.embedded, "audio": ByCount(counted)},
     speech=SpeechForm(
         "Please listen to the audio snippet{language} carefully and transcribe the content.",
         "Please listen to the audio snippet{language} carefully and translate it into English.",

@@ -64,7 +64,10 @@ class MiniCPMOProcessor(MiniCPMVProcessor):
 
     def audio_words(self, num_samples: int) -> str:
         """Return the text that an audio item of so many samples stands for."""
-        count = num_embeds(math.ceil(num_samples / self.feature_extractor.hop_length), self.pool_step)
+        return self.audio_marks(num_embeds(math.ceil(num_samples / self.feature_extractor.hop_length), self.pool_step))
+
+    def audio_marks(self, count: int) -> str:
+        """Return the text that an audio item of so many embeddings stands for."""
         most = num_embeds(_MARKED_FRAMES, self.pool_step) if self.marked else max(count, 1)
         return "".join(f"{START}{'<unk>' * min(most, count - start)}{END}" for start in range(0, count, most))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
-from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
+from beheld.families.inputs import BySizes, EffectiveSize, FamilyInputs, ItemPlace, ProcessedItem
 from beheld.inputs.media.effective_size import numbers
 
 PLACEHOLDERS = {"image": "(<image>./</image>)", "video": "(<video>./</video>)"}
@@ -75,10 +75,16 @@ def rewrite_chat(text: str, counts: Mapping[str, int]) -> str | tuple[str | Item
     return rewrite(text, counts) if any(counts.values()) else text
 
 
-def sized(processor: Any, size: tuple[int, int], setting: str) -> str:
-    """Return the text that an image of `size` stands for; see FamilyInputs.embedded."""
+def sized(processor: Any, sizes: tuple[tuple[int, int], ...], setting: str) -> str:
+    """Return the text that an image stands for; see BySizes."""
     part = processor.image_processor
-    text: str = processor.words(part.grid(size, {}), int(setting) - 1 if part.use_image_id else None)
+    text: str = processor.words(part.grid(sizes[0], {}), int(setting) - 1 if part.use_image_id else None)
+    return text
+
+
+def sized_frames(processor: Any, sizes: tuple[tuple[int, int], ...], setting: str) -> str:
+    """Return the text that a video stands for, whose frames are not cut; see BySizes."""
+    text: str = processor.words(None, None) * len(sizes)
     return text
 
 
@@ -106,6 +112,6 @@ INPUTS = FamilyInputs(
     # Embeddings of both use `<unk>`; tokens that begin an image and a slice keep their places apart until then.
     places={"image": "<image>", "video": "<slice>"},
     numbered=frozenset(("image",)),
-    embedded={"image": sized, "video": LAID_OUT},
+    embedded={"image": BySizes(sized), "video": BySizes(sized_frames)},
     looks={"image": look, "video": look_at_frames},
 )

@@ -19,6 +19,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.families._shared.processing import MOST_TILES
 
 IMAGE = "<|image|>"
 BEGIN = "<|endoftext|>"
@@ -104,11 +105,13 @@ class MolmoImageProcessor(ImageProcessingMixin):
         """Return the rows and columns of crops: those to which the image must be enlarged least, or reduced least.
 
         Raises:
-            ValueError: options leave no crop.
+            ValueError: options leave no crop, or allow too many.
         """
         most = self.max_crops if options.get("max_crops") is None else options["max_crops"]
         margins = self._margins(options)
         edge = sum(margins) * self.patch
+        if most > MOST_TILES:
+            raise ValueError(f"max_crops {most} must be from 1 to {MOST_TILES}")
         if most < 1 or min(margins) < 0 or margins[0] % 2 or edge >= self.side:
             raise ValueError(f"max_crops {most} and overlap_margins {list(margins)} leave no crop")
         grids = [(i, j) for i in range(1, most + 1) for j in range(1, most + 1) if i * j <= most]

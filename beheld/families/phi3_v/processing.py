@@ -22,6 +22,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.families._shared.processing import MOST_TILES
 
 IMAGE = "<|image|>"
 _PREPROCESSOR = "preprocessor_config.json"
@@ -64,7 +65,7 @@ class Phi3VImageProcessor(ImageProcessingMixin):
         """Return `pixel_values` (tiles of all images, 3, side, side), overviews first, and `image_sizes` (images, 2).
 
         Raises:
-            ValueError: the number of tiles is not positive, or an image is too narrow to have a pixel in its tiles.
+            ValueError: the number of tiles is not supported, or an image is too narrow to have a pixel in its tiles.
         """
         crops = self.num_crops if num_crops is None else num_crops
         mean, std = (
@@ -83,8 +84,8 @@ class Phi3VImageProcessor(ImageProcessingMixin):
 
     def _canvas(self, image: Image.Image, crops: int) -> Image.Image:
         """Return an image, enlarged or reduced to at most `crops` tiles and padded to whole ones."""
-        if crops < 1:
-            raise ValueError(f"num_crops {crops} must be 1 or more")
+        if not 1 <= crops <= MOST_TILES:
+            raise ValueError(f"num_crops {crops} must be from 1 to {MOST_TILES}")
         is_tall = image.width < image.height
         if is_tall:
             image = image.transpose(Image.Transpose.TRANSPOSE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.core.speech import SpeechForm
 from beheld.families._shared.hearing.config import states_of
 from beheld.families._shared.hearing.inputs import heard
 from beheld.families._shared.joined.inputs import start_token
@@ -18,4 +19,9 @@ def states(outputs: Mapping[str, Any], folder: Path) -> int:
     return states_of(read_json(folder / CONFIG)["encoder"], int(outputs["input_values"].shape[-1]))
 
 
-INPUTS = FamilyInputs(variant=lambda folder: heard(start_token(folder), ("input_values",), states, None))
+def _of(folder: Path) -> FamilyInputs:
+    start = start_token(folder)
+    return heard(start, ("input_values",), states, SpeechForm(start, written=True))
+
+
+INPUTS = FamilyInputs(variant=_of)

@@ -24,7 +24,8 @@ _FEWER = "Give fewer or shorter items."
 # The largest number of items whose grids one mapping may hold.
 _MAX_GRIDS = 4096
 _NUMBERS = {2: "two", 3: "three"}
-SIZES = "image_sizes"
+# Modality -> the tensor of sizes in pixels: of each image, or of each frame of each video.
+SIZES = {"image": "image_sizes", "video": "video_image_sizes"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +35,12 @@ class Embeddings:
     Attributes:
         tensor: of the shape (tokens, hidden).
         layout: the numbers that positions need, if any.
-        size: width and height in pixels of the image that they are of, if given.
+        sizes: width and height in pixels of the image, or of each frame of the video, that they are of, if given.
     """
 
     tensor: Any
     layout: Mapping[str, tuple[Any, ...]]
-    size: tuple[int, int] | None = None
+    sizes: tuple[tuple[int, int], ...] | None = None
 
 
 def given(value: Any) -> bool:
@@ -57,7 +58,8 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
     Args:
         value: a tensor (items, tokens, hidden) or (tokens, hidden), or a mapping with the tensor under
             "<modality>_embeds" and, for families with multi-axis positions, "<modality>_grid_thw" (items, 3); or
-            "image_embeds" and "image_sizes" (items, 2), width and height, where a prompt says how an image is cut.
+            "image_embeds" and "image_sizes" (items, 2), width and height, where a prompt says how an image is cut;
+            then also "video_embeds" and "video_image_sizes" (items, frames, 2). "audio_embeds" may be a list.
         modality: "image", "video" or "audio".
         info: the model.
         merge_size: patches per embedding along each side, for families with a grid.
@@ -91,7 +93,8 @@ def split(value: Any, modality: str, info: ModelInfo, merge_size: int) -> list[E
 def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, merge_size: int) -> list[Embeddings]:
     name, grid_name = f"{modality}_embeds", f"{modality}_grid_thw"
     known = {name, grid_name} | ({"second_per_grid_ts"} if modality == "video" else set())
-    known |= {SIZES} if modality == "image" and info.position_axes == 1 else set()
+    sizes_name = SIZES.get(modality, "") if info.position_axes == 1 else ""
+    known |= {sizes_name} - {""}
     for key in value:
         if key not in known:
             raise DecodeError(
@@ -99,11 +102,13 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
             )
     if name not in value:
         raise DecodeError(f"The embeddings lack the tensor {name!r}.", f'Give {{"{name}": tensor}}.')
-    if SIZES in value:
-        return _sized(value[name], value[SIZES], info)
+    if sizes_name in value:
+        return _sized(value[name], value[sizes_name], sizes_name, info)
     if grid_name not in value:
         if info.position_axes > 1:
             raise DecodeError(f"The embeddings lack the tensor {grid_name!r}.", "Its shape is (items, 3).")
+        if modality == "audio":
+            return _windows(value[name], info)
         return split(value[name], modality, info, merge_size)
     tensor = _tensor(value[name])
     grids = _rows(value[grid_name], grid_name, 3)
@@ -132,16 +137,44 @@ def _split_mapping(value: Mapping[str, Any], modality: str, info: ModelInfo, mer
     return items
 
 
-def _sized(value: Any, sizes: Any, info: ModelInfo) -> list[Embeddings]:
-    """Return one Embeddings per size; `value` may also be a list of tensors (tokens, hidden)."""
-    known = _rows(sizes, SIZES, 2)
+def _sized(value: Any, sizes: Any, name: str, info: ModelInfo) -> list[Embeddings]:
+    """Return one Embeddings per item; `value` may also be a list of tensors (tokens, hidden)."""
+    known = [(size,) for size in _rows(sizes, name, 2)] if name == SIZES["image"] else _frames(sizes, name)
     entries: Any = value
     if not isinstance(value, list | tuple):
         tensor = _tensor(value)
         entries = tensor[None] if tensor.ndim == 2 else tensor
     if len(entries) != len(known):
-        raise DecodeError(f"{SIZES} has {len(known)} rows for {len(entries)} images.", "Give one row for each.")
-    return [Embeddings(check(entry, info), {}, size) for entry, size in zip(entries, known, strict=True)]
+        kind = "images" if name == SIZES["image"] else "videos"
+        raise DecodeError(f"{name} has {len(known)} rows for {len(entries)} {kind}.", "Give one row for each.")
+    return [Embeddings(check(entry, info), {}, own) for entry, own in zip(entries, known, strict=True)]
+
+
+def _frames(sizes: Any, name: str) -> list[tuple[tuple[int, int], ...]]:
+    """Return the sizes of each video's frames, given as (videos, frames, 2), or as (frames, 2) of one video."""
+    if not (is_tensor(sizes) or is_array(sizes) or isinstance(sizes, list | tuple)) or not len(sizes):
+        raise DecodeError(f"{name} must have the shape (items, frames, 2).")
+    if len(sizes) > _MAX_GRIDS:
+        raise DecodeError(f"{name} holds more than {_MAX_GRIDS} rows.", "Give fewer items.")
+    first = sizes[0].tolist() if hasattr(sizes[0], "tolist") else sizes[0]
+    is_one = isinstance(first, list | tuple) and all(isinstance(length, int) for length in first)
+    return [tuple(_rows(own, name, 2)) for own in ([sizes] if is_one else sizes)]
+
+
+def _windows(value: Any, info: ModelInfo) -> list[Embeddings]:
+    """Return one Embeddings per audio item; each may be given in windows, (windows, tokens, hidden) or a list."""
+    import torch
+
+    whole = value if isinstance(value, list | tuple) else _tensor(value)
+    found = []
+    for entry in whole if isinstance(whole, list | tuple) or whole.ndim > 2 else [whole]:
+        parts = [_tensor(part) for part in entry] if isinstance(entry, list | tuple) else [_tensor(entry)]
+        flat = [part.flatten(0, 1) if part.ndim == 3 else part for part in parts]
+        alike = len(flat) > 1 and all(part.ndim == 2 and part.shape[1] == flat[0].shape[1] for part in flat)
+        if len(flat) != 1 and not alike:
+            raise DecodeError("The windows of an audio item must have the shape (tokens, hidden).", _FEWER)
+        found.append(Embeddings(check(torch.cat(flat) if alike else flat[0], info), {}))
+    return found
 
 
 def _rows(value: Any, name: str, width: int) -> list[Any]:
@@ -225,7 +258,7 @@ def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaIte
     tensor = embeddings.tensor
     count = tensor.shape[0]
     told = {name: list(v) for name, v in embeddings.layout.items()} | (
-        {SIZES: embeddings.size} if embeddings.size else {}
+        {"sizes": embeddings.sizes} if embeddings.sizes else {}
     )
     content = digest.of_array("embeds", tensor.numpy(), told)
     return MediaItem(

@@ -21,7 +21,7 @@ from beheld.core.errors import (
     first_line,
 )
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, count_by_modality
-from beheld.families.inputs import FamilyInputs
+from beheld.families.inputs import ByCount, BySizes, FamilyInputs
 from beheld.inputs.fetch.fetch import Fetched, FetchRules
 from beheld.inputs.media import digest, embeds, header
 from beheld.inputs.media.cache import Content, MediaCache, Processed
@@ -276,13 +276,16 @@ class ItemMaker:
         with clock.stage("digest"):
             item = embeds.to_item(found[0], ref.modality, self._info.placeholder_ids[ref.modality])
         around = self._family.embedded.get(ref.modality)
-        size = found[0].size
-        if callable(around):
-            item = self._processor.sized(item, around, size, order.setting)
-        elif size is not None:
+        sizes = found[0].sizes
+        if isinstance(around, BySizes):
+            item = self._processor.sized(item, around, sizes, order.setting)
+        elif sizes is not None:
             raise DecodeError(
-                f"Unknown tensor {embeds.SIZES!r} among the embeddings.", "Leave it out: this model needs no sizes."
+                f"Unknown tensor {embeds.SIZES[ref.modality]!r} among the embeddings.",
+                "Leave it out: this model needs no sizes.",
             )
+        if isinstance(around, ByCount):
+            item = self._processor.counted(item, around)
         if isinstance(around, tuple):
             before, after = (text.format(setting=order.setting) for text in around)
             item = self._processor.between(item, before, after)

@@ -15,7 +15,7 @@ from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem
-from beheld.families.inputs import BySize, FamilyInputs, ProcessedItem
+from beheld.families.inputs import ByCount, BySizes, FamilyInputs, ProcessedItem
 from beheld.inputs.media import effective_size, frames
 from beheld.inputs.media import processor_options as options_of
 from beheld.inputs.media.cache import Processed
@@ -249,26 +249,38 @@ class ItemProcessor:
         assert made.embed_mask is None or sum(made.embed_mask) == item.num_embeds, f"{text!r} is not one token"
         return made
 
-    def sized(self, item: MediaItem, text: BySize, size: tuple[int, int] | None, setting: str) -> MediaItem:
-        """Return an item of embeddings only, with the text of an image of `size`, width and height.
+    def sized(
+        self, item: MediaItem, form: BySizes, sizes: tuple[tuple[int, int], ...] | None, setting: str
+    ) -> MediaItem:
+        """Return an item of embeddings only, with the text of an image or of frames of these sizes, width and height.
 
         Raises:
-            DecodeError: there is no size, or an image of this size has another number of embeddings.
+            DecodeError: there are no sizes, or an item of these has another number of embeddings.
         """
-        if size is None:
+        if sizes is None:
+            name, each, shape = "image_sizes", "image, by which its slices are laid out", "(items, 2)"
+            if item.modality == "video":
+                name, each, shape = "video_image_sizes", "frame of each video", "(items, frames, 2)"
             raise DecodeError(
-                "Embeddings for this model need the size of each image, by which its slices are laid out.",
-                'Give {"image_embeds": tensor, "image_sizes": tensor of (items, 2), width and height}.',
+                f"Embeddings for this model need the size of each {each}.",
+                f'Give {{"{item.modality}_embeds": tensor, "{name}": tensor of {shape}, width and height}}.',
             )
         processor = self.loaded()
-        made = self._around(item, text(processor, size, setting), self._prompt_tokenizer(processor))
+        made = self._around(item, form.text(processor, sizes, setting), self._prompt_tokenizer(processor))
         count = len(made.replacement_ids) if made.embed_mask is None else sum(made.embed_mask)
         if count != item.num_embeds:
+            pixels = f"{sizes[0][0]} x {sizes[0][1]} pixels"
+            what = f"An image of {pixels}" if item.modality == "image" else f"A video of {len(sizes)} frames"
             raise DecodeError(
-                f"An image of {size[0]} x {size[1]} pixels requires {count} embeddings; {item.num_embeds} are given.",
-                "Give all that the model's tower makes of the image, and its width and height in pixels.",
+                f"{what} requires {count} embeddings; {item.num_embeds} are given.",
+                "Give all that the model's tower makes of it, and the width and height in pixels.",
             )
         return made
+
+    def counted(self, item: MediaItem, form: ByCount) -> MediaItem:
+        """Return an item of embeddings only, with the text that follows from their number."""
+        processor = self.loaded()
+        return self._around(item, form.text(processor, item.num_embeds), self._prompt_tokenizer(processor))
 
     def _around(self, item: MediaItem, text: str, tokenizer: PromptTokenizer) -> MediaItem:
         """Return an item of embeddings with its text, which has their placeholders."""

@@ -40,12 +40,14 @@ class ChunkedTokenizer:
         backend: of the `tokenizers` library; unused if `own` is given.
         own: the copy to use; None makes one.
         size: characters per chunk.
+        longer: what the operator can do about a text that is too long; see PromptTokenizer.
     """
 
-    def __init__(self, backend: Any, own: Any = None, size: int = _SIZE) -> None:
+    def __init__(self, backend: Any, own: Any = None, size: int = _SIZE, longer: str = "") -> None:
         described = json.loads((backend if own is None else own).to_str())
         self._backend = _copy(described) if own is None else own
         self._size = size
+        self._longer = longer
         self.cut = _cut(described)
         if self.cut is not None and not self._holds(self.cut):
             self.cut = None
@@ -66,7 +68,7 @@ class ChunkedTokenizer:
                 self._check_roughly(piece, most - len(ids), most)
             ids += self._ids(piece)
             if most is not None and len(ids) > most:
-                raise too_long(most)
+                raise too_long(most, self._longer)
         return ids
 
     def _ids(self, text: str) -> list[int]:
@@ -84,7 +86,7 @@ class ChunkedTokenizer:
         for start in range(0, len(piece), self._size):
             count += len(self._ids(piece[start : start + self._size]))
             if count > 2 * left + 64:
-                raise too_long(most)
+                raise too_long(most, self._longer)
 
     def _pieces(self, text: str) -> Iterator[str]:
         start = 0
@@ -115,11 +117,9 @@ class ChunkedTokenizer:
         return ids == self._ids(_SAMPLE)
 
 
-def too_long(most: int) -> PromptTooLongError:
-    """Return the error for a text whose tokens were not counted to the end."""
-    return PromptTooLongError(
-        f"The prompt has more than {most} tokens, the limit.", "Shorten it.", or_engine="raise max_model_len"
-    )
+def too_long(most: int, longer: str = "") -> PromptTooLongError:
+    """Return the error for a text whose tokens were not counted to the end; `longer` is what the operator can do."""
+    return PromptTooLongError(f"The prompt has more than {most} tokens, the limit.", "Shorten it.", or_engine=longer)
 
 
 def _first(cut: re.Pattern[str], text: str, start: int) -> int | None:

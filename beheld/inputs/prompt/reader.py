@@ -12,7 +12,7 @@ from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
-from beheld.core.params import PoolingParams, SamplingParams
+from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt import chat, embedded_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
@@ -98,6 +98,7 @@ class PromptReader:
         Raises:
             UserError: the prompt or a parameter is wrong.
         """
+        _check_budget(params, None)
         if isinstance(prompt, Mapping) and prompt.get(embedded_prompt.KEY) is not None:
             # Before they are read, which may take much memory.
             self._checks.embedded_prompt(params)
@@ -131,6 +132,19 @@ class PromptReader:
             text = PromptText(self._family.begun(written, self._tokenizer.inner), None, whole, most)
             ids = self._ids_of(text, params, parsed.media)
         return self._checked(ids, parsed, text, params, counts)
+
+    def read_ahead(self, prompts: Sequence[Any], *, first: bool) -> None:
+        """Tokenize those of the next prompts that are plain texts, together; see PromptTokenizer.read_ahead."""
+        if self._family.rewrite is None and self._tokenizer.inner is not None:
+            texts = [self._written(prompt) for prompt in prompts if isinstance(prompt, str)]
+            self._tokenizer.read_ahead(texts, first=first)
+
+    def read_before(self, prompt: str) -> list[int] | None:
+        """Return the ids of a plain text that was read ahead, once; None of another. Nothing of it is checked."""
+        return self._tokenizer.known(self._written(prompt))
+
+    def _written(self, prompt: str) -> str:
+        return self._family.begun(self._cased(prompt), self._tokenizer.inner)
 
     def read_pair(self, pair: Pair, params: SamplingParams | PoolingParams) -> ReadPrompt:
         """Read two texts as one prompt. An encoder's tokenizer writes its separators between them, a decoder's nothing.
@@ -178,7 +192,7 @@ class PromptReader:
         keep = self._keep(params)
         if keep is None or media or len(text.text) <= SHORT_TEXT:
             return self._encode(text, {})
-        if isinstance(params, PoolingParams):
+        if isinstance(params, PoolingParams) or params.truncation_side == "right":
             # More than enough for the first ids, of which a cut within a word changes none.
             return self._encode(replace(text, text=text.text[: (keep + _SPARE_IDS) * self._tokenizer.longest()]), {})
         size = SHORT_TEXT
@@ -239,6 +253,7 @@ class PromptReader:
             UserError: a message, the template or a parameter is wrong.
             Cancelled: the request was cancelled.
         """
+        _check_budget(params, asked.reasoning)
         self._check_continuing(asked)
         # Templates leave out some of the messages' text, but never most of it.
         letters = chat.num_letters(asked.messages)
@@ -389,9 +404,12 @@ class PromptReader:
             self._tokenizer.check_size(text, self._config.max_model_len)
 
     def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
-        """Return how many tokens of a prompt are kept; None for all."""
+        """Return how many tokens of a prompt are kept; None for all. -1 keeps as many as leave room for the answer."""
         keep = params.truncate_prompt_tokens
-        return self._config.max_model_len if keep == -1 else keep
+        if keep != -1:
+            return keep
+        answer = (params.max_tokens or 1) if isinstance(params, SamplingParams) else 0
+        return max(1, self._config.max_model_len - answer)
 
     def _truncated(
         self,
@@ -426,6 +444,8 @@ class PromptReader:
     ) -> Sequence[int]:
         """Return as many ids as are kept: of a prompt to be answered the last ones, of one to be pooled the first.
 
+        `truncation_side="right"` keeps the first ones of a prompt to be answered.
+
         Args:
             after: what the tokenizer wrote after a text, which one to be pooled still ends with.
         """
@@ -434,7 +454,7 @@ class PromptReader:
             return ids
         if isinstance(params, PoolingParams):
             return [*ids[: max(0, keep - len(after))], *after][:keep]
-        return ids[len(ids) - keep :]
+        return ids[:keep] if params.truncation_side == "right" else ids[len(ids) - keep :]
 
 
 def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) -> Mapping[str, int]:
@@ -443,3 +463,14 @@ def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) 
         known = added_tokens(Path(info.path))
         return {token: known[token] for token in tokens if token in known}
     return {token: tokenizer.inner.convert_tokens_to_ids(token) for token in tokens}
+
+
+def _check_budget(params: SamplingParams | PoolingParams, reasoning: ReasoningFormat | None) -> None:
+    """Raise ParamsError if reasoning has a budget where nobody knows what begins and ends it."""
+    budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
+    if budget is not None and budget >= 0 and reasoning is None:
+        raise ParamsError(
+            "thinking_token_budget needs a conversation with a model whose reasoning is known.",
+            "Use chat with a model that reasons, or bound the answer with max_tokens.",
+            param="thinking_token_budget",
+        )

@@ -170,16 +170,17 @@ class StandIns:
 
 
 class PlainEncoder:
-    """Encodes text with the tokenizer's rules but without its control tokens."""
+    """Encodes text with the tokenizer's rules but without its control tokens; `longer` as of PromptTokenizer."""
 
-    def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
+    def __init__(self, tokenizer: Any, control: ControlTokens, longer: str = "") -> None:
         self.control = control
+        self._longer = longer
         self._ids = frozenset(control.ids.values())
         self._backend: Any = None
         self._tokenizer = tokenizer
         if getattr(tokenizer, "is_fast", False):
             self._backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
-            self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend)
+            self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend, longer=longer)
 
     def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
         """Return token ids of the concatenated `parts`, none of which is a control token.
@@ -204,7 +205,7 @@ class PlainEncoder:
             for index, piece in enumerate(pieces):
                 ids += self._encode(piece, first and index == 0, most)
                 if most is not None and len(ids) > most:
-                    raise too_long(most)
+                    raise too_long(most, self._longer)
             if self._ids.isdisjoint(ids):
                 return ids
         raise PromptError(

@@ -25,6 +25,9 @@ from beheld.utils.gil import out_of_turn
 SHORT_TEXT = 1 << 16
 # Shorter texts take less time than reacquiring the GIL, and are tokenized without releasing it.
 _BRIEF_TEXT = 500
+# How many characters are read ahead at once, and how many texts' ids wait to be asked for.
+_MOST_AHEAD = 1 << 20
+_MOST_KEPT = 2048
 
 
 # The steps of transformers' tokenizers from a text to ids.
@@ -44,6 +47,7 @@ class PromptTokenizer:
         places: modality -> the tokens, in a row, that an item replaces in a prompt, if they are others.
         pieces: ordinary vocabulary pieces that users' text must not become.
         added: token -> id, where there is no tokenizer to ask.
+        longer: what the operator can do about a text that is too long; see BeheldError's `or_engine`.
 
     Raises:
         ModelError: of several tokens in a row one has no id.
@@ -56,8 +60,10 @@ class PromptTokenizer:
         places: Mapping[str, str | tuple[str, ...]] | None = None,
         pieces: Sequence[str] = (),
         added: Mapping[str, int] | None = None,
+        longer: str = "",
     ) -> None:
         self.inner = tokenizer
+        self.longer = longer
         self._lock = threading.Lock()
         self._pieces = tuple(pieces)
         self._embeds = dict(placeholder_ids)
@@ -82,12 +88,14 @@ class PromptTokenizer:
         self._shared = False
         self._copied: tuple[int, Any] | None = None
         self._pairs: Any = None
+        # Ids of texts that will be encoded next, with the tokenizer's special tokens around them.
+        self._ahead: dict[str, list[int]] = {}
 
     @classmethod
-    def of(cls, tokenizer: Any, info: ModelInfo, family: FamilyInputs) -> PromptTokenizer:
+    def of(cls, tokenizer: Any, info: ModelInfo, family: FamilyInputs, longer: str = "") -> PromptTokenizer:
         """Make that of a model; where there is no tokenizer, the checkpoint's files give the ids of places."""
         added = added_tokens(Path(info.path)) if tokenizer is None and family.places else {}
-        return cls(tokenizer, info.placeholder_ids, family.places, family.pieces, added)
+        return cls(tokenizer, info.placeholder_ids, family.places, family.pieces, added, longer)
 
     @property
     def places(self) -> Mapping[str, tuple[int, ...]]:
@@ -116,7 +124,9 @@ class PromptTokenizer:
             PromptTooLongError: the text is long and has more than `most`.
         """
         tokenizer = self._require()
-        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        if add_special_tokens and (known := self.known(text)) is not None:
+            return known
+        if not text.isascii() and _has_surrogate(text):
             raise PromptError(
                 "The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again."
             )
@@ -129,6 +139,43 @@ class PromptTokenizer:
             with self._lock:
                 ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens, truncation=False)["input_ids"]
             return ids
+
+    def read_ahead(self, texts: Sequence[str], *, first: bool) -> None:
+        """Encode texts together in the library's threads, so that the next calls of `encode` find their ids.
+
+        Texts that are long or wrong are left to `encode`.
+
+        Args:
+            first: they are the first of a call; what an earlier call left is dropped.
+        """
+        if first:
+            self._ahead.clear()
+        if self.inner is None or not _usual(self.inner):
+            return
+        taken, room = [], _MOST_AHEAD
+        for text in dict.fromkeys(texts):
+            room -= len(text)
+            if room < 0:
+                break
+            if len(text) <= SHORT_TEXT and (text.isascii() or not _has_surrogate(text)):
+                taken.append(text)
+        backend = self.inner.backend_tokenizer
+        if self._shared or not _unset(backend):
+            backend = self._own(backend)
+        try:
+            found = backend.encode_batch_fast(taken, add_special_tokens=True)
+        except BaseException as error:
+            # The library's panics are no exceptions of the usual kind. The text at fault has its own error later.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            return
+        if len(self._ahead) > _MOST_KEPT:
+            self._ahead.clear()
+        self._ahead.update((text, each.ids) for text, each in zip(taken, found, strict=True))
+
+    def known(self, text: str) -> list[int] | None:
+        """Return the ids of a text that was read ahead, once; None of another."""
+        return self._ahead.pop(text, None)
 
     def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int | None]:
         """Return the ids of two trusted texts as the tokenizer joins them, and where those of the second type start.
@@ -187,7 +234,7 @@ class PromptTokenizer:
     def _long(self) -> ChunkedTokenizer:
         with self._lock:
             if self._chunked is None:
-                self._chunked = ChunkedTokenizer(self._require().backend_tokenizer)
+                self._chunked = ChunkedTokenizer(self._require().backend_tokenizer, longer=self.longer)
             return self._chunked
 
     def tail(self, text: str, size: int) -> str | None:
@@ -223,7 +270,7 @@ class PromptTokenizer:
                 f"This model's maximum context length is {max_tokens} tokens; the prompt has {count} characters, more "
                 "than so many tokens can spell.",
                 "Shorten it.",
-                or_engine="raise max_model_len",
+                or_engine=self.longer,
             )
 
     def longest(self) -> int:
@@ -311,7 +358,7 @@ class PromptTokenizer:
         control = self.control()
         with self._lock:
             if self._plain is None:
-                self._plain = PlainEncoder(self._require(), control)
+                self._plain = PlainEncoder(self._require(), control, self.longer)
             return self._plain
 
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -331,6 +378,10 @@ def _usual(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     return all(getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _unset(backend: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams
+from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams, ThinkingBudget
 from beheld.core.repetition import RepetitionDetectionParams
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
@@ -87,7 +87,7 @@ class SamplingResolver:
             params: the user's parameters.
             prompt_ids: the whole prompt.
             seed: used if the parameters set none.
-            reasoning: the reasoning that may precede an answer with a grammar.
+            reasoning: the reasoning that may precede an answer with a grammar, or that has a budget.
             cancel: the request's.
             most: the answer's longest length, besides that of the context; None for no other limit.
 
@@ -141,8 +141,22 @@ class SamplingResolver:
             forced_ids=forced,
             first_forbidden=self._habits.first_forbidden,
             timestamps=rules.timestamps,
+            thinking=self._thinking(params, reasoning, longest),
             repetition=_repetition(params),
         )
+
+    def _thinking(
+        self, params: SamplingParams, reasoning: ReasoningFormat | None, longest: int
+    ) -> ThinkingBudget | None:
+        """Return the budget of the reasoning; None if the answer cannot use it up.
+
+        Without `reasoning`, the prompt has ended it.
+        """
+        budget = params.thinking_token_budget
+        if budget is None or budget < 0 or budget >= longest or reasoning is None:
+            return None
+        opening = () if reasoning.begun else self._ids(reasoning.open)
+        return ThinkingBudget(budget, opening, self._ids(reasoning.close))
 
     def _grammar(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None

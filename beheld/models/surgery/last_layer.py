@@ -42,6 +42,8 @@ def shorten(layer: nn.Module, changes: Changes) -> None:
     """Let a layer process a pass's tail; without a tail it does as before."""
     forward: Callable[..., Any] = layer.forward
     attention, norm = _parts(layer)
+    # A layer that is computed otherwise than by its parts does this in its own way: the same numbers are stored.
+    stores: Callable[..., object] | None = getattr(forward, "stores", None)
 
     def shortened(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         part = tail()
@@ -53,7 +55,10 @@ def shorten(layer: nn.Module, changes: Changes) -> None:
         kept = {name: _of_rows(name, value, rows_S) for name, value in kwargs.items()}
         part.storing, part.stored = True, False
         try:
-            attention(hidden_states=norm(hidden_states), **kwargs)
+            if stores is None:
+                attention(hidden_states=norm(hidden_states), **kwargs)
+            else:
+                stores(hidden_states, **kwargs)
         finally:
             part.storing = False
         if not part.stored:

@@ -44,7 +44,7 @@ def _pass_on(attention: Any, changes: Changes) -> None:
     if type(linear) is not nn.Linear or linear.bias is not None:
         raise ModelError(f"The kv_b_proj of a {name} is a {type(linear).__name__} of another form than latents need.")
     up = LatentUp(linear.weight.data, attention.num_heads)
-    if not _is_expansion(attention, up):
+    if not _is_expansion(attention, linear, up):
         raise ModelError(f"A {name} makes other keys and values of its latents than its kv_b_proj says.")
     changes.replace(attention, "kv_b_proj", up, lambda made: plain(made.weight.data, None))
     changes.set(attention, "expand_kv", _latents)
@@ -56,14 +56,22 @@ def _latents(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _is_expansion(attention: Any, up: LatentUp) -> bool:
-    """Return whether `expand_kv` gives the keys and values of attention/latent.py, for some latents."""
+def _is_expansion(attention: Any, linear: nn.Linear, up: LatentUp) -> bool:
+    """Return whether `expand_kv` gives the keys and values of attention/latent.py, for some latents.
+
+    Args:
+        linear: `kv_b_proj` without quantization: products of a stored one may round latents.
+    """
     rank, rotary = up.weight.shape[1], attention.qk_rope_head_dim
     count = _TRIED * (rank + rotary)
     latent_LW = torch.arange(count, dtype=torch.float32, device=up.weight.device).sin().view(_TRIED, -1)
     latent_LW = latent_LW.to(up.weight.dtype)
     latent_11LW = latent_LW[None, None]
-    given = attention.expand_kv(latent_11LW[..., :rank], latent_11LW[..., rank:])
+    own, attention.kv_b_proj = attention.kv_b_proj, linear
+    try:
+        given = attention.expand_kv(latent_11LW[..., :rank], latent_11LW[..., rank:])
+    finally:
+        attention.kv_b_proj = own
     wanted = expanded(latent_LW, up.up_HDR, attention.qk_nope_head_dim)
     return all(
         torch.allclose(a[0].transpose(0, 1).float(), b.float(), atol=1e-3, rtol=1e-2)

@@ -16,7 +16,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
 from beheld.models.one_row import OneRowLinear, early_start
+from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -70,10 +71,10 @@ class OneRowLayer:
     """
 
     norms: tuple[Norm, Norm | None, Norm, Norm | None]
-    qkv: nn.Module
-    o: nn.Module
-    gate_up: nn.Module
-    down: nn.Module
+    qkv: Any
+    o: Any
+    gate_up: Any
+    down: Any
     heads: tuple[int, int]
     turned: int
     head_norms: tuple[Tensor, float, bool] | None
@@ -83,6 +84,10 @@ class OneRowLayer:
     scale: float
     softcap: float | None
     attend: Attend = field(default=attend_layer)
+
+    def computes(self) -> bool:
+        """Return whether the layer can be computed in this form, before it is tried."""
+        return True
 
     def __call__(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
@@ -113,7 +118,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
-    if type(product) is OneRowLinear:
+    if isinstance(product, OneRowLinear | Int4GPULinear):
         return product.added(x, residual_H)
     made: Tensor = residual_H + product(x)
     return made
@@ -142,6 +147,9 @@ def _as_rows(norm: Norm, hidden_states: Tensor) -> Tensor:
 # ---------------------------------------------------------------------- detecting the form of a layer
 
 
+LayerT = TypeVar("LayerT", bound=OneRowLayer)
+
+
 @dataclass(eq=False)
 class Seen:
     """What the original layer did with a random row: its arguments, its attention call, and its output."""
@@ -164,7 +172,7 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 
 @torch.no_grad()
-def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
+def one_row_layers(text: Any, kind: type[LayerT]) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
     try:
         seen = _watched(text)
@@ -172,15 +180,15 @@ def one_row_layers(text: Any) -> dict[nn.Module, OneRowLayer]:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
         return {}
-    found: dict[nn.Module, OneRowLayer] = {}
+    found: dict[nn.Module, LayerT] = {}
     for layer, original in seen.items():
-        made = _form(layer, original)
+        made = _form(layer, original, kind)
         if made is not None:
             found[layer] = made
     return found
 
 
-def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
+def _form(layer: Any, seen: Seen, kind: type[LayerT]) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     cos_sin: Any = seen.keywords.get("position_embeddings")
@@ -207,10 +215,8 @@ def _form(layer: Any, seen: Seen) -> OneRowLayer | None:
         if all(isinstance(each, nn.Module) for each in own):
             both = [_norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
-        made = OneRowLayer(
-            norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap
-        )
-        if _same(made, seen):
+        made = kind(norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap)
+        if made.computes() and _same(made, seen):
             return made
     return None
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from beheld.attention.delta_rule import delta_rule
 from beheld.attention.gated_delta import GatedDelta
-from beheld.attention.recurrent import recur
 from beheld.models.recurrent import RecurrentMixer
 from beheld.models.surgery.operation import Changes
 
@@ -33,6 +33,7 @@ class DeltaMixer(RecurrentMixer):
     in_proj_z: Any
     in_proj_b: Any
     in_proj_a: Any
+    compiles = True
     projections: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
     def __init__(self, mixer: Any) -> None:
@@ -41,7 +42,6 @@ class DeltaMixer(RecurrentMixer):
         for name in (*self.projections, *_PARTS):
             setattr(self, name, getattr(mixer, name))
         self.value_dim = mixer.head_v_dim
-        self.activate = nn.functional.silu
         assert mixer.activation == "silu", "the convolution's activation is SiLU in all known checkpoints"
         self.recurrence = GatedDelta(mixer.num_k_heads, mixer.head_k_dim, mixer.num_v_heads, mixer.head_v_dim)
 
@@ -56,9 +56,7 @@ class DeltaMixer(RecurrentMixer):
         g_TM = -self.A_log.float().exp() * nn.functional.softplus(a_TM.float() + self.dt_bias)
         weight_CL, bias_C = self.conv1d.weight.squeeze(1), self.conv1d.bias
         beta_TM = b_TM.sigmoid()
-        out_TMV = recur(
-            self, x_TC, weight_CL, bias_C, lambda y_TC: (self.activate(y_TC), g_TM, beta_TM), self.recurrence
-        )
+        out_TMV = delta_rule(self, x_TC, g_TM, beta_TM, weight_CL, bias_C, self.recurrence)
         normed_TMV = self.norm(out_TMV.reshape(-1, self.value_dim), z_TMV.reshape(-1, self.value_dim))
         mixed: Tensor = self.out_proj(normed_TMV.view(1, len(x_TC), -1))
         return mixed

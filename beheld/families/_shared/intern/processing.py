@@ -18,6 +18,7 @@ from transformers import BatchFeature, ProcessorMixin
 from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.families._shared.processing import MOST_TILES
 from beheld.families.inputs import EffectiveSize, ProcessedItem
 from beheld.inputs.prompt.tokenizer import extended
 
@@ -91,13 +92,15 @@ class TileImageProcessor(ImageProcessingMixin):
         """Return the least and the largest number of tiles.
 
         Raises:
-            ValueError: they are not whole numbers from 1 in this order.
+            ValueError: they are not whole numbers from 1 to the most that is supported, in this order.
         """
         if not self.option("dynamic_image_size", options):
             return 1, 1
         least, most = (self.option(f"{which}_dynamic_patch", options) for which in ("min", "max"))
-        if not 1 <= least <= most:
-            raise ValueError(f"min_dynamic_patch {least} and max_dynamic_patch {most} must be 1 or more, in this order")
+        if not 1 <= least <= most <= MOST_TILES:
+            raise ValueError(
+                f"min_dynamic_patch {least} and max_dynamic_patch {most} must be from 1 to {MOST_TILES}, in this order"
+            )
         return least, most
 
     def grid(self, size: Grid, options: Mapping[str, Any]) -> Grid:

@@ -62,7 +62,7 @@ class HeadMixer(RecurrentMixer):
             self.groups, self.head_dim, self.state_dim, -self.A_log.float().exp(), self.D.float(), self.least, self.most
         )
         weight_CL, bias_C = self.conv1d.weight.squeeze(1), self.conv1d.bias
-        out_TI = recur(self, x_TC, weight_CL, bias_C, lambda y_TC: (self.activate(y_TC), dt_TM), space)
+        out_TI = recur(self.layer_idx, x_TC, weight_CL, bias_C, lambda y_TC: (self.activate(y_TC), dt_TM), space)
         mixed: Tensor = self.out_proj(self.gated(out_TI, gate_TI).to(hidden_states.dtype)).unsqueeze(0)
         return mixed
 
@@ -107,7 +107,7 @@ class ChannelMixer(RecurrentMixer):
         """Compute (1, T, H) -> (1, T, H); other arguments concern padding and caches, which do not exist here."""
         x_TI, gate_TI = self.in_proj(hidden_states[0]).chunk(2, dim=-1)
         scan = SelectiveScan(-self.A_log.float().exp(), self.D.float())
-        out_TI = recur(self, x_TI, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.inputs, scan)
+        out_TI = recur(self.layer_idx, x_TI, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.inputs, scan)
         mixed: Tensor = self.out_proj((out_TI * nn.functional.silu(gate_TI)).unsqueeze(0))
         return mixed
 

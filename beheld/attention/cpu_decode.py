@@ -1,0 +1,223 @@
+"""Attention of decoding sequences on a CPU in one call: one query each, to keys and values in the paged cache.
+
+Nothing is gathered or copied, and each sequence is computed alone: its result has the same bits in any batch. Scores,
+their exponentials and sums are float32. Compiled by LLVM, see platform/jit.py.
+
+Shapes: B sequences, H query heads, K key-value heads, G = H / K, C head size, N blocks of a table.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from beheld.attention.backend import LayerKV
+from beheld.platform import host, jit
+from beheld.platform.registry import platform_of
+from beheld.platform.vector_ir import EXP, TYPES, float_text, load, spread, stored, words
+
+_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_JOB = (
+    "q", "keys", "values", "tables", "first", "stop", "y", "scores",
+    "heads", "group", "shift", "mask", "width", "scale", "most", *jit.SHARED_WORDS,
+)  # fmt: skip
+_POINTERS = ("q", "keys", "values", "tables", "first", "stop", "y", "scores")
+_LANES, _LARGEST = 16, 256
+# Numbers of keys that one thread reads before others are worth being woken.
+_FEW_NUMBERS = 1 << 14
+_V = "<16 x float>"
+
+
+def attends(q_BHC: Tensor, kv: LayerKV, block_size: int) -> bool:
+    """Return whether `attend` computes this layer."""
+    size = q_BHC.shape[2]
+    fits = size % _LANES == 0 and size <= _LARGEST and kv.values.shape[3] == size
+    stored_as_is = type(kv) is LayerKV and kv.keys.dtype == kv.values.dtype == q_BHC.dtype and q_BHC.dtype in _KINDS
+    whole = kv.keys.is_contiguous() and kv.values.is_contiguous()
+    return fits and stored_as_is and whole and block_size & (block_size - 1) == 0 and _vectors(q_BHC.device)
+
+
+@functools.cache
+def _vectors(device: torch.device) -> bool:
+    return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
+
+
+def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tuple[int, int]], scale: float) -> Tensor:
+    """Attend to the positions `seen_BL`, a first and a stop for each sequence; returns (B, H, C)."""
+    sequences, heads, size = q_BHC.shape
+    block_size, key_heads = kv.keys.shape[1:3]
+    q_BHC, tables_BN = q_BHC.contiguous(), tables_BN[:sequences].to(torch.int32).contiguous()
+    y_BHC = torch.empty_like(q_BHC)
+    most = max(stop - first for first, stop in seen_BL)
+    most += -most % _LANES
+    scores = torch.empty(sequences * key_heads * most)
+    places = (ctypes.c_int64 * (2 * sequences))(*(f for f, _ in seen_BL), *(s for _, s in seen_BL))
+    start = ctypes.addressof(places)
+    job = (ctypes.c_int64 * len(_JOB))(
+        q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
+        y_BHC.data_ptr(), scores.data_ptr(), key_heads, heads // key_heads, block_size.bit_length() - 1,
+        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0, 0,
+    )  # fmt: skip
+    kind = _KINDS[q_BHC.dtype]
+    few = sequences * most * heads * size < _FEW_NUMBERS
+    threads = 1 if few else torch.get_num_threads()
+    _compiled(kind, size).run("decode", job, sequences * key_heads, threads)
+    return y_BHC
+
+
+@functools.cache
+def _compiled(kind: str, size: int) -> jit.CompiledModule:
+    products = host.byte_products()
+    assert products is not None, "see `attends`"
+    return jit.CompiledModule((functools.partial(_module, kind, size, products.bfloat16),), ("decode",), _JOB)
+
+
+def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
+    """Return the IR: parts are pairs of a sequence and a key-value head; each query head passes keys, then values."""
+    parts, type_ = range(size // _LANES), TYPES[kind]
+    queries = "".join(
+        load(f"q{i}.raw", kind, "%q.head", str(i * _LANES)) + f"  %q{i} = fmul {_V} %q{i}.raw, %scale.all\n"
+        for i in parts
+    )
+    fma = f"call {_V} @llvm.fmuladd.v16f32"
+    dots = "".join(
+        load(f"k{i}", kind, "%k.row", str(i * _LANES))
+        + (f"  %dot{i} = {fma}({_V} %k{i}, {_V} %q{i}, {_V} %dot{i - 1})\n" if i else f"  %dot0 = fmul {_V} %k0, %q0\n")
+        for i in parts
+    )
+    sums = "".join(f"  %a{i} = phi {_V} [zeroinitializer, %mix], [%a{i}.next, %value]\n" for i in parts)
+    adds = "".join(
+        load(f"v{i}", kind, "%v.row", str(i * _LANES)) + f"  %a{i}.next = {fma}({_V} %v{i}, {_V} %p.all, {_V} %a{i})\n"
+        for i in parts
+    )
+    ends = "".join(
+        f"  %o{i} = fmul {_V} %a{i}.next, %inverse.all\n"
+        + stored(kind, in_hardware, f"%o{i}", "%y.head", str(i * _LANES), f"out{i}")
+        for i in parts
+    )
+
+    def slot(name: str, position: str, base: str) -> str:
+        return f"""
+  %{name}.n = lshr i64 {position}, %shift
+  %{name}.in = and i64 {position}, %mask
+  %{name}.table = getelementptr i32, ptr %table, i64 %{name}.n
+  %{name}.block = load i32, ptr %{name}.table
+  %{name}.wide = zext i32 %{name}.block to i64
+  %{name}.blocks = shl i64 %{name}.wide, %shift
+  %{name}.slot = add i64 %{name}.blocks, %{name}.in
+  %{name}.heads = mul i64 %{name}.slot, %heads
+  %{name}.own = add i64 %{name}.heads, %head
+  %{name}.off = mul i64 %{name}.own, {size}
+  %{name}.row = getelementptr {type_}, ptr {base}, i64 %{name}.off
+"""
+
+    lowest = float_text(-3.0e38)
+    return f"""
+target triple = "{triple}"
+declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
+declare {_V} @llvm.roundeven.v16f32({_V})
+declare float @llvm.vector.reduce.fadd.v16f32(float, {_V})
+{EXP}
+{jit.sharing(_JOB)}
+define void @decode(ptr %job, i64 %begin, i64 %end) {{
+entry:
+{words(_JOB, _POINTERS, *_JOB[: -len(jit.SHARED_WORDS)])}
+  %scale.short = trunc i64 %scale to i32
+  %scale.float = bitcast i32 %scale.short to float
+{spread("scale.all", "%scale.float", "float", _V)}
+  %none = icmp uge i64 %begin, %end
+  br i1 %none, label %done, label %part
+part:
+  %p = phi i64 [%begin, %entry], [%p.next, %part.end]
+  %b = udiv i64 %p, %heads
+  %head = urem i64 %p, %heads
+  %first.at = getelementptr i64, ptr %first, i64 %b
+  %from = load i64, ptr %first.at
+  %stop.at = getelementptr i64, ptr %stop, i64 %b
+  %to = load i64, ptr %stop.at
+  %count = sub i64 %to, %from
+  %table.off = mul i64 %b, %width
+  %table = getelementptr i32, ptr %tables, i64 %table.off
+  %scores.off = mul i64 %p, %most
+  %own = getelementptr float, ptr %scores, i64 %scores.off
+  %first.query = mul i64 %p, %group
+  br label %query
+query:
+  %g = phi i64 [0, %part], [%g.next, %query.end]
+  %h = add i64 %first.query, %g
+  %q.off = mul i64 %h, {size}
+  %q.head = getelementptr {type_}, ptr %q, i64 %q.off
+  %y.head = getelementptr {type_}, ptr %y, i64 %q.off
+{queries}
+  br label %key
+key:
+  %l = phi i64 [0, %query], [%l.next, %key]
+  %largest = phi float [{lowest}, %query], [%largest.next, %key]
+  %l.at = add i64 %from, %l
+{slot("k", "%l.at", "%keys")}{dots}
+  %score = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %dot{parts[-1]})
+  %score.at = getelementptr float, ptr %own, i64 %l
+  store float %score, ptr %score.at
+  %above = fcmp ogt float %score, %largest
+  %largest.next = select i1 %above, float %score, float %largest
+  %l.next = add i64 %l, 1
+  %l.more = icmp ult i64 %l.next, %count
+  br i1 %l.more, label %key, label %pad
+pad:
+  %d = phi i64 [%count, %key], [%d.next, %padding]
+  %d.low = and i64 %d, 15
+  %d.done = icmp eq i64 %d.low, 0
+  br i1 %d.done, label %weigh, label %padding
+padding:
+  %d.at = getelementptr float, ptr %own, i64 %d
+  store float {lowest}, ptr %d.at
+  %d.next = add i64 %d, 1
+  br label %pad
+weigh:
+{spread("largest.all", "%largest.next", "float", _V)}
+  br label %weighing
+weighing:
+  %w = phi i64 [0, %weigh], [%w.next, %weighing]
+  %total = phi {_V} [zeroinitializer, %weigh], [%total.next, %weighing]
+{load("s", "f32", "%own", "%w")}
+  %less = fsub {_V} %s, %largest.all
+  %power = call {_V} @exp16({_V} %less)
+  store {_V} %power, ptr %s.at, align 4
+  %total.next = fadd {_V} %total, %power
+  %w.next = add i64 %w, 16
+  %w.more = icmp ult i64 %w.next, %count
+  br i1 %w.more, label %weighing, label %mix
+mix:
+  %sum = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %total.next)
+  %inverse = fdiv float 1.0, %sum
+{spread("inverse.all", "%inverse", "float", _V)}
+  br label %value
+value:
+  %j = phi i64 [0, %mix], [%j.next, %value]
+{sums}
+  %j.at = add i64 %from, %j
+{slot("v", "%j.at", "%values")}
+  %share.at = getelementptr float, ptr %own, i64 %j
+  %share = load float, ptr %share.at
+{spread("p.all", "%share", "float", _V)}{adds}
+  %j.next = add i64 %j, 1
+  %j.more = icmp ult i64 %j.next, %count
+  br i1 %j.more, label %value, label %query.end
+query.end:
+{ends}
+  %g.next = add i64 %g, 1
+  %g.more = icmp ult i64 %g.next, %group
+  br i1 %g.more, label %query, label %part.end
+part.end:
+  %p.next = add i64 %p, 1
+  %p.more = icmp ult i64 %p.next, %end
+  br i1 %p.more, label %part, label %done
+done:
+  ret void
+}}
+"""

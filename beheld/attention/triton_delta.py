@@ -1,0 +1,394 @@
+"""The gated delta rule on the cache in Triton kernels: two launches for decoding, four for prompts.
+
+Decoding and prompts begin with the short convolution and its SiLU. A prompt is cut into chunks of at most 64 tokens,
+which end where a state is kept; see gated_delta.py for the formulas. The first of its other kernels solves the
+triangular system of every chunk, all at once; the second goes through the chunks of each sequence in turn.
+
+Nothing is read back to the host, and decoding reads every number that changes between steps from tensors on the device,
+so that a CUDA graph may contain it. Rows that pad such a graph write nothing.
+
+Shapes: T tokens, D of them decoding, H heads of values, K and V sizes of a key and a value, C channels, L positions
+that the convolution sees; of a kernel, N tokens of a chunk.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from beheld.attention.backend import AttnMetadata, GroupMetadata
+from beheld.attention.gated_delta import EPSILON, GatedDelta
+from beheld.attention.recurrent import LayerStates, StateSlice
+
+_CHUNK = 64
+# Channels and tokens of a program of the convolution.
+_CHANNELS = 256
+_TOKENS = 16
+
+
+@triton.jit
+def _silu(x, DTYPE: tl.constexpr):
+    """Return SiLU of x, rounded before and after it as if each ran alone."""
+    x = x.to(DTYPE).to(tl.float32)
+    return (x * tl.sigmoid(x)).to(DTYPE)
+
+
+@triton.jit
+def _unit(x, EPS: tl.constexpr, AXIS: tl.constexpr):
+    """Return vectors (along the axis) of length one."""
+    return x * tl.expand_dims(1.0 / tl.sqrt(tl.sum(x * x, AXIS) + EPS), AXIS)
+
+
+@triton.jit
+def _moved(lengths_ptr, slots_ptr, tables_ptr, row, table_row, BLOCK_SIZE: tl.constexpr):
+    """Return the block of a decoding row's state, the one that it moves to, and whether there is a state yet."""
+    length = tl.load(lengths_ptr + row)
+    place = tl.maximum(length - 2, 0) // BLOCK_SIZE
+    source = tl.load(tables_ptr + row.to(tl.int64) * table_row + place).to(tl.int64)
+    target = tl.load(slots_ptr + row).to(tl.int64) // BLOCK_SIZE
+    return source, target, length > 1
+
+
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
+def _convolve_decodes(
+    x_ptr, weight_ptr, bias_ptr, inputs_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr, table_row, x_token,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """One program convolves one row's channels and moves their last inputs along."""
+    row = tl.program_id(0)
+    c_C = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    there_C = c_C < CHANNELS
+    source, target, known = _moved(lengths_ptr, slots_ptr, tables_ptr, row, table_row, BLOCK_SIZE)
+    x_C = tl.load(x_ptr + row.to(tl.int64) * x_token + c_C, mask=there_C, other=0.0)
+    acc_C = x_C.to(tl.float32) * tl.load(weight_ptr + c_C * LENGTH + LENGTH - 1, mask=there_C, other=0.0).to(tl.float32)
+    from_ptr = inputs_ptr + source * (LENGTH - 1) * CHANNELS + c_C
+    to_ptr = inputs_ptr + target * (LENGTH - 1) * CHANNELS + c_C
+    written_C = there_C & (target > 0)
+    for place in tl.static_range(LENGTH - 1):
+        old_C = tl.load(from_ptr + place * CHANNELS, mask=there_C & known, other=0.0)
+        weight_C = tl.load(weight_ptr + c_C * LENGTH + place, mask=there_C, other=0.0)
+        acc_C += old_C.to(tl.float32) * weight_C.to(tl.float32)
+        # The block may be the same: a place is overwritten after it was read.
+        if place > 0:
+            tl.store(to_ptr + (place - 1) * CHANNELS, old_C, mask=written_C)
+    tl.store(to_ptr + (LENGTH - 2) * CHANNELS, x_C.to(inputs_ptr.dtype.element_ty), mask=written_C)
+    if HAS_BIAS:
+        acc_C += tl.load(bias_ptr + c_C, mask=there_C, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row.to(tl.int64) * CHANNELS + c_C, _silu(acc_C, out_ptr.dtype.element_ty), mask=there_C)
+
+
+@triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
+def _step(
+    x_ptr, g_ptr, beta_ptr, states_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr, table_row, g_token, beta_token,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SCALE: tl.constexpr,
+    EPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """One program changes some columns of one head's state of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    v_V = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    k_K = tl.arange(0, KEYS)
+    there_K, there_V = k_K < KEY, v_V < VALUE
+    source, target, known = _moved(lengths_ptr, slots_ptr, tables_ptr, tl.program_id(0), table_row, BLOCK_SIZE)
+    width: tl.constexpr = HEADS // SHARE * KEY
+    line_ptr = x_ptr + row * (2 * width + HEADS * VALUE)
+    near = head // SHARE * KEY
+    q_K = tl.load(line_ptr + near + k_K, mask=there_K, other=0.0).to(tl.float32)
+    key_K = tl.load(line_ptr + width + near + k_K, mask=there_K, other=0.0).to(tl.float32)
+    value_V = tl.load(line_ptr + 2 * width + head * VALUE + v_V, mask=there_V, other=0.0).to(tl.float32)
+    q_K = q_K * (SCALE / tl.sqrt(tl.sum(q_K * q_K, 0) + EPS))
+    key_K = key_K * (1.0 / tl.sqrt(tl.sum(key_K * key_K, 0) + EPS))
+    decay = tl.exp(tl.load(g_ptr + row * g_token + head).to(tl.float32))
+    beta = tl.load(beta_ptr + row * beta_token + head).to(tl.float32)
+    inside_KV = there_K[:, None] & there_V[None, :]
+    cell_KV = head * KEY * VALUE + k_K[:, None] * VALUE + v_V[None, :]
+    size: tl.constexpr = HEADS * KEY * VALUE
+    state_KV = tl.load(states_ptr + source * size + cell_KV, mask=inside_KV & known, other=0.0) * decay
+    said_V = tl.sum(key_K[:, None] * state_KV, 0)
+    state_KV += key_K[:, None] * ((value_V - said_V) * beta)[None, :]
+    out_V = tl.sum(q_K[:, None] * state_KV, 0)
+    tl.store(states_ptr + target * size + cell_KV, state_KV, mask=inside_KV & (target > 0))
+    tl.store(out_ptr + (row * HEADS + head) * VALUE + v_V, out_V.to(out_ptr.dtype.element_ty), mask=there_V)
+
+
+@triton.jit
+def _input(x_ptr, inputs_ptr, source, index, first, x_token, c_C, there, CHANNELS: tl.constexpr, LENGTH: tl.constexpr):
+    """Return an input of the convolution: of the step's tokens, or before its first one, of the kept ones."""
+    new = tl.load(x_ptr + index.to(tl.int64) * x_token + c_C, mask=there & (index >= first), other=0.0)
+    place = index - first + LENGTH - 1
+    line = tl.maximum(source, 0).to(tl.int64) * (LENGTH - 1) + place
+    old = tl.load(inputs_ptr + line * CHANNELS + c_C, mask=there & (index < first) & (source >= 0), other=0.0)
+    return tl.where(index >= first, new.to(tl.float32), old.to(tl.float32))
+
+
+@triton.jit
+def _convolve_prompts(
+    x_ptr, weight_ptr, bias_ptr, inputs_ptr, out_ptr, tiles_ptr, x_token,
+    CHANNELS: tl.constexpr, LENGTH: tl.constexpr, HAS_BIAS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One program convolves some channels of some tokens of one sequence."""
+    tile_ptr = tiles_ptr + tl.program_id(0) * 4
+    first, stop = tl.load(tile_ptr), tl.load(tile_ptr + 1)
+    begin, source = tl.load(tile_ptr + 2), tl.load(tile_ptr + 3)
+    c_1C = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
+    t_T1 = (first + tl.arange(0, TOKENS))[:, None]
+    there_TC = (t_T1 < stop) & (c_1C < CHANNELS)
+    acc_TC = tl.zeros([TOKENS, WIDTH], tl.float32)
+    for place in tl.static_range(LENGTH):
+        index_T1 = t_T1 + (place - LENGTH + 1)
+        weight_1C = tl.load(weight_ptr + c_1C * LENGTH + place, mask=c_1C < CHANNELS, other=0.0).to(tl.float32)
+        x_TC = _input(x_ptr, inputs_ptr, source, index_T1, begin, x_token, c_1C, there_TC, CHANNELS, LENGTH)
+        acc_TC += x_TC * weight_1C
+    if HAS_BIAS:
+        acc_TC += tl.load(bias_ptr + c_1C, mask=c_1C < CHANNELS, other=0.0).to(tl.float32)
+    out_TC = _silu(acc_TC, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + t_T1.to(tl.int64) * CHANNELS + c_1C, out_TC, mask=there_TC)
+
+
+@triton.jit
+def _keep_inputs(
+    x_ptr, inputs_ptr, pieces_ptr, kept_ptr, x_token, CHANNELS: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """One program stores some channels of a sequence's last inputs, in the order of its kept states.
+
+    The newest state may take the place of the one that the sequence continues, so it comes last.
+    """
+    piece_ptr = pieces_ptr + tl.program_id(0) * 8
+    begin, source = tl.load(piece_ptr), tl.load(piece_ptr + 1)
+    first_kept, num_kept = tl.load(piece_ptr + 4), tl.load(piece_ptr + 5)
+    c_C = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    there_C = c_C < CHANNELS
+    for kept in range(first_kept, first_kept + num_kept):
+        stop = tl.load(kept_ptr + kept * 2)
+        block = tl.load(kept_ptr + kept * 2 + 1).to(tl.int64)
+        for place in tl.static_range(LENGTH - 1):
+            index = stop - (LENGTH - 1) + place
+            x_C = _input(x_ptr, inputs_ptr, source, index, begin, x_token, c_C, there_C, CHANNELS, LENGTH)
+            line = block * (LENGTH - 1) + place
+            tl.store(inputs_ptr + line * CHANNELS + c_C, x_C.to(inputs_ptr.dtype.element_ty), mask=there_C)
+
+
+@triton.jit
+def _solve(
+    x_ptr, g_ptr, beta_ptr, u_ptr, w_ptr, sums_ptr, chunks_ptr, g_token, beta_token,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, EPS: tl.constexpr,
+    CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program computes U (N, V), W (N, K) and the sums of g (N) of one chunk and one head."""
+    chunk_ptr = chunks_ptr + tl.program_id(0) * 4
+    first, count = tl.load(chunk_ptr), tl.load(chunk_ptr + 1)
+    head = tl.program_id(1)
+    n_N = tl.arange(0, CHUNK)
+    k_K = tl.arange(0, KEYS)
+    v_V = tl.arange(0, VALUES)
+    live_N = n_N < count
+    token_N = (first + n_N).to(tl.int64)
+    width: tl.constexpr = HEADS // SHARE * KEY
+    line_N1 = x_ptr + (token_N * (2 * width + HEADS * VALUE))[:, None]
+    seen_NK = live_N[:, None] & (k_K < KEY)[None, :]
+    key_NK = tl.load(line_N1 + width + head // SHARE * KEY + k_K[None, :], mask=seen_NK, other=0.0).to(tl.float32)
+    key_NK = _unit(key_NK, EPS, 1)
+    # Padding neither decays nor writes.
+    g_N = tl.load(g_ptr + token_N * g_token + head, mask=live_N, other=0.0).to(tl.float32)
+    beta_N = tl.load(beta_ptr + token_N * beta_token + head, mask=live_N, other=0.0).to(tl.float32)
+    sum_N = tl.cumsum(g_N, 0)
+    later_NN = n_N[:, None] <= n_N[None, :]
+    decay_NN = tl.exp(tl.where(later_NN, float("-inf"), sum_N[:, None] - sum_N[None, :]))
+    written_NK = key_NK * beta_N[:, None]
+    # (I + A) X = I, row by row; a row is still that of -A when its turn comes.
+    x_NN = -tl.dot(written_NK, tl.trans(key_NK), input_precision=PRECISION) * decay_NN
+    for row in range(1, CHUNK):
+        own_N = tl.sum(tl.where((n_N == row)[:, None], x_NN, 0.0), 0)
+        own_N += tl.sum(own_N[:, None] * x_NN, 0)
+        x_NN = tl.where((n_N == row)[:, None], own_N[None, :], x_NN)
+    x_NN += tl.where(n_N[:, None] == n_N[None, :], 1.0, 0.0)
+    w_NK = tl.dot(x_NN, written_NK * tl.exp(sum_N)[:, None], input_precision=PRECISION)
+    place_N1 = (token_N * HEADS + head)[:, None]
+    tl.store(w_ptr + place_N1 * KEY + k_K[None, :], w_NK.to(w_ptr.dtype.element_ty), mask=seen_NK)
+    seen_NV = live_N[:, None] & (v_V < VALUE)[None, :]
+    value_NV = tl.load(line_N1 + 2 * width + head * VALUE + v_V[None, :], mask=seen_NV, other=0.0).to(tl.float32)
+    u_NV = tl.dot(x_NN, value_NV * beta_N[:, None], input_precision=PRECISION)
+    tl.store(u_ptr + place_N1 * VALUE + v_V[None, :], u_NV.to(u_ptr.dtype.element_ty), mask=seen_NV)
+    tl.store(sums_ptr + token_N * HEADS + head, sum_N, mask=live_N)
+
+
+@triton.jit
+def _scan(
+    x_ptr, u_ptr, w_ptr, sums_ptr, states_ptr, out_ptr, pieces_ptr, chunks_ptr,
+    HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SCALE: tl.constexpr,
+    EPS: tl.constexpr, CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program takes some columns of one head's state of one sequence through its chunks."""
+    piece_ptr = pieces_ptr + tl.program_id(0) * 8
+    source = tl.load(piece_ptr + 1)
+    first_chunk, num_chunks = tl.load(piece_ptr + 2), tl.load(piece_ptr + 3)
+    head = tl.program_id(1)
+    v_V = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    k_K = tl.arange(0, KEYS)
+    n_N = tl.arange(0, CHUNK)
+    inside_KV = (k_K < KEY)[:, None] & (v_V < VALUE)[None, :]
+    cell_KV = head * KEY * VALUE + k_K[:, None] * VALUE + v_V[None, :]
+    size: tl.constexpr = HEADS * KEY * VALUE
+    width: tl.constexpr = HEADS // SHARE * KEY
+    from_KV = states_ptr + tl.maximum(source, 0).to(tl.int64) * size + cell_KV
+    state_KV = tl.load(from_KV, mask=inside_KV & (source >= 0), other=0.0)
+    for chunk in range(first_chunk, first_chunk + num_chunks):
+        first, count = tl.load(chunks_ptr + chunk * 4), tl.load(chunks_ptr + chunk * 4 + 1)
+        block = tl.load(chunks_ptr + chunk * 4 + 2).to(tl.int64)
+        live_N = n_N < count
+        token_N = (first + n_N).to(tl.int64)
+        place_N1 = (token_N * HEADS + head)[:, None]
+        seen_NK = live_N[:, None] & (k_K < KEY)[None, :]
+        seen_NV = live_N[:, None] & (v_V < VALUE)[None, :]
+        sum_N = tl.load(sums_ptr + token_N * HEADS + head, mask=live_N, other=0.0)
+        whole = tl.load(sums_ptr + (first + count - 1).to(tl.int64) * HEADS + head)
+        w_NK = tl.load(w_ptr + place_N1 * KEY + k_K[None, :], mask=seen_NK, other=0.0)
+        u_NV = tl.load(u_ptr + place_N1 * VALUE + v_V[None, :], mask=seen_NV, other=0.0)
+        written_NV = u_NV - tl.dot(w_NK, state_KV, input_precision=PRECISION)
+        line_N1 = x_ptr + (token_N * (2 * width + HEADS * VALUE))[:, None] + head // SHARE * KEY + k_K[None, :]
+        q_NK = _unit(tl.load(line_N1, mask=seen_NK, other=0.0).to(tl.float32), EPS, 1) * SCALE
+        key_NK = _unit(tl.load(line_N1 + width, mask=seen_NK, other=0.0).to(tl.float32), EPS, 1)
+        later_NN = n_N[:, None] < n_N[None, :]
+        decay_NN = tl.exp(tl.where(later_NN, float("-inf"), sum_N[:, None] - sum_N[None, :]))
+        within_NN = tl.dot(q_NK, tl.trans(key_NK), input_precision=PRECISION) * decay_NN
+        out_NV = tl.dot(q_NK * tl.exp(sum_N)[:, None], state_KV, input_precision=PRECISION)
+        out_NV = tl.dot(within_NN, written_NV, out_NV, input_precision=PRECISION)
+        left_NK = key_NK * tl.where(live_N, tl.exp(whole - sum_N), 0.0)[:, None]
+        state_KV = state_KV * tl.exp(whole)
+        state_KV = tl.dot(tl.trans(left_NK), written_NV, state_KV, input_precision=PRECISION)
+        tl.store(out_ptr + place_N1 * VALUE + v_V[None, :], out_NV.to(out_ptr.dtype.element_ty), mask=seen_NV)
+        tl.store(states_ptr + block * size + cell_KV, state_KV, mask=inside_KV & (block > 0))
+
+
+@dataclass(eq=False)
+class _DeltaPlan:
+    """What a step's prompts need, int32 on the device, the same for all layers of a group.
+
+    Attributes:
+        tiles: of the convolution: first token, the end, its sequence's first token in the step, and the block of what
+            it continues, -1 for none.
+        chunks: first token, number of tokens, the block where the state after it goes, 0 for none; one field free.
+        pieces: first token, the block of what it continues, first chunk, chunks, first kept state, kept states.
+        kept: the token after the last one that the state knows, and the block.
+    """
+
+    tiles: Tensor
+    chunks: Tensor
+    pieces: Tensor
+    kept: Tensor
+
+
+def _plan(pieces: Sequence[StateSlice], device: torch.device) -> _DeltaPlan:
+    tiles: list[tuple[int, ...]] = []
+    chunks: list[tuple[int, ...]] = []
+    lines: list[tuple[int, ...]] = []
+    kept: list[tuple[int, int]] = []
+    for piece in pieces:
+        source = -1 if piece.source is None else piece.source
+        begin, own = piece.first, len(chunks)
+        for stop, block in piece.kept:
+            stop += piece.first
+            ends = [*range(begin + _CHUNK, stop, _CHUNK), stop]
+            for first, end in zip([begin, *ends], ends, strict=False):
+                chunks.append((first, end - first, block if end == stop else 0, 0))
+            begin = stop
+        for first in range(piece.first, piece.last, _TOKENS):
+            tiles.append((first, min(first + _TOKENS, piece.last), piece.first, source))
+        lines.append((piece.first, source, own, len(chunks) - own, len(kept), len(piece.kept), 0, 0))
+        kept += [(stop + piece.first, block) for stop, block in piece.kept]
+    made = (torch.from_numpy(np.array(each, dtype=np.int32)) for each in (tiles, chunks, lines, kept))
+    return _DeltaPlan(*(each.to(device, non_blocking=True) for each in made))
+
+
+class TritonDelta:
+    """See attention.delta_rule.DeltaKernels."""
+
+    def decode(
+        self,
+        x_TC: Tensor,
+        g_TH: Tensor,
+        beta_TH: Tensor,
+        weights: tuple[Tensor, Tensor | None],
+        cache: LayerStates,
+        metadata: AttnMetadata,
+        rule: GatedDelta,
+        out_THV: Tensor,
+    ) -> None:
+        """Compute the step's first tokens, one of each decoding sequence; writes their rows of `out_THV`."""
+        group, count = metadata.groups[cache.group], metadata.num_decodes
+        weight_CL, bias_C = weights
+        channels, length = weight_CL.shape
+        mixed_DC = x_TC.new_empty((count, channels))
+        where = (metadata.lengths_B, group.slots_T, group.tables_BN, group.tables_BN.stride(0))
+        _convolve_decodes[(count, triton.cdiv(channels, _CHANNELS))](
+            x_TC, weight_CL, bias_C if bias_C is not None else weight_CL, cache.inputs, mixed_DC, *where,
+            x_TC.stride(0), channels, length, metadata.block_size, bias_C is not None, _CHANNELS,
+            num_warps=4,
+        )  # fmt: skip
+        keys, values = _padded(rule.key_dim), min(32, _padded(rule.value_dim))
+        _step[(count, rule.value_heads, triton.cdiv(rule.value_dim, values))](
+            mixed_DC, g_TH, beta_TH, cache.states, out_THV, *where, g_TH.stride(0), beta_TH.stride(0),
+            rule.value_heads, rule.value_heads // rule.key_heads, rule.key_dim, rule.value_dim, rule.key_dim**-0.5,
+            EPSILON, metadata.block_size, keys, values,
+            num_warps=4,
+        )  # fmt: skip
+
+    def prefill(
+        self,
+        x_TC: Tensor,
+        g_TH: Tensor,
+        beta_TH: Tensor,
+        weights: tuple[Tensor, Tensor | None],
+        cache: LayerStates,
+        group: GroupMetadata,
+        pieces: Sequence[StateSlice],
+        rule: GatedDelta,
+        out_THV: Tensor,
+    ) -> None:
+        """Compute the tokens of `pieces`; writes their rows of `out_THV`."""
+        plan = group.extra.get("delta")
+        if plan is None:
+            plan = group.extra["delta"] = _plan(pieces, x_TC.device)
+        assert isinstance(plan, _DeltaPlan)
+        weight_CL, bias_C = weights
+        channels, length = weight_CL.shape
+        heads, share = rule.value_heads, rule.value_heads // rule.key_heads
+        mixed_TC = torch.empty_like(x_TC, memory_format=torch.contiguous_format)
+        columns = triton.cdiv(channels, _CHANNELS)
+        _convolve_prompts[(len(plan.tiles), columns)](
+            x_TC, weight_CL, bias_C if bias_C is not None else weight_CL, cache.inputs, mixed_TC, plan.tiles,
+            x_TC.stride(0), channels, length, bias_C is not None, _CHANNELS, _TOKENS,
+            num_warps=4,
+        )  # fmt: skip
+        _keep_inputs[(len(plan.pieces), columns)](
+            x_TC, cache.inputs, plan.pieces, plan.kept, x_TC.stride(0), channels, length, _CHANNELS, num_warps=4
+        )
+        u_THV = x_TC.new_empty((len(x_TC), heads, rule.value_dim), dtype=torch.float32)
+        w_THK = x_TC.new_empty((len(x_TC), heads, rule.key_dim), dtype=torch.float32)
+        sums_TH = x_TC.new_empty((len(x_TC), heads), dtype=torch.float32)
+        sizes = (heads, share, rule.key_dim, rule.value_dim)
+        precision = "ieee" if x_TC.dtype == torch.float32 else "tf32"
+        keys, values = _padded(rule.key_dim), _padded(rule.value_dim)
+        _solve[(len(plan.chunks), heads)](
+            mixed_TC, g_TH, beta_TH, u_THV, w_THK, sums_TH, plan.chunks, g_TH.stride(0), beta_TH.stride(0),
+            *sizes, EPSILON, _CHUNK, keys, values, precision,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+        values = min(32, values)
+        _scan[(len(plan.pieces), heads, triton.cdiv(rule.value_dim, values))](
+            mixed_TC, u_THV, w_THK, sums_TH, cache.states, out_THV, plan.pieces, plan.chunks,
+            *sizes, rule.key_dim**-0.5, EPSILON, _CHUNK, keys, values, precision,
+            num_warps=4, num_stages=1,
+        )  # fmt: skip
+
+
+def _padded(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))

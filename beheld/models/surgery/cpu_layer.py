@@ -1,0 +1,242 @@
+"""Decoder layers with weights of few bits on a CPU, each computed in two calls, before attention and after it.
+
+    norm | q, k, v | rotation        o + residual | norm | gate, up | gate x up | down + residual
+
+PyTorch computes such a layer of one row by some forty small operations, each of which wakes the threads and costs more
+than its work. Here each half is one program of compiled functions (platform/jit.py), during which threads stay awake.
+Any number of rows is computed so, _ROWS at a time, and each row alone: a row's result has the same bits alone and among
+others. Numbers are float32 within a layer, whatever their type outside.
+
+Which layers have this form is found out as for a single row on a GPU: see one_row_layer.py.
+
+Shapes: T rows, H hidden size, C head size, N heads of q, k and v.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beheld.attention.op import attend_layer
+from beheld.models import cpu_layer_ir as ir
+from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
+from beheld.models.surgery.operation import Changes
+from beheld.platform import host, jit
+from beheld.quant.byte_products import KINDS, ROWS
+from beheld.quant.grouped_linear import GroupedLinear
+
+# Rows that are computed at a time: their numbers stay in the caches while the weights pass.
+_ROWS = 256
+_LANES = 16
+# Words whose addresses differ from call to call.
+_X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
+
+
+@functools.cache
+def _compiled(kind: str) -> jit.CompiledModule:
+    products = host.byte_products()
+    assert products is not None, "see CpuLayer.computes"
+    names = [*ir.NAMES, *(f"{name}_{kind}" for name in ir.NAMES_BY_KIND)]
+    return jit.CompiledModule((functools.partial(ir.module, kind, products.bfloat16),), names, ir.JOB)
+
+
+class LayerBuffers:
+    """The memory that layers of one shape share: what they hold between steps, for up to _ROWS rows."""
+
+    def __init__(self, hidden: int, qkv: int, inner: int, work: int) -> None:
+        self.hidden_TH = torch.empty(_ROWS, hidden)
+        self.given_TH = torch.empty(_ROWS, hidden)
+        self.added_TH = torch.empty(_ROWS, hidden)
+        self.qkv_TN = torch.empty(_ROWS, qkv)
+        self.both_TI = torch.empty(_ROWS, 2 * inner)
+        self.inner_TI = torch.empty(_ROWS, inner)
+        self.work = torch.empty(work, dtype=torch.uint8)
+
+
+@dataclass(eq=False)
+class _Half:
+    """A program, its products' jobs, and the jobs whose addresses differ from call to call."""
+
+    program: jit.Program
+    products: list[Any]
+    jobs: dict[str, Any]
+
+    def run(self, rows: int) -> None:
+        """Compute this many rows."""
+        for job in self.products:
+            job[ROWS] = rows
+        self.program.run(rows, torch.get_num_threads())
+
+
+@dataclass(eq=False)
+class CpuLayer(OneRowLayer):
+    """Computes the layer for any number of rows; attributes as OneRowLayer's."""
+
+    buffers: dict[Any, LayerBuffers] = field(default_factory=dict)
+    _halves: tuple[_Half, _Half] | None = None
+    _buffers: LayerBuffers | None = None
+
+    def computes(self) -> bool:
+        """See OneRowLayer: products must be of few bits, and all sizes multiples of a vector's."""
+        products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
+        if not all(isinstance(each, GroupedLinear) and each.plain_order for each in products):
+            return False
+        before, after, _, after_mlp = self.norms
+        heads = self.heads[0] + 2 * self.heads[1]
+        sizes = [before.weight_H.numel(), self.down.in_features, self.qkv.out_features // heads]
+        fits = all(size % _LANES == 0 for size in sizes) and self.turned % (2 * _LANES) == 0
+        return fits and after is None and after_mlp is None and before.weight_H.dtype in KINDS
+
+    def __call__(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
+    ) -> Tensor:
+        """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention."""
+        x_1TH = hidden_states.contiguous()
+        rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
+        half = self._made()[1]
+        hidden_TH = self._hidden(rows, size)
+        out = self._attended(x_1TH, position_embeddings, hidden_TH).contiguous()
+        y_1TH = torch.empty_like(x_1TH)
+        norm, ended, hidden, y = half.jobs["norm"], half.jobs["ended"], hidden_TH.data_ptr(), y_1TH.data_ptr()
+        attended, given = out.data_ptr(), self.o.in_features * out.element_size()
+        for first in range(0, rows, _ROWS):
+            half.products[0][0] = attended + first * given
+            norm[_X] = norm[_SUM] = ended[_X] = hidden + 4 * first * size
+            ended[_Y] = y + first * size * y_1TH.element_size()
+            half.run(min(_ROWS, rows - first))
+        return y_1TH
+
+    def stores(self, hidden_states: Tensor, position_embeddings: Any = None, **unused: Any) -> None:
+        """Compute and store keys and values only; see last_layer.py."""
+        x_1TH = hidden_states.contiguous()
+        rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
+        self._made()
+        self._attended(x_1TH, position_embeddings, self._hidden(rows, size))
+
+    def _hidden(self, rows: int, size: int) -> Tensor:
+        """Return memory for the layer's input in float32."""
+        assert self._buffers is not None, "made with the programs"
+        return self._buffers.hidden_TH if rows <= _ROWS else torch.empty(rows, size)
+
+    def _attended(self, x_1TH: Tensor, angles: tuple[Tensor, Tensor] | None, hidden_TH: Tensor) -> Tensor:
+        """Return attention's output, (1, T, heads, C), and write x as float32."""
+        assert angles is not None, "a layer of this form rotates"
+        queries, keys = self.heads
+        size, numbers, bytes_ = x_1TH.shape[-1], self.qkv.out_features, x_1TH.element_size()
+        rows, heads = x_1TH.numel() // size, queries + 2 * keys
+        cos, sin = (each.contiguous() for each in angles)
+        turned_TNC = x_1TH.new_empty(rows, heads, numbers // heads)
+        half = self._made()[0]
+        norm, turn = half.jobs["norm"], half.jobs["turn"]
+        for first in range(0, rows, _ROWS):
+            norm[_X] = x_1TH.data_ptr() + first * size * bytes_
+            norm[_SUM] = hidden_TH.data_ptr() + 4 * first * size
+            turn[_Y] = turned_TNC.data_ptr() + first * numbers * bytes_
+            angle = first * self.turned * bytes_
+            turn[_COS], turn[_SIN] = cos.data_ptr() + angle, sin.data_ptr() + angle
+            half.run(min(_ROWS, rows - first))
+        q, k, v = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
+        return self.attend(self.layer, q, k, v, self.window, self.scale, self.softcap)
+
+    def _shared_buffers(self) -> LayerBuffers:
+        hidden, inner = self.norms[0].weight_H.numel(), self.down.in_features
+        qkv, attended = self.qkv.out_features, self.o.in_features
+        products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
+        work = max(each.work_bytes(_ROWS) for each in products)
+        key = hidden, inner, qkv, attended, work
+        if key not in self.buffers:
+            self.buffers[key] = LayerBuffers(hidden, qkv, inner, work)
+        return self.buffers[key]
+
+    def _made(self) -> tuple[_Half, _Half]:
+        """Return both programs, made at the first call."""
+        if self._halves is not None:
+            return self._halves
+        self._buffers = own = self._shared_buffers()
+        before, before_mlp = self.norms[0], self.norms[2]
+        kind = KINDS[before.weight_H.dtype]
+        compiled = _compiled(kind)
+        hidden, inner = before.weight_H.numel(), self.down.in_features
+        self._kept: list[Tensor] = []
+        steps: list[jit.ProgramStep] = []
+        products: list[Any] = []
+
+        def step(name: str, waits: bool, **words: Any) -> Any:
+            job = _job(words)
+            steps.append(jit.ProgramStep(compiled.address(name), job, None, waits))
+            return job
+
+        def product(linear: Any, x: Tensor | None, y: Tensor, of: str) -> None:
+            start = 0 if x is None else x.data_ptr()
+            job, made = linear.steps(start, of, y.data_ptr(), own.work.data_ptr(), _ROWS)
+            products.append(job)
+            steps.extend(made)
+
+        def made(**jobs: Any) -> _Half:
+            half = _Half(jit.Program(tuple(steps)), list(products), jobs)
+            steps.clear()
+            products.clear()
+            return half
+
+        shape = {"heads": self.heads[0], "key.heads": self.heads[1], "size": self.qkv.out_features // (
+            self.heads[0] + 2 * self.heads[1])}  # fmt: skip
+        norm = step(f"norm_{kind}", False, y=own.given_TH, inputs=hidden, **self._weight(before))
+        product(self.qkv, own.given_TH, own.qkv_TN, "f32")
+        if self.head_norms is not None:
+            weight_2C, eps, from_one = self.head_norms
+            weights = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
+            step("head_norm", False, x=own.qkv_TN, **weights, **shape)
+        turn = step(f"turn_{kind}", True, x=own.qkv_TN, turned=self.turned, **shape)
+        first = made(norm=norm, turn=turn)
+        product(self.o, None, own.added_TH, kind)
+        norm = step(
+            "norm_added",
+            False,
+            add=own.added_TH,
+            y=own.given_TH,
+            inputs=hidden,
+            **self._weight(before_mlp),
+        )
+        product(self.gate_up, own.given_TH, own.both_TI, "f32")
+        step(
+            "gate_tanh" if self.tanh else "gate_silu",
+            False,
+            x=own.both_TI,
+            y=own.inner_TI,
+            inputs=inner,
+        )
+        product(self.down, own.inner_TI, own.added_TH, "f32")
+        ended = step(f"ended_{kind}", True, add=own.added_TH, inputs=hidden)
+        self._halves = first, made(norm=norm, ended=ended)
+        return self._halves
+
+    def _weight(self, norm: Norm) -> dict[str, Any]:
+        """Return the words of a norm; its weights are held as float32."""
+        weight = norm.weight_H.float() + (1.0 if norm.from_one else 0.0)
+        self._kept.append(weight)
+        return {"weight": weight, "eps": struct.unpack("<i", struct.pack("<f", norm.eps))[0]}
+
+
+def _job(words: dict[str, Any]) -> Any:
+    job = (ctypes.c_int64 * len(ir.JOB))()
+    for name, word in words.items():
+        job[ir.JOB.index(name)] = word.data_ptr() if isinstance(word, Tensor) else word
+    return job
+
+
+def compute_layers(text: Any, changes: Changes) -> int:
+    """Let the text model's layers of this form compute so; returns how many."""
+    if not any(isinstance(module, GroupedLinear) for module in text.modules()):
+        return 0
+    buffers: dict[Any, LayerBuffers] = {}
+    found = one_row_layers(text, CpuLayer)
+    for layer, made in found.items():
+        made.buffers, made._halves, made.attend = buffers, None, attend_layer
+        changes.set(layer, "forward", made)
+    return len(found)

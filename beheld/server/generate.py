@@ -1,0 +1,78 @@
+"""POST /inference/v1/generate: token ids in, token ids out, in vLLM's form."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any
+
+from beheld.server.generate_schema import GenerateParams, GenerateRequest
+from beheld.server.schema import CompletionRequest
+from beheld.server.stream import Chunk
+
+
+def completion_of(body: GenerateRequest) -> CompletionRequest:
+    """The request as one for a completion of its ids."""
+    given = {name: getattr(body.sampling_params, name) for name in GenerateParams.model_fields}
+    return CompletionRequest.model_construct(
+        **given,
+        **{name: getattr(body, name) for name in ("model", "stream", "stream_options", "cache_salt", "priority")},
+        prompt=body.token_ids,
+        return_token_ids=True,
+        return_tokens_as_token_ids=True,
+    )
+
+
+async def chunks(completion: AsyncGenerator[Chunk, None], *, tells_prompt: bool) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a completion in the form of this route.
+
+    Args:
+        completion: the chunks.
+        tells_prompt: whether the prompt's ids are given too.
+    """
+    try:
+        async for chunk in completion:
+            made: Chunk = {"request_id": chunk["id"], "created": chunk["created"], "model": chunk["model"]}
+            made |= {name: chunk[name] for name in ("usage", "warnings") if name in chunk}
+            made["choices"] = []
+            for choice in chunk["choices"]:
+                if "prompt_logprobs" in choice:
+                    made["prompt_logprobs"] = choice["prompt_logprobs"]
+                if tells_prompt and "prompt_token_ids" in choice:
+                    made["prompt_token_ids"] = choice["prompt_token_ids"]
+                if "token_ids" in choice:
+                    made["choices"].append(_choice(choice))
+            yield made
+    finally:
+        await completion.aclose()
+
+
+def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice with its token ids, and log-probabilities as a chat's are written."""
+    lists, content = choice["logprobs"], []
+    if lists is not None:
+        for token, logprob, likely in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"], strict=True):
+            top = [{"token": name, "logprob": value, "bytes": None} for name, value in (likely or {}).items()]
+            content.append({"token": token, "logprob": logprob, "bytes": None, "top_logprobs": top})
+    return {
+        "index": choice["index"],
+        "token_ids": choice["token_ids"],
+        "logprobs": {"content": content} if lists is not None else None,
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice["stop_reason"],
+    }
+
+
+async def folded(parts: AsyncIterator[Chunk]) -> dict[str, Any]:
+    """The chunks as one body."""
+    choices: dict[int, dict[str, Any]] = {}
+    body: dict[str, Any] = {}
+    async for chunk in parts:
+        body |= {name: value for name, value in chunk.items() if name != "choices"}
+        for choice in chunk["choices"]:
+            known = choices.setdefault(choice["index"], choice | {"token_ids": [], "logprobs": None})
+            known["token_ids"] += choice["token_ids"]
+            if choice["logprobs"] is not None:
+                entries = (known["logprobs"] or {"content": []})["content"] + choice["logprobs"]["content"]
+                known["logprobs"] = {"content": entries}
+            known |= {name: choice[name] for name in ("finish_reason", "stop_reason") if choice[name] is not None}
+    return body | {"choices": [choices[index] for index in sorted(choices)]}

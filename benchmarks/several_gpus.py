@@ -1,0 +1,231 @@
+"""What is measured on two GPUs of one host, by one command: each figure in a process of its own, with a limit of time.
+
+    python -m benchmarks.several_gpus --out FOLDER [--only sums,engines,experts,...] [--within SECONDS] [--try]
+
+The jobs of a group start at once, for most of what a start takes is the host's; then one after another measures. Each
+job's lines are in a file of FOLDER as soon as they are printed, and are printed again at its end, shortened. What does
+not fit into --within seconds is ended. With --try, all of it runs on a CPU with a small model, to see that it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_MODULE = (sys.executable, "-m")
+# Many at once compute their references.
+_PYTEST = ("env", "OMP_NUM_THREADS=2", *_MODULE, "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
+_TWO = ("--option", "tensor_parallel_size=2", "--option", 'distributed_executor_backend="mp"')
+_BY_DATA = ("--option", 'mm_encoder_tp_mode="data"')
+_EXPERTS = ("--option", "enable_expert_parallel=true")
+# Of tests/gpu/test_ranks.py.
+_ROWS = (
+    *("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe"),
+    *("qwen2_5_vl-data", "qwen3_vl_moe-experts", "llama-stages", "qwen2_5_vl-stages"),
+)
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command.
+
+    Attributes:
+        name: of its file.
+        limit_s: after so many seconds it is ended; if it waits, after so many since it was let go.
+        gpus: those that it sees.
+        waits: it prints a line when it has started, and measures when a line comes in.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    limit_s: float
+    gpus: str = "0,1"
+    waits: bool = False
+
+
+def _bench(name: str, size: str, only: str, causes: str, gpus: str, cache_gib: float, *options: str) -> Job:
+    """Run benchmarks.gpu; `cache_gib` 0 takes what is free."""
+    command = (*_MODULE, "benchmarks.gpu", "--size", size, "--only", only, "--causes", causes, "--wait", *options)
+    if cache_gib:
+        command += ("--option", f"kv_cache_memory_bytes={int(cache_gib * _GIB)}")
+    return Job(name, command, 90, gpus, waits=True)
+
+
+def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str) -> Job:
+    asked = ("--requests", str(requests), "--no-repeats", "--concurrency", "64", "--max-tokens", "64")
+    command = (*_MODULE, "benchmarks.data_parallel", "--model", str(folder / "3B"), "--load-format", "dummy")
+    return Job(f"engines-{count}", (*command, "--engines", str(count), *asked, *more), 200, gpus)
+
+
+def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
+    """Return the jobs by group."""
+    moe, causes, all_of_it = "decode,text,prefill", "decode,rows", ("--option", "gpu_memory_utilization=0.95")
+    return {
+        "sums": [Job("sums-2048", (*_MODULE, "benchmarks.sums", "--width", "2048"), 60)],
+        "engine": [_engines(1, folder, "0", 800)],
+        "engines": [_engines(2, folder, "0,1", 1600)],
+        # Needs py-spy.
+        "stacks": [_engines(2, folder, "0,1", 600, "--stacks", str(out / "stacks.txt"))],
+        "experts": [
+            _bench("moe12-tp2", "30B-A3B-12", moe, causes, "0,1", 3.5, *_TWO),
+            _bench("moe12-ep2", "30B-A3B-12", moe, causes, "0,1", 3.5, *_TWO, *_EXPERTS),
+            _bench("moe12-tp1", "30B-A3B-12", moe, "decode", "0", 7),
+        ],
+        "towers": [
+            _bench("towers-weights", "3B", "images", "new", "0,1", 2.5, *_TWO),
+            _bench("towers-data", "3B", "images", "new", "0,1", 2.5, *_TWO, *_BY_DATA),
+        ],
+        "experts-tp2": [_bench("moe-tp2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it)],
+        "experts-ep2": [_bench("moe-ep2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it, *_EXPERTS)],
+        "experts-tp1": [_bench("moe-tp1", "30B-A3B", moe, causes, "0", 0, *all_of_it)],
+        "glm-tp2": [_bench("glm-tp2", "GLM-16", moe, "decode", "0,1", 0, *_TWO, *all_of_it)],
+        "glm-ep2": [_bench("glm-ep2", "GLM-16", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS)],
+        "oracle": [
+            Job(f"oracle-{row}", (*_PYTEST, f"tests/gpu/test_ranks.py::test_tokens_equal[{row}]"), 90) for row in _ROWS
+        ],
+    }
+
+
+def trials(folder: Path, out: Path) -> dict[str, list[Job]]:
+    """Return jobs of the same form for a CPU."""
+    cpu = ("--option", 'device="cpu"', "--option", "max_model_len=1024")
+    engines = _engines(2, folder, "", 8).command
+    return {
+        "sums": [Job("sums", (*_MODULE, "benchmarks.sums", "--width", "64", "--device", "cpu"), 150)],
+        "engines": [Job("engines-2", tuple(each.replace("3B", "tiny") for each in engines), 200, "")],
+        "oracle": [Job("oracle-skipped", (*_PYTEST, "tests/gpu/test_ranks.py"), 100, "")],
+        "experts": [
+            _bench("moe-ep2", "tiny", "decode", "", "", 0.05, *_TWO, *cpu, *_EXPERTS),
+            _bench("moe-data", "tiny", "first_token", "", "", 0.05, *_TWO, *cpu, *_BY_DATA),
+        ],
+    }
+
+
+class Runner:
+    """Runs jobs, each in a process of its own.
+
+    Args:
+        out: folder of the jobs' output.
+        until: no job runs longer, by time.monotonic.
+    """
+
+    def __init__(self, out: Path, until: float) -> None:
+        self._out, self._until = out, until
+        self._begun: dict[str, subprocess.Popen[bytes]] = {}
+
+    def run(self, group: list[Job]) -> None:
+        """Start a group's jobs, and let those that wait measure one after another, the others first."""
+        start = time.monotonic()
+        for job in group:
+            self._begin(job)
+        for job in sorted(group, key=lambda job: job.waits):
+            if job.waits:
+                self._await_start(job)
+                since = time.monotonic()
+                self._release(job)
+                self._end(job, since)
+            else:
+                self._end(job, start)
+
+    def _begin(self, job: Job) -> None:
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": job.gpus, "PYTHONUNBUFFERED": "1"}
+        # Many compile at once.
+        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+        with (self._out / f"{job.name}.txt").open("wb") as file, (self._out / f"{job.name}.log").open("wb") as log:
+            self._begun[job.name] = subprocess.Popen(
+                job.command, stdin=subprocess.PIPE, stdout=file, stderr=log, env=environment, start_new_session=True
+            )
+
+    def _await_start(self, job: Job) -> None:
+        while not (self._out / f"{job.name}.txt").stat().st_size:
+            if time.monotonic() > self._until or self._begun[job.name].poll() is not None:
+                return
+            time.sleep(0.2)
+
+    def _release(self, job: Job) -> None:
+        pipe = self._begun[job.name].stdin
+        assert pipe is not None
+        try:
+            pipe.write(b"\n")
+            pipe.flush()
+        except BrokenPipeError:
+            # It has ended; its status is printed.
+            return
+
+    def _end(self, job: Job, since: float) -> None:
+        process = self._begun[job.name]
+        end = min(since + job.limit_s, self._until)
+        try:
+            status = str(process.wait(max(0.1, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            status = "ended, too slow"
+        self._kill(process)
+        print(f"== {job.name}: {status}, {time.monotonic() - since:.0f} s", flush=True)
+        for line in (self._out / f"{job.name}.txt").read_text(errors="replace").splitlines()[-16:]:
+            print(line[:900], flush=True)
+        if status != "0":
+            for line in (self._out / f"{job.name}.log").read_text(errors="replace").splitlines()[-12:]:
+                print(f"   {line[-300:]}", flush=True)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a job and its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in self._begun.values():
+            if process.poll() is None:
+                self._kill(process)
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", help="groups or names of jobs; a+b starts a and b at once")
+    parser.add_argument("--within", type=float, default=3600.0, help="seconds for all")
+    parser.add_argument("--try", action="store_true", dest="trial", help="on a CPU, with a small model")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    found = (trials if given.trial else jobs)(given.folder, given.out)
+    groups = [name for name in found if name != "stacks" or shutil.which("py-spy")]
+    wanted = groups if given.only is None else given.only.split(",")
+    # A name joins groups by +, or is one job of a group.
+    chosen = [
+        [
+            job
+            for name in together.split("+")
+            for group, each in found.items()
+            for job in each
+            if name in (group, job.name)
+        ]
+        for together in wanted
+    ]
+    if any(job.name.startswith("engines") for group in chosen for job in group):
+        from benchmarks.shapes import checkpoint
+
+        checkpoint("tiny" if given.trial else "3B", given.folder)
+    until = time.monotonic() + given.within
+    runner = Runner(given.out, until)
+    try:
+        for group in chosen:
+            runner.run(group)
+    finally:
+        runner.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Attention of decoding sequences in one call on a CPU, against PyTorch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from beheld.attention import cpu_decode
+from beheld.attention.backend import LayerKV
+from beheld.platform import host, jit
+
+pytestmark = pytest.mark.skipif(
+    not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors"
+)
+_BLOCK, _KEY_HEADS = 16, 2
+
+
+def _case(dtype: torch.dtype, size: int, group: int, stops: list[int]) -> tuple[Tensor, LayerKV, Tensor]:
+    blocks = [-(-stop // _BLOCK) for stop in stops]
+    tables_BN = torch.zeros(len(stops), max(blocks), dtype=torch.int32)
+    ids = (torch.randperm(sum(blocks)) + 1).int()
+    for row, own in zip(tables_BN, ids.split(blocks), strict=True):
+        row[: len(own)] = own
+    cache = (sum(blocks) + 1, _BLOCK, _KEY_HEADS, size)
+    # What no sequence holds must not be read into an answer.
+    keys, values = (torch.full(cache, float("nan"), dtype=dtype) for _ in range(2))
+    for stop, own in zip(stops, ids.split(blocks), strict=True):
+        for each in (keys, values):
+            flat = each[own.long()].flatten(0, 1)
+            flat[:stop] = torch.randn(stop, _KEY_HEADS, size).to(dtype)
+            each[own.long()] = flat.view(-1, *cache[1:])
+    return torch.randn(len(stops), _KEY_HEADS * group, size).to(dtype), LayerKV(keys, values, 0), tables_BN
+
+
+def _wanted(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen: list[tuple[int, int]]) -> Tensor:
+    rows = []
+    for q_HC, table, (first, stop) in zip(q_BHC, tables_BN.long(), seen, strict=True):
+        k_HLC, v_HLC = (
+            each[table].flatten(0, 1)[first:stop].float().repeat_interleave(len(q_HC) // _KEY_HEADS, 1).transpose(0, 1)
+            for each in (kv.keys, kv.values)
+        )
+        rows.append(F.scaled_dot_product_attention(q_HC.float()[:, None], k_HLC, v_HLC, scale=0.3)[:, 0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-7)])
+@pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 3), (256, 2)])
+def test_attends_as_pytorch_does(dtype: torch.dtype, off: float, size: int, group: int) -> None:
+    torch.manual_seed(0)
+    stops = [1, 15, 16, 33, 100]
+    q_BHC, kv, tables_BN = _case(dtype, size, group, stops)
+    assert cpu_decode.attends(q_BHC, kv, _BLOCK)
+    for window in (1000, 20):
+        seen = [(max(0, stop - window), stop) for stop in stops]
+        found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3)
+        torch.testing.assert_close(found.float(), _wanted(q_BHC, kv, tables_BN, seen), rtol=off, atol=off)
+
+
+def test_a_sequence_has_the_same_bits_alone_and_among_others() -> None:
+    torch.manual_seed(1)
+    seen = [(0, 40), (3, 90), (0, 1), (7, 512)]
+    q_BHC, kv, tables_BN = _case(torch.float32, 64, 4, [stop for _, stop in seen])
+    together = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.125)
+    for b in range(len(seen)):
+        own = slice(b, b + 1)
+        assert torch.equal(cpu_decode.attend(q_BHC[own], kv, tables_BN[own], seen[own], 0.125), together[own])
+
+
+def test_broken_keys_are_not_hidden() -> None:
+    q_BHC, kv, tables_BN = _case(torch.float32, 16, 1, [20])
+    kv.keys[tables_BN[0, 1].long(), 0] = float("nan")
+    assert cpu_decode.attend(q_BHC, kv, tables_BN, [(0, 20)], 1.0).isnan().all()
+
+
+def test_other_layers_are_left_to_pytorch() -> None:
+    q_BHC, kv, _ = _case(torch.float32, 16, 1, [4])
+    assert not cpu_decode.attends(q_BHC, kv, 12)
+    assert not cpu_decode.attends(q_BHC.bfloat16(), kv, _BLOCK)
+    assert not cpu_decode.attends(q_BHC[..., :8], LayerKV(kv.keys[..., :8], kv.values[..., :8], 0), _BLOCK)

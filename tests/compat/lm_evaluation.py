@@ -1,0 +1,135 @@
+"""Runs lm-evaluation-harness against `beheld serve` with mote, on two tiny tasks made here.
+
+    python -m tests.compat.lm_evaluation [--lm-eval PROGRAM]
+
+PROGRAM is the command lm_eval of an environment of its own (pip install "lm-eval[api]"). `shapes_text` scores given
+answers through /v1/completions (echo, logprobs), and `shapes_image` asks about drawn shapes through
+/v1/chat/completions. Prints the harness's own results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import beheld.mote
+
+PORT = 8123
+URL = f"http://127.0.0.1:{PORT}"
+COLOURS = ("red", "green", "blue", "yellow")
+SHAPES = ("circle", "square", "triangle")
+START_S = 180
+
+_TEXT = """task: shapes_text
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/text.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+"""
+_IMAGE = """task: shapes_image
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/image.jsonl}}}}
+test_split: test
+output_type: generate_until
+doc_to_image: !function pictures.image
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 24}}
+process_results: !function pictures.named
+metric_list: [{{metric: acc}}]
+"""
+_PICTURES = '''from PIL import Image, ImageDraw
+
+
+def image(doc):
+    """A list of one picture."""
+    made = Image.new("RGB", (224, 224), "white")
+    draw, box = ImageDraw.Draw(made), (52, 52, 172, 172)
+    if doc["shape"] == "circle":
+        draw.ellipse(box, fill=doc["colour"])
+    elif doc["shape"] == "square":
+        draw.rectangle(box, fill=doc["colour"])
+    else:
+        draw.polygon([(112, 52), (172, 172), (52, 172)], fill=doc["colour"])
+    return [made]
+
+
+def named(doc, results):
+    """1 if the answer names the colour."""
+    return {"acc": float(doc["answer"] in results[0].lower())}
+'''
+
+
+def write_tasks(folder: Path) -> None:
+    """Write both tasks and their documents."""
+    folder.joinpath("shapes_text.yaml").write_text(_TEXT.format(folder=folder), encoding="utf-8")
+    folder.joinpath("shapes_image.yaml").write_text(_IMAGE.format(folder=folder), encoding="utf-8")
+    folder.joinpath("pictures.py").write_text(_PICTURES, encoding="utf-8")
+    text = [
+        {"question": f"The {colour} {shape} is", "choices": [f" {colour}.", " qzx#."], "answer": 0}
+        for colour in COLOURS
+        for shape in SHAPES
+    ]
+    image = [
+        {"question": f"What colour is the {shape}?", "shape": shape, "colour": colour, "answer": colour}
+        for colour in COLOURS
+        for shape in SHAPES
+    ]
+    for name, lines in (("text", text), ("image", image)):
+        folder.joinpath(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def evaluate(program: str, folder: Path, kind: str, task: str, route: str, more: str, *flags: str) -> int:
+    """Run one task; returns the harness's exit status."""
+    words = [program, "run", "--model", kind, "--tasks", task, "--include_path", str(folder), *flags]
+    words += ["--model_args", f"model=mote,base_url={URL}/v1/{route},num_concurrent=4{more}"]
+    return subprocess.run(words, cwd=folder, env=os.environ | {"OPENAI_API_KEY": "EMPTY"}, check=False).returncode
+
+
+def main() -> int:
+    """Run both; the exit status is 0 if both ran."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lm-eval", default="lm_eval")
+    program = parser.parse_args().lm_eval
+    folder = Path(tempfile.mkdtemp(prefix="beheld-evaluation-"))
+    write_tasks(folder)
+    words = ["serve", "--port", str(PORT), "--served-model-name", "mote"]
+    server = subprocess.Popen([sys.executable, "-m", "beheld.cli.main", *words], start_new_session=True)
+    try:
+        until = time.monotonic() + START_S
+        while not _answers():
+            if server.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("the server did not start")
+            time.sleep(0.5)
+        tokenizer = f",tokenizer={Path(beheld.mote.__file__).parent}"
+        status = evaluate(program, folder, "local-completions", "shapes_text", "completions", tokenizer)
+        chat = ("local-chat-completions", "shapes_image", "chat/completions", "", "--apply_chat_template")
+        return evaluate(program, folder, *chat) or status
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+
+
+def _answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"{URL}/health", timeout=2):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

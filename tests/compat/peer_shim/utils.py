@@ -1,0 +1,155 @@
+"""What vLLM's server tests import as `tests.utils`: a server of beheld's, and marks that mean nothing here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+VLLM_PATH = Path(__file__).parents[1]
+ROCM_EXTRA_ARGS: list[str] = []
+ROCM_ENV_OVERRIDES: dict[str, str] = {}
+_START_S = 180
+# Which device, and how numbers are stored: the tests run on what there is.
+_LEFT_OUT = {"--dtype": 1, "--gpu-memory-utilization": 1, "--attention-backend": 1, "--enforce-eager": 0}
+# Answers have no times of their own: tests of them fail, and the others run.
+_LEFT_OUT |= {"--enable-per-request-metrics": 0}
+
+
+class RemoteOpenAIServer:
+    """`beheld serve MODEL ARGUMENTS` on a free port until the end of the block."""
+
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(
+        self, model: str, vllm_serve_args: list[str], *, env_dict: Any = None, seed: Any = 0, **_: Any
+    ) -> None:
+        self.host = "127.0.0.1"
+        words = list(map(str, vllm_serve_args))
+        if "--port" in words:
+            self.port = int(words[words.index("--port") + 1])
+        else:
+            self.port = _free_port()
+            words += ["--port", str(self.port)]
+        if "--served-model-name" not in words:
+            words += ["--served-model-name", model]
+        self.uds = words[words.index("--uds") + 1] if "--uds" in words else None
+        self._log = open(os.environ["PEER_LOG"], "w", encoding="utf-8")  # noqa: SIM115
+        self.proc = subprocess.Popen(
+            [sys.executable, "-m", "beheld.cli.main", "serve", model, *_without(words)],
+            env=os.environ | (env_dict or {}),
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        until = time.monotonic() + _START_S
+        while not self._answers():
+            if self.proc.poll() is not None or time.monotonic() > until:
+                self._end()
+                lines = Path(os.environ["PEER_LOG"]).read_text(encoding="utf-8").strip().splitlines()
+                pytest.fail(f"ABSENT: {lines[-1] if lines else 'the server did not start'}", pytrace=False)
+            time.sleep(0.2)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url_for("health"), timeout=2):
+                return True
+        except urllib.error.HTTPError:
+            # It wants a key.
+            return True
+        except OSError:
+            return False
+
+    def _end(self) -> None:
+        if self.proc.poll() is None:
+            os.killpg(self.proc.pid, signal.SIGKILL)
+        self.proc.wait()
+        self._log.close()
+
+    def __enter__(self) -> RemoteOpenAIServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    @property
+    def url_root(self) -> str:
+        """The server's address."""
+        return f"http://{self.host}:{self.port}"
+
+    def url_for(self, *parts: str) -> str:
+        """The address of a route."""
+        return self.url_root + "/" + "/".join(parts)
+
+    def get_client(self, **options: Any) -> openai.OpenAI:
+        """OpenAI's client of this server."""
+        return openai.OpenAI(**self._options(options))
+
+    def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        """The same, asynchronous."""
+        return openai.AsyncOpenAI(**self._options(options))
+
+    def get_client_anthropic(self, **options: Any) -> Any:
+        """Anthropic's client of this server."""
+        import anthropic
+
+        return anthropic.Anthropic(
+            **({"base_url": self.url_for(), "api_key": self.DUMMY_API_KEY, "max_retries": 0} | options)
+        )
+
+    def get_async_client_anthropic(self, **options: Any) -> Any:
+        """The same, asynchronous."""
+        import anthropic
+
+        return anthropic.AsyncAnthropic(
+            **({"base_url": self.url_for(), "api_key": self.DUMMY_API_KEY, "max_retries": 0} | options)
+        )
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        plain = {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 120}
+        return plain | options
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _without(words: list[str]) -> list[str]:
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in _LEFT_OUT:
+            for _ in range(_LEFT_OUT[word]):
+                next(rest)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _mark(reason: str) -> Any:
+    def marked(*_: Any, **__: Any) -> Any:
+        return pytest.mark.skip(reason=reason)
+
+    return marked
+
+
+multi_gpu_test = multi_gpu_only = _mark("several GPUs")
+large_gpu_mark = large_gpu_test = _mark("a large GPU")
+requires_fp8 = pytest.mark.skip(reason="FP8")
+
+
+def create_new_process_for_each_test(*_: Any, **__: Any) -> Any:
+    """The test runs in the same process."""
+    return lambda test: test

@@ -1,0 +1,133 @@
+"""Decoder layers computed in two calls on a CPU, against transformers' layers with the same products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from beheld.models.surgery import cpu_layer
+from beheld.models.surgery.cpu_layer import CpuLayer
+from beheld.models.surgery.joined import fuse_linears
+from beheld.models.surgery.linears import replace_children
+from beheld.models.surgery.one_row_layer import one_row_layers
+from beheld.models.surgery.operation import Changes
+from beheld.platform import host, jit
+from beheld.quant.grouped_linear import GroupedLinear
+
+pytestmark = pytest.mark.skipif(
+    not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors"
+)
+_SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16,
+}  # fmt: skip
+
+
+def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
+    """A text model with weights of few bits, whose norms and biases are random."""
+    from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+
+    torch.manual_seed(0)
+    made: Any = {
+        "llama": lambda: LlamaModel(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
+        "qwen3": lambda: Qwen3Model(Qwen3Config(**_SIZES)),
+        "gemma2": lambda: Gemma2Model(Gemma2Config(**_SIZES)),
+        "tanh": lambda: LlamaModel(LlamaConfig(**_SIZES, hidden_act="gelu_pytorch_tanh")),
+    }[family]()
+    text = made.to(dtype).eval().requires_grad_(False)
+    for module in text.modules():
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            module.bias.data.normal_()
+        if type(module).__name__.endswith("RMSNorm"):
+            module.weight.data.normal_().add_(1)
+    replace_children(
+        text.layers, lambda child: GroupedLinear.of(child, bits, 32) if type(child) is nn.Linear else None, Changes()
+    )
+    assert fuse_linears(text, Changes()) == 2
+    return text
+
+
+def _attention(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
+    """Something of each row alone, from all of q, k and v."""
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    return (v.float() * torch.sigmoid((q.float() * k.float()).sum(-1, keepdim=True))).to(v.dtype).transpose(1, 2)
+
+
+def _inputs(rows: int, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    angles = torch.arange(rows)[:, None] * torch.arange(1, 17).reciprocal().repeat(2)
+    both: Any = tuple(each[None].to(dtype) for each in (angles.cos(), angles.sin()))
+    return torch.randn(1, rows, 64).to(dtype), both
+
+
+def _original(layer: Any, x: Tensor, angles: Any) -> Tensor:
+    """transformers' layer, with the same attention."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(
+        "by_row", lambda module, q, k, v, mask, **options: (_attention(0, q, k, v, None, 0.0, None), None)
+    )
+    layer.self_attn.config._attn_implementation = "by_row"
+    made: Tensor = layer(x, position_embeddings=angles)
+    return made
+
+
+def _form(family: str, bits: int, dtype: torch.dtype) -> tuple[Any, CpuLayer]:
+    text = _text(family, bits, dtype)
+    (made,) = one_row_layers(text, CpuLayer).values()
+    made.attend = _attention
+    return text.layers[0], made
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: Any) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "tanh"])
+@pytest.mark.parametrize(("bits", "dtype", "off"), [(4, torch.float32, 0.02), (8, torch.bfloat16, 0.03)])
+def test_computes_as_transformers_does(family: str, bits: int, dtype: torch.dtype, off: float) -> None:
+    layer, made = _form(family, bits, dtype)
+    x, angles = _inputs(5, dtype)
+    wanted = _original(layer, x, angles).float()
+    found = made(x, position_embeddings=angles).float()
+    # Rounding activations to 8 bits makes another number of some that lie in the middle; the output is rounded too.
+    rounding = 0.5 * torch.finfo(dtype).eps * wanted.norm()
+    assert (found - wanted).norm() <= off * (wanted - x.float()).norm() + rounding
+
+
+def test_a_row_has_the_same_bits_alone_and_among_many(threads: int) -> None:
+    _, made = _form("qwen3", 4, torch.float32)
+    rows = 2 * cpu_layer._ROWS + 3
+    x, (cos, sin) = _inputs(rows, torch.float32)
+    together = made(x, position_embeddings=(cos, sin))
+    for row in (0, 255, 256, rows - 1):
+        own = slice(row, row + 1)
+        alone = made(x[:, own], position_embeddings=(cos[:, own], sin[:, own]))
+        assert torch.equal(alone, together[:, own])
+
+
+def test_keys_are_stored_as_the_whole_layer_gives_them() -> None:
+    _, made = _form("llama", 8, torch.bfloat16)
+    x, angles = _inputs(7, torch.bfloat16)
+    seen: list[tuple[Tensor, ...]] = []
+
+    def attend(*given: Any) -> Tensor:
+        seen.append((given[2].clone(), given[3].clone()))
+        return _attention(*given)
+
+    made.attend = attend
+    made(x, position_embeddings=angles)
+    made.stores(x, position_embeddings=angles)
+    assert all(torch.equal(whole, alone) for whole, alone in zip(*seen, strict=True))
+
+
+def test_layers_of_another_form_stay() -> None:
+    # Norms between products and residuals.
+    assert not one_row_layers(_text("gemma2", 4, torch.float32), CpuLayer)

@@ -1,0 +1,63 @@
+"""The kernels of MXFP4 experts in Triton's interpreter; test_mxfp4_gpu.py runs this file in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from beheld.quant import mxfp4_kernel
+from beheld.quant.float8 import FP8
+from beheld.quant.mxfp4_experts import dequantized, padded, parted, repacked, unpacked
+from tests.quant.float8_block_interpreted import slots_of
+
+
+@pytest.mark.parametrize("inputs", [64, 192])
+def test_rows_are_sums_of_two_terms(inputs: int) -> None:
+    # The interpreter's own rounding to FP8 loses what is carried, so numbers are sums of two already.
+    made = torch.Generator().manual_seed(0)
+    high = torch.randint(8, 15, (7, inputs + 3), generator=made) * 16.0
+    x = ((high + torch.randint(0, 8, high.shape, generator=made)) * 2.0 ** torch.arange(-3, 4)[:, None])[:, :inputs]
+    x[4] = 0
+    terms, scale = torch.empty(7, 2, padded(inputs)), torch.empty(7)
+    mxfp4_kernel.parted_rows(x, terms, scale)
+    assert torch.equal(terms.sum(1)[:, :inputs] * scale[:, None], x)
+    assert not terms[..., inputs:].any()
+    want, want_scale = parted(x.bfloat16())
+    assert torch.equal(scale[:4], want_scale[:4])
+    assert torch.equal(want.float().sum(1)[:, :inputs] * want_scale[:, None], x)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "choices", "experts", "multiprocessors"), [(1, 2, 5, 4), (24, 2, 3, 1), (70, 3, 2, 1)]
+)
+@pytest.mark.parametrize("biased", [True, False])
+def test_experts(tokens: int, choices: int, experts: int, multiprocessors: int, biased: bool) -> None:
+    made = torch.Generator().manual_seed(tokens)
+    rows, outputs, inputs = (1, choices)[tokens == 24] * tokens, 72, 192
+    share = tokens * choices // rows
+    chosen = torch.randint(0, experts + 1, (tokens, choices), generator=made)
+    order, starts = slots_of(chosen, experts)
+    blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=made)
+    scales = torch.randint(120, 131, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=made)
+    scales[0, 0, 0] = 0
+    assert torch.equal(unpacked(*repacked(blocks, scales), inputs // 32)[0], blocks)
+    bias = torch.randn(experts, outputs, generator=made) if biased else None
+    x = torch.randn(rows, inputs, generator=made).to(FP8).bfloat16()
+    terms, scale = parted(x)
+    y = torch.full((tokens * choices, outputs), 7.0)
+    weight, exponents = repacked(blocks, scales)
+    mxfp4_kernel.grouped_product(terms, scale, weight, exponents, bias, order, starts, y, share, multiprocessors)
+    meant = dequantized(blocks, scales).float()
+    for slot, expert in enumerate(chosen.flatten().tolist()):
+        if expert < experts:
+            want = x[slot // share].float() @ meant[expert] + (0 if bias is None else bias[expert])
+            torch.testing.assert_close(y[slot], want, rtol=1e-4, atol=1e-3)
+
+
+def test_weights() -> None:
+    made = torch.Generator().manual_seed(3)
+    blocks = torch.randint(0, 256, (2, 72, 6, 16), dtype=torch.uint8, generator=made)
+    scales = torch.randint(0, 251, (2, 72, 6), dtype=torch.uint8, generator=made)
+    out = torch.empty(2, 72, 192)
+    mxfp4_kernel.dequantized(*repacked(blocks, scales), out)
+    assert torch.equal(out.transpose(1, 2), dequantized(blocks, scales).float())

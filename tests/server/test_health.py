@@ -1,0 +1,99 @@
+"""/health tells of the engine without waiting for a step of it, and takes a short way through the server (case 125)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.server.running import ENGINE, Running
+
+pytestmark = pytest.mark.case(125)
+
+STEP_S = 2.5
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Running]:
+    running = Running("qwen2_vl", ENGINE, health_s=1.5)
+    yield running
+    running.close()
+
+
+def slow_step(running: Running, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
+    """An answer whose first step takes STEP_S; returns when the step has begun."""
+    executor = running.llm._engine._core.executor  # type: ignore[attr-defined]
+    begun, launch = threading.Event(), executor.launch
+
+    def slow(plan: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            time.sleep(STEP_S)
+        return launch(plan)
+
+    monkeypatch.setattr(executor, "launch", slow)
+    thread = threading.Thread(target=running.post, args=("/v1/completions", {"prompt": [7], "max_tokens": 2}))
+    thread.start()
+    assert begun.wait(10)
+    return thread
+
+
+def test_a_step_keeps_nobody_waiting_but_a_long_silence_is_told(
+    asked: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = slow_step(asked, monkeypatch)
+    begin = time.monotonic()
+    assert asked.get("/health").json() == {"status": "ok"}
+    assert time.monotonic() - begin < STEP_S / 2
+    while (answer := asked.get("/health")).status_code == 200:
+        assert time.monotonic() - begin < STEP_S
+        time.sleep(0.05)
+    assert answer.json()["error"]["code"] == "engine_hangs"
+    thread.join(10)
+    while asked.get("/health").status_code != 200:
+        assert time.monotonic() - begin < STEP_S + 5
+        time.sleep(0.05)
+
+
+def test_both_ways_give_the_same_answer(asked: Running) -> None:
+    """Any query takes the usual way."""
+
+    def answer(raw: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
+        head, _, body = asked.raw(raw).partition(b"\r\n\r\n")
+        status, *lines = head.split(b"\r\n")
+        return status, dict(line.lower().split(b": ", 1) for line in lines), body
+
+    early, usual = answer(HEALTH), answer(HEALTH.replace(b"/health", b"/health?"))
+    longer = answer(HEALTH.replace(b"/health", b"/health?a=1"))
+    for found in (usual, longer):
+        assert found[0] == early[0]
+        assert found[2] == early[2]
+        assert found[1].keys() == early[1].keys()
+        for name in found[1].keys() - {b"x-request-id", b"date"}:
+            assert found[1][name] == early[1][name]
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (HEALTH.replace(b"GET", b"DELETE"), b"405"),
+        (HEALTH.replace(b"\r\n\r\n", b"\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"), b"400"),
+        (HEALTH.replace(b"\r\n\r\n", b"\r\na: b" * 200 + b"\r\n\r\n"), b"431"),
+    ],
+)
+def test_what_a_guard_refuses_is_refused(asked: Running, raw: bytes, status: bytes) -> None:
+    assert asked.raw(raw).split(b" ", 2)[1] == status
+
+
+def test_it_is_counted_once(asked: Running) -> None:
+    def count() -> float:
+        lines = asked.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if "requests_total" in line and '"health"' in line)
+
+    before = count()
+    asked.raw(HEALTH)
+    assert count() == before + 1

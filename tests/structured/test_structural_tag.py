@@ -1,0 +1,80 @@
+"""Structural tags: free text, and schemas between the tags, where tags are spelled and where they are tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from beheld.core.errors import ParamsError
+from beheld.core.params import StructuredOutputs
+from beheld.structured.compile import grammar_of
+from tests.structured.test_calls import WAYS, compiler, taken
+
+PLACE = {"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}, "required": ["place"]}
+SEVERAL = {
+    "structures": [
+        {"begin": "<function=rain>", "schema": PLACE, "end": "</function>"},
+        {"begin": "<function=wind>", "schema": {"type": "integer"}, "end": "</function>"},
+        {"begin": "<tool_call>", "schema": PLACE, "end": "</tool_call>"},
+    ],
+    "triggers": ["<function=", "<tool_call>"],
+}
+FITS = (
+    "It rains.",
+    '<function=rain>{"place": "Rome"}</function>',
+    'First <function=wind>12</function> and <function=rain>{"place": "Oslo"}</function> at last',
+    'So <tool_call>{"place": "Rome"}</tool_call>.',
+)
+WRONG = (
+    '<function=rain>{"place": "Paris',
+    "<function=snow",
+    "a <function=wind>x",
+    "<function=wind>1</function> <function=wind>}",
+    '<tool_call>{"name"',
+)
+
+
+def matcher(way: str, given: Any) -> Any:
+    return compiler(way).matcher(grammar_of(StructuredOutputs(structural_tag=given)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_parts_between_tags_follow_their_schemas(way: str) -> None:
+    for text in FITS:
+        made = matcher(way, SEVERAL)
+        assert taken(made, way, text), text
+        assert made.is_accepting(), text
+    for text in WRONG:
+        assert not taken(matcher(way, json.dumps(SEVERAL)), way, text), text
+
+
+def test_the_newer_form_may_want_one_tag_and_end_after_it() -> None:
+    tags = [{"begin": "<a>", "content": {"type": "json_schema", "json_schema": {"type": "integer"}}, "end": "</a>"}]
+    form = {"type": "triggered_tags", "triggers": ["<a>"], "tags": tags}
+    for needed in (False, True):
+        for single in (False, True):
+            given = {"format": form | {"at_least_one": needed, "stop_after_first": single}}
+            for text, whole in (("x", not needed), ("x<a>1</a>", True)):
+                made = matcher("spelled", given)
+                assert taken(made, "spelled", text)
+                assert made.is_accepting() == whole, (given, text)
+            assert taken(matcher("spelled", given), "spelled", "<a>1</a>, ") != single
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("[", "not JSON"),
+        ("[]", "no object"),
+        ({"triggers": ["<"]}, "no list structures"),
+        ({"structures": [{"begin": "<a>", "end": "</a>"}], "triggers": ["<"]}, "needs begin, schema and end"),
+        ({"structures": [{"begin": "<a>", "schema": {}, "end": "<"}], "triggers": ["["]}, "none of the triggers"),
+        ({"structures": [{"begin": "<a>", "schema": {}, "end": "<"}], "triggers": [""]}, "no text"),
+        ({"format": {"type": "tag"}}, "only triggered_tags"),
+    ],
+)
+def test_other_forms_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(ParamsError, match=words):
+        matcher("spelled", given)
