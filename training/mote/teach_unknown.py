@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
-from training.mote.evaluate import GOALS, Case, Input, answer, processed, sample_case
+from training.mote.evaluate import Case, Input, answer, processed, sample_case
 from training.mote.questions import Exchange
 from training.mote.unknown import DRAWN, photo_files, photograph, unknown
 from training.mote.wording import COLOURS_SEEN, COUNT_ALL, DESCRIBE, READ, SHAPES_SEEN, SYSTEMS, fill, roughen
@@ -39,7 +39,13 @@ END_ID = 2
 WIDEST = 900
 LARGEST = 900
 ASKED = (
-    *("What is this?", "What is in this picture?", "What do you see?", "Describe this image in detail.", "Caption this."),
+    *(
+        "What is this?",
+        "What is in this picture?",
+        "What do you see?",
+        "Describe this image in detail.",
+        "Caption this.",
+    ),
     *("What is shown here?", "Who is this?", "Where was this taken?", "What animal is this?", "Is there a dog?"),
     *("What colour is the car?", "How many people are there?", "What is the person doing?", "Is it day or night?"),
     *("What does the sign say?", "What text is in the image?", "Summarize this page.", "What is the weather like?"),
@@ -47,7 +53,12 @@ ASKED = (
     *("What is the main object?", "Is there a red circle?", "What shape is in the middle?", "What is on the left?"),
     *("Describe the picture.", "What can you see in the photo?", "Tell me about this picture.", "What is it?"),
     *("Explain this chart.", "What does the error message say?", "Is this safe to eat?", "What brand is this?"),
-    *("Write a short description of the image.", "List the objects.", "What is happening here?", "Hello! What is this?"),
+    *(
+        "Write a short description of the image.",
+        "List the objects.",
+        "What is happening here?",
+        "Hello! What is this?",
+    ),
 )
 _POOLS = (DESCRIBE, COUNT_ALL, READ, COLOURS_SEEN, SHAPES_SEEN)
 
@@ -200,7 +211,7 @@ def train(options: argparse.Namespace) -> None:
         for group in best.param_groups:
             group["lr"] = options.rate * min(1.0, step / 50) * (1.0 - part * part)
         layer.train()
-        divergence, entropy, right = losses(model, layer, batch_of(rng.sample(items, options.batch)))
+        divergence, entropy, _ = losses(model, layer, batch_of(rng.sample(items, options.batch)))
         loss = options.keep * divergence + entropy
         best.zero_grad()
         loss.backward()
@@ -211,8 +222,13 @@ def train(options: argparse.Namespace) -> None:
             with torch.no_grad():
                 found = [losses(model, layer, batch_of(held[i : i + 24])) for i in range(0, len(held), 24)]
             means = [float(torch.stack([each[k] for each in found]).mean()) for k in range(3)]
-            print(f"{step}: held {means[0]:.4f} {means[1]:.4f} {means[2]:.4f}; {time.monotonic() - begun:.0f} s", flush=True)
-    write(options.out, {f"model.language_model.layers.{index}.{n}": w for n, w in layer.state_dict().items()}, index + 1)
+            print(
+                f"{step}: held {means[0]:.4f} {means[1]:.4f} {means[2]:.4f}; {time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
+    write(
+        options.out, {f"model.language_model.layers.{index}.{n}": w for n, w in layer.state_dict().items()}, index + 1
+    )
 
 
 def write(folder: Path, more: dict[str, Tensor], num_layers: int) -> None:

@@ -124,8 +124,10 @@ def texture(rng: Random) -> Image.Image:
 def painting(rng: Random) -> Image.Image:
     """Strokes, blots and outlines over one another."""
     width, height = _size(rng)
-    image = Image.fromarray(_fractal(rng, width, height, 2.0)) if rng.random() < 0.5 else Image.new(
-        "RGB", (width, height), _colour(rng)
+    image = (
+        Image.fromarray(_fractal(rng, width, height, 2.0))
+        if rng.random() < 0.5
+        else Image.new("RGB", (width, height), _colour(rng))
     )
     draw = ImageDraw.Draw(image)
     for _ in range(rng.randint(25, 250)):
