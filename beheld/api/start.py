@@ -43,8 +43,8 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
         ConfigError, ModelError, CapacityError: the message says what to do; no process is left.
     """
     early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
-    begin_driver(args.device)
     try:
+        begin_driver(args.device)
         decided = resolve_and_decide(args)
         # Before loading the weights, so that a misspelt option does not cost minutes.
         processor = option_checks.load_for_options(args, decided.info)
@@ -105,9 +105,13 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
 
 
 def _settled(early: EarlyWorkers, args: EngineArgs, info: ModelInfo, config: EngineConfig) -> MediaWorkers:
-    """Fit the limits on media to what the weights leave, and return the workers, which load their processor."""
-    weights = sum(file.stat().st_size for file in Path(info.path).glob("*.safetensors"))
-    fit_media(args, taken_bytes=weights + (config.kv_cache_bytes or 0))
+    """Fit the limits on media to what engines in the host's memory leave, and return the workers, which load their
+    processor."""
+    taken = 0
+    if platform_of(config.device).shares_host_memory:
+        weights = sum(file.stat().st_size for file in Path(info.path).glob("*.safetensors"))
+        taken = args.data_parallel_size * (weights + (config.kv_cache_bytes or 0))
+    fit_media(args, taken_bytes=taken)
     return early.settled(info, config)
 
 

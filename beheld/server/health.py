@@ -13,7 +13,7 @@ import time
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError, StepError
+from beheld.core.errors import EngineDeadError
 from beheld.server.access_log import AccessLog, name_of, number
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
@@ -54,7 +54,7 @@ class EngineHealth:
                 await self._llm.ping()
             except EngineDeadError:
                 return
-            except StepError as error:
+            except Exception as error:
                 # The answer could not be read, but there was one.
                 logger.warning("The engine's answer to a ping is lost: %s", error)
             self._pinged = None

@@ -11,7 +11,9 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -167,6 +169,20 @@ def test_limits_follow_the_memory_that_a_container_leaves(tmp_path: Path, monkey
     free = EngineArgs(model="a")
     start.fit_media(free)
     assert free.media_limits is None
+
+
+@pytest.mark.case(110)
+@pytest.mark.parametrize(("device", "engines", "taken"), [("cpu", 1, 5 << 20), ("cpu", 3, 15 << 20), ("cuda", 2, 0)])
+def test_limits_leave_room_for_what_engines_hold_in_the_hosts_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, engines: int, taken: int
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    found: list[int] = []
+    monkeypatch.setattr(start, "fit_media", lambda args, taken_bytes: found.append(taken_bytes))
+    args = EngineArgs(model="a", data_parallel_size=engines)
+    config: Any = SimpleNamespace(device=device, kv_cache_bytes=4 << 20)
+    start._settled(Mock(), args, Mock(path=str(tmp_path)), config)
+    assert found == [taken]
 
 
 @pytest.mark.case(110)

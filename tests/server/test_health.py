@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 
+from beheld.server import health
+from beheld.server.health import EngineHealth
 from tests.server.running import ENGINE, Running
 
 pytestmark = pytest.mark.case(125)
@@ -57,6 +61,28 @@ def test_a_step_keeps_nobody_waiting_but_a_long_silence_is_told(
     while asked.get("/health").status_code != 200:
         assert time.monotonic() - begin < STEP_S + 5
         time.sleep(0.05)
+
+
+def test_a_ping_that_fails_is_not_the_last() -> None:
+    """A ping that raised ended the watch, and /health said for ever that the engine hangs."""
+    count = 0
+
+    async def ping() -> None:
+        nonlocal count
+        count += 1
+        if count < 3:
+            raise RuntimeError("lost")
+
+    async def watched() -> None:
+        watch = EngineHealth(Mock(ping=ping, is_alive=True), Mock(draining=False), 1.5)
+        watch.watch()
+        while count < 3:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+        assert watch._pinged is None
+
+    with patch.object(health, "_PING_EVERY_S", 0.01):
+        asyncio.run(asyncio.wait_for(watched(), 5))
 
 
 def test_both_ways_give_the_same_answer(asked: Running) -> None:

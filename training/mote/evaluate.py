@@ -63,26 +63,26 @@ class Input:
     is_clip: bool
 
 
-def sample_case(topic: str, number: int) -> Case:
-    """Case `number` of a topic; seeds lie where training never goes."""
+def sample_case(topic: str, number: int, largest: int = LARGEST) -> Case:
+    """Case `number` of a topic, of pictures with sides up to `largest`; seeds lie where training never goes."""
     rng = Random(f"{EVALUATION_SEED}/{topic}/{number}")
     pictures: list[Image.Image] = []
     clip: list[Image.Image] = []
     if topic == "attributes":
-        scene = sample_scene(rng, rng.choices(("shapes", "both", "few"), (7, 2, 1))[0], LARGEST)
+        scene = sample_scene(rng, rng.choices(("shapes", "both", "few"), (7, 2, 1))[0], largest)
         exchange = ask_attribute(rng, scene)
         pictures = [render(scene)]
     elif topic == "description":
         kind = rng.choices(("shapes", "both", "few", "text", "nothing"), (60, 15, 10, 12, 3))[0]
-        scene = sample_scene(rng, kind, LARGEST)
+        scene = sample_scene(rng, kind, largest)
         exchange = ask_description(rng, scene)
         pictures = [render(scene)]
     elif topic == "text":
-        scene = sample_scene(rng, rng.choice(("text", "text", "both")), LARGEST)
+        scene = sample_scene(rng, rng.choice(("text", "text", "both")), largest)
         exchange = ask_text(rng, scene)
         pictures = [render(scene)]
     elif topic == "several":
-        scenes = [sample_scene(rng, "few", LARGEST // 2) for _ in range(rng.choice((2, 2, 3, 4, 5, 6)))]
+        scenes = [sample_scene(rng, "few", largest // 2) for _ in range(rng.choice((2, 2, 3, 4, 5, 6)))]
         exchange = ask_scenes(rng, scenes)
         pictures = [render(scene) for scene in scenes]
     elif topic == "motion":
@@ -104,8 +104,11 @@ def prepare_case(job: tuple[str, str, int]) -> Input:
     if checkpoint not in _processors:
         torch.set_num_threads(1)
         _processors[checkpoint] = AutoProcessor.from_pretrained(checkpoint)
-    processor = _processors[checkpoint]
-    case = sample_case(topic, number)
+    return processed(_processors[checkpoint], topic, sample_case(topic, number))
+
+
+def processed(processor: Any, topic: str, case: Case) -> Input:
+    """The case as the processor gives it."""
     media = [{"type": "image"} for _ in case.pictures] + [{"type": "video"} for _ in case.clip[:1]]
     words = [{"type": "text", "text": case.question}]
     content = [*words, *media] if case.media_last else [*media, *words]
