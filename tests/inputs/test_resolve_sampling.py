@@ -10,7 +10,7 @@ import pytest
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import ReasoningFormat, Sampling, SamplingParams
 from beheld.inputs.sampling.resolve_sampling import habits, recommended
 from tests.inputs import pipes
 
@@ -246,3 +246,17 @@ def test_allowed_ids_of_which_none_is_left_are_refused() -> None:
             seal(bad_words=["a"], allowed_token_ids=[word[-1] for word in words])
         assert caught.value.param == "bad_words"
         assert seal(bad_words=["a"], allowed_token_ids=[ids[-1], 9]).allowed_token_ids == (ids[-1], 9)
+
+
+@pytest.mark.parametrize(("opening", "close"), [("<think>", "<|im_end|>"), ("<|im_start|>", "</think>")])
+def test_a_budget_needs_marks_of_one_token(opening: str, close: str) -> None:
+    """A mark of several tokens can be written with other tokens too, so an open or a close would be missed."""
+    resolve = pipes.shared(FAMILY)._sampling.resolve
+    params = SamplingParams(max_tokens=20, thinking_token_budget=3)
+    with pytest.raises(ParamsError, match="several tokens"):
+        resolve(params, (1,), 0, ReasoningFormat(opening, close, False))
+    if opening == "<think>":
+        # Here the prompt has begun the reasoning.
+        made = resolve(params, (1,), 0, ReasoningFormat(opening, close, True)).thinking
+        assert made is not None
+        assert len(made.close_ids) == 1

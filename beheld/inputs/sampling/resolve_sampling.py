@@ -151,12 +151,33 @@ class SamplingResolver:
         """Return the budget of the reasoning; None if the answer cannot use it up.
 
         Without `reasoning`, the prompt has ended it.
+
+        Raises:
+            ParamsError: a mark is not one token.
         """
         budget = params.thinking_token_budget
-        if budget is None or budget < 0 or budget >= longest or reasoning is None:
+        if budget is None or budget < 0 or reasoning is None:
             return None
-        opening = () if reasoning.begun else self._ids(reasoning.open)
-        return ThinkingBudget(budget, opening, self._ids(reasoning.close))
+        opening = () if reasoning.begun else self._mark(reasoning.open)
+        close = self._mark(reasoning.close)
+        return None if budget >= longest else ThinkingBudget(budget, opening, close)
+
+    def _mark(self, text: str) -> tuple[int]:
+        """Return the only token of a mark of reasoning.
+
+        A mark of several tokens can be written with other tokens too, and the sampler would not recognize it.
+
+        Raises:
+            ParamsError: it is several tokens.
+        """
+        ids = self._ids(text)
+        if len(ids) != 1:
+            raise ParamsError(
+                f"thinking_token_budget is not available for this model: {text!r} is several tokens.",
+                "Leave it out, and bound the answer with max_tokens.",
+                param="thinking_token_budget",
+            )
+        return (ids[0],)
 
     def _grammar(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None
