@@ -46,3 +46,14 @@ def test_a_prompt_does_not_say_how_the_model_reasons(llm: LLM) -> None:
         llm.generate("Hi\n", params(2), use_tqdm=False)
     with pytest.raises(ParamsError, match="thinking_token_budget must"):
         params(-2)
+
+
+def test_blanks_before_the_reasoning_do_not_lift_its_budget(tmp_path: Path) -> None:
+    scripted.write(tmp_path, ("\n\n", *PIECES))
+    with LLM(str(tmp_path), dtype="float32", max_model_len=256, num_gpu_blocks_override=64, seed=0) as made:
+        outputs = made.chat([TALK] * 3, [params(2), params(0), params(9)], use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [
+        "\n\n<think>ab</think>answer",
+        "\n\n<think></think>answer",
+        "\n\n<think>abcd</think>answer",
+    ]

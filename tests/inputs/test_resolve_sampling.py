@@ -259,4 +259,23 @@ def test_a_budget_needs_marks_of_one_token(opening: str, close: str) -> None:
         # Here the prompt has begun the reasoning.
         made = resolve(params, (1,), 0, ReasoningFormat(opening, close, True)).thinking
         assert made is not None
-        assert len(made.close_ids) == 1
+        assert made.open_id is None
+        assert made.close_id == pipes.shared(FAMILY)._sampling._tokenizer.convert_tokens_to_ids(close)
+
+
+def test_blanks_may_precede_the_reasoning() -> None:
+    made = (
+        pipes.shared(FAMILY)
+        ._sampling.resolve(
+            SamplingParams(max_tokens=20, thinking_token_budget=3),
+            (1,),
+            0,
+            ReasoningFormat("<|im_start|>", "<|im_end|>", False),
+        )
+        .thinking
+    )
+    assert made is not None
+    decode = pipes.shared(FAMILY)._sampling._tokenizer.decode
+    texts = {token: decode([token]) for token in range(419)}
+    assert made.blank_ids == {token for token, text in texts.items() if text.isspace()}
+    assert any("\n" in texts[token] for token in made.blank_ids)
