@@ -71,7 +71,8 @@ def lark_of(text: str, tokens: Tokens) -> str:
 
 def _mark(begin: str, triggers: Sequence[str], tokens: Tokens) -> str:
     """What of a tag's beginning is looked for: the trigger, or a special token of which the trigger is a part."""
-    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    # The shortest: after a longer one, the tags of a trigger that begins it could not be written.
+    trigger = min((one for one in triggers if begin.startswith(one)), key=len, default=None)
     if not trigger:
         raise _wrong(f"The tag {begin[:64]!r} begins with none of the triggers", "Name its beginning in triggers.")
     for stop in range(len(trigger), len(begin) + 1):

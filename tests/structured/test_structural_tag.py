@@ -78,3 +78,16 @@ def test_the_newer_form_may_want_one_tag_and_end_after_it() -> None:
 def test_other_forms_are_refused(given: Any, words: str) -> None:
     with pytest.raises(ParamsError, match=words):
         matcher("spelled", given)
+
+
+@pytest.mark.parametrize("triggers", [["<function=", "<f"], ["<f", "<function="]])
+def test_triggers_may_begin_with_each_other(triggers: list[str]) -> None:
+    tags = [
+        {"begin": "<function=rain>", "schema": PLACE, "end": "</function>"},
+        {"begin": "<fetch>", "schema": {"type": "integer"}, "end": "</fetch>"},
+    ]
+    for text in ("<fetch>1</fetch>", '<function=rain>{"place": "Rome"}</function>', "a <fetch>1</fetch> b"):
+        made = matcher("spelled", {"structures": tags, "triggers": triggers})
+        assert taken(made, "spelled", text), text
+        assert made.is_accepting(), text
+    assert not taken(matcher("spelled", {"structures": tags, "triggers": triggers}), "spelled", "<fetch>x")
