@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.structured.closed import json_rule
+from beheld.structured.closed import check, json_rule
 from beheld.structured.marks import TEXT, Tokens, up_to, words, written
 
 _FORM = 'Send {"structures": [{"begin": TEXT, "schema": SCHEMA, "end": TEXT}], "triggers": [TEXT]}.'
@@ -48,6 +48,7 @@ def lark_of(text: str, tokens: Tokens) -> str:
 
     Raises:
         ParamsError: it has another form, or a tag begins with no trigger.
+        ValueError: a schema may not be used; see `check`.
     """
     asked = _read(text)
     groups: dict[str, list[int]] = {}
@@ -110,6 +111,7 @@ def _tag(given: Any, schema: Any) -> _Tag:
     begin, end = (given.get(name) if isinstance(given, Mapping) else None for name in ("begin", "end"))
     if not (isinstance(begin, str) and begin and isinstance(end, str) and end and isinstance(schema, Mapping | bool)):
         raise _wrong("A structure needs begin, schema and end", _FORM)
+    check(schema)
     return _Tag(begin, schema, end)
 
 
