@@ -120,6 +120,7 @@ class Service:
         self._store = ResponseStore(options.max_stored_bytes)
         self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
+        self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         # Turns of the pieces of long answers.
         self._turns = LoopShare()
 
@@ -388,7 +389,7 @@ class Service:
             request.state.held,
             notes,
             lambda body: messages.asked(
-                body, notes, switch=switch, reasons=marks is not None, bounded=marks is not None and not marks.channels
+                body, notes, switch=switch, reasons=marks is not None, bounded=self._ends_reasoning
             ),
         )
         request.state.names = ask.names

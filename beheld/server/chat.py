@@ -72,6 +72,15 @@ def answer_marks(llm: AsyncLLM, options: ServerOptions) -> AnswerMarks:
     return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), REASONING.get(named or NONE))
 
 
+def ends_reasoning(llm: AsyncLLM, marks: ReasoningMarks | None) -> bool:
+    """True if the server can end reasoning after a budget: each of its marks is one token."""
+    own = None if marks is None else format_of(marks)
+    if own is None or llm.tokenizer is None:
+        return False
+    texts = (own.open, own.close)
+    return all(len(llm.tokenizer(text, add_special_tokens=False)["input_ids"]) == 1 for text in texts)
+
+
 def chunks(
     llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: ChunkHead, salt: str | None, forms: AnswerMarks
 ) -> AsyncGenerator[Chunk, None]:
