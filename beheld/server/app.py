@@ -342,6 +342,7 @@ class Service:
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=self._completed(ask.body))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")

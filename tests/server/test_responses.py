@@ -363,3 +363,11 @@ def test_a_server_that_stores_little_says_so_and_takes_no_more(tmp_path: Any) ->
         running.idle()
     finally:
         running.close()
+
+
+@pytest.mark.parametrize("path", [RESPONSES, "/v1/chat/completions", "/v1/completions"])
+def test_allowed_ids_are_no_more_than_there_are_tokens(running: Running, path: str) -> None:
+    body = {RESPONSES: {"input": "x"}, "/v1/completions": {"prompt": "x"}}.get(path, {"messages": talk("x")})
+    error = running.post(path, body | {"allowed_token_ids": [5] * 5000}).json()["error"]
+    assert "List each token once." in error["remedy"], error
+    running.idle()
