@@ -481,7 +481,7 @@ class LLM:
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
-                        light=ahead and isinstance(item, str),
+                        light=ahead and self._inputs.has_read(prompt),
                     )
             _check_counts(counts, number)
 
