@@ -12,6 +12,7 @@ from beheld.core.errors import ConfigError
 from beheld.server.chat import variables_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from beheld.server.sampling import structured
 from beheld.server.schema import ChatRequest
 from beheld.text.reasoning import THINK
 from tests.server.running import ENGINE, Running
@@ -209,3 +210,20 @@ def test_what_asks_for_nothing_is_accepted(running: Running) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     told = running.post(CHAT, HI | {"request_id": "mine", "session_id": "s", "stream_interval": 4}).json()["warnings"]
     assert [warning["param"] for warning in told] == ["request_id", "session_id", "stream_interval"]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"type": "json_object", "structures": [{"begin": "<a>"}]}, "structures"),
+        ({"type": "text", "triggers": ["<a>"]}, "triggers"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}, "format": {"type": "triggered_tags"}}, "format"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "structural_tag", "triggers": ["<a>"], "json_schema": {"schema": {}}}, "json_schema"),
+    ],
+)
+def test_a_format_has_no_fields_of_another_type(form: dict[str, Any], name: str) -> None:
+    body = ChatRequest.model_validate(HI | {"response_format": form})
+    with pytest.raises(HttpError, match=f"no {name}") as caught:
+        structured(body.response_format, None)
+    assert (caught.value.status, caught.value.param) == (400, f"response_format.{name}")
