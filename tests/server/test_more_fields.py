@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from beheld.core.errors import ConfigError
-from beheld.server.chat import variables_of
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.server.chat import _reasoning_before, variables_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.sampling import structured
@@ -227,3 +228,15 @@ def test_a_format_has_no_fields_of_another_type(form: dict[str, Any], name: str)
     with pytest.raises(HttpError, match=f"no {name}") as caught:
         structured(body.response_format, None)
     assert (caught.value.status, caught.value.param) == (400, f"response_format.{name}")
+
+
+def test_a_budget_needs_reasoning_outside_the_grammar() -> None:
+    for grammar in ({"regex": "a*</think>b"}, {"grammar": 'start: "</think>"'}):
+        asked = StructuredOutputs(**grammar)
+        params = SamplingParams(thinking_token_budget=5, structured_outputs=asked)
+        with pytest.raises(ParamsError, match="The grammar contains '</think>'") as caught:
+            _reasoning_before(params, THINK)
+        assert caught.value.param == "thinking_token_budget"
+        for budget in (None, -1):
+            params = SamplingParams(thinking_token_budget=budget, structured_outputs=asked)
+            assert _reasoning_before(params, THINK) is None
