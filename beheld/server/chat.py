@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
-from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
 from beheld.core.errors import ParamsError
+from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest

@@ -9,6 +9,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ParamsError
+from beheld.core.params import StructuredOutputs
 from tests.compat import scripted
 
 PIECES = ("<think>", "a", "b", "c", "d", "</think>", "answer")
@@ -39,6 +40,13 @@ def test_reasoning_ends_after_its_budget(llm: LLM) -> None:
 def test_reasoning_that_the_prompt_has_closed_has_none(llm: LLM) -> None:
     (output,) = llm.chat(TALK, params(1), use_tqdm=False, chat_template_kwargs={"enable_thinking": False})
     assert output.outputs[0].text == "<think>abcd</think>answer"
+
+
+def test_no_limit_changes_no_grammar(llm: LLM) -> None:
+    asked = [params(budget, structured_outputs=StructuredOutputs(choice=["a", "b"])) for budget in (None, -1)]
+    plain, unlimited = llm.chat([TALK] * 2, asked, use_tqdm=False)
+    assert plain.outputs[0].text in ("a", "b")
+    assert unlimited.outputs[0].text == plain.outputs[0].text
 
 
 def test_a_prompt_does_not_say_how_the_model_reasons(llm: LLM) -> None:
