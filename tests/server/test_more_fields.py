@@ -231,8 +231,7 @@ def test_a_format_has_no_fields_of_another_type(form: dict[str, Any], name: str)
 
 
 def test_a_budget_needs_reasoning_outside_the_grammar() -> None:
-    for grammar in ({"regex": "a*</think>b"}, {"grammar": 'start: "</think>"'}):
-        asked = StructuredOutputs(**grammar)
+    for asked in (StructuredOutputs(regex="a*</think>b"), StructuredOutputs(grammar='start: "</think>"')):
         params = SamplingParams(thinking_token_budget=5, structured_outputs=asked)
         with pytest.raises(ParamsError, match="The grammar contains '</think>'") as caught:
             _reasoning_before(params, THINK)
