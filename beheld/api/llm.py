@@ -193,7 +193,8 @@ class LLM:
             "mm_processor_kwargs": mm_processor_kwargs,
         }
         given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
-        if any(isinstance(one, SamplingParams) and one.thinking_token_budget is not None for one in given):
+        budgets = [one.thinking_token_budget for one in given if isinstance(one, SamplingParams)]
+        if any(budget is not None and budget >= 0 for budget in budgets):
             options["reasoning"] = self._reasoning(options["chat_template"], tools)
         jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
@@ -481,7 +482,7 @@ class LLM:
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
-                        light=ahead and isinstance(item, str),
+                        light=ahead and self._inputs.has_read(prompt),
                     )
             _check_counts(counts, number)
 

@@ -75,13 +75,15 @@ class ThinkingBudget:
 
     Attributes:
         num_tokens: how many tokens it may have, without its marks.
-        open_ids: the answer reasons if it begins with these; empty if the prompt has begun the reasoning.
-        close_ids: what ends it.
+        open_id: the answer reasons if it begins with this token; None if the prompt has begun the reasoning.
+        close_id: what ends it.
+        blank_ids: tokens of whitespace, of which up to 16 may precede `open_id`.
     """
 
     num_tokens: int
-    open_ids: tuple[int, ...]
-    close_ids: tuple[int, ...]
+    open_id: int | None
+    close_id: int
+    blank_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,10 @@ class InputPipeline:
         with in_turn():
             return self.seal(made)
 
+    def has_read(self, prompt: object) -> bool:
+        """Return whether a prompt is a text that was read ahead, of a model without media: little is left to do."""
+        return type(prompt) is str and not self._info.modalities and self.reader.has_read(prompt)
+
     def _plain(self, order: RequestOrder) -> Request | None:
         """Return the request of a text that was read ahead and is to be pooled by a model without media; else None.
 

@@ -19,7 +19,7 @@ from beheld.sample.filters import Edits, Filters
 from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
-from beheld.sample.thinking import ThinkingRows, ThinkingTable, closing
+from beheld.sample.thinking import ThinkingRows, ThinkingTable, may_close
 from beheld.sample.timestamps import TimestampRows, TimestampTable
 
 
@@ -61,9 +61,9 @@ class RowState:
         return length == self.num_prompt
 
     def closes(self, length: int) -> bool:
-        """True if the budget of the reasoning is used up here."""
+        """True if the budget of the reasoning may be used up here."""
         rule = self.params.thinking
-        return rule is not None and closing(rule, length - self.num_prompt) is not None
+        return rule is not None and may_close(rule, length - self.num_prompt)
 
     def phase(self, length: int) -> tuple[bool, bool, bool]:
         """What of the bans on single tokens changes along the answer, and whether its reasoning may have to end."""

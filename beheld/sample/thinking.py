@@ -2,9 +2,14 @@
 
     <think> 1 2 3 ... budget </think> answer        forced only where the row has not closed it before
 
-Which step forces is known on the host; whether the row reasons, and has closed its reasoning, only on the device.
+Which steps may force is known on the host; whether the row reasons, and how long it has, only on the device. There each
+position of a row has a state, which the one before it and the position's token determine:
 
-Shapes: V vocabulary, S slots, H columns of the history.
+    _BEFORE   only blanks so far
+    n >= 0    the row reasons, and n tokens followed the mark that opened the reasoning
+    _OVER     the reasoning is closed, or the answer began with something else
+
+Shapes: V vocabulary, R rows of a batch with a budget, S slots, K blank tokens.
 """
 
 from __future__ import annotations
@@ -17,77 +22,120 @@ import torch
 from torch import Tensor
 
 from beheld.core.params import Sampling, ThinkingBudget
+from beheld.core.plan import MAX_DRAFT_TOKENS
 from beheld.sample.history import History
+
+# A row remembers more states than the last one, because a step may be launched again and drafts may be wrong.
+_SPARE = 8 + MAX_DRAFT_TOKENS
+_BEFORE = -1
+_OVER = 1 << 40
+# Blank tokens that may precede the mark that opens the reasoning; while they may, each step looks whether it is due.
+_MAX_BLANKS = 16
+# No token.
+_NONE = -1
 
 
 @dataclass(frozen=True, eq=False)
 class ThinkingRows:
-    """The rows of a batch with a budget."""
+    """The rows of a batch with a budget.
+
+    Attributes:
+        places, slots: for each row, its place in the batch and its slot.
+        open_R, close_R: the tokens of its marks; `open_R` is -1 where the prompt has begun the reasoning.
+        most_R: its budget.
+        blanks_RK: the blank tokens, padded with -1.
+    """
 
     places: tuple[int, ...]
     slots: tuple[int, ...]
     places_R: Tensor
     slots_R: Tensor
+    open_R: Tensor
+    close_R: Tensor
+    most_R: Tensor
+    blanks_RK: Tensor
 
 
 class ThinkingTable:
-    """The tokens of rows whose reasoning has a budget."""
+    """How long the rows with a budget have reasoned."""
 
     def __init__(self, device: torch.device) -> None:
-        self._history = History(device)
-        self._rules: dict[int, tuple[ThinkingBudget, int]] = {}
+        self._states = History(device)
+        self._rules: dict[int, ThinkingBudget] = {}
 
     def admit(self, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> int | None:
         """Add a row; returns its slot, or None if it has no budget."""
         rule = params.thinking
         if rule is None:
             return None
-        slot = self._history.admit(token_ids, len(rule.open_ids) + rule.num_tokens + len(rule.close_ids))
-        self._rules[slot] = rule, num_prompt
+        states = [0 if rule.open_id is None else _BEFORE]
+        for token in token_ids[num_prompt:]:
+            states.append(_state_after(states[-1], token, rule))
+        # A row remembers no state before that of its last prompt token.
+        slot = self._states.admit([states[0]] * (num_prompt - 1) + states, _SPARE)
+        self._rules[slot] = rule
         return slot
 
     def release(self, slot: int) -> None:
         """Free the slot."""
         del self._rules[slot]
-        self._history.release(slot)
+        self._states.release(slot)
 
     def gather(self, places: Sequence[int], slots: Sequence[int]) -> ThinkingRows:
         """Index tensors for the rows of one batch composition."""
-        columns = torch.tensor([list(places), list(slots)]).to(self._history.ids_SH.device, non_blocking=True)
-        return ThinkingRows(tuple(places), tuple(slots), *columns)
+        device = self._states.ids_SH.device
+        rules = [self._rules[slot] for slot in slots]
+        fields = [
+            list(places),
+            list(slots),
+            [_NONE if rule.open_id is None else rule.open_id for rule in rules],
+            [rule.close_id for rule in rules],
+            [rule.num_tokens for rule in rules],
+        ]
+        kinds = dict.fromkeys(rule.blank_ids for rule in rules)
+        most = max(1, *map(len, kinds))
+        blanks = torch.tensor([[*kind, *[_NONE] * (most - len(kind))] for kind in kinds])
+        order = {kind: number for number, kind in enumerate(kinds)}
+        chosen = torch.tensor([order[rule.blank_ids] for rule in rules])
+        # Rows of one model have the same blanks: one copy goes to the device.
+        blanks_GK, chosen_R = (part.to(device, non_blocking=True) for part in (blanks, chosen))
+        places_R, slots_R, open_R, close_R, most_R = torch.tensor(fields).to(device, non_blocking=True).unbind()
+        return ThinkingRows(
+            tuple(places), tuple(slots), places_R, slots_R, open_R, close_R, most_R, blanks_GK[chosen_R]
+        )
 
     def apply_(self, logits_BV: Tensor, rows: ThinkingRows, lengths: Sequence[int]) -> None:
-        """Leave in place only the closing mark's token where the budget is used up at positions `lengths`."""
-        for place, slot, length in zip(rows.places, rows.slots, lengths, strict=True):
-            rule, begin = self._rules[slot]
-            forced = closing(rule, length - begin)
-            if forced is None:
-                continue
-            unclosed = self._unclosed(slot, rule, begin)
-            logits_V = logits_BV[place]
-            own = torch.where(unclosed, 0.0, logits_V[forced])
-            logits_V.masked_fill_(unclosed, -math.inf)
-            logits_V[forced] = own
-
-    def _unclosed(self, slot: int, rule: ThinkingBudget, begin: int) -> Tensor:
-        """Whether the row began to reason and has not closed it within the budget, on the device."""
-        ids_H = self._history.ids_SH[slot]
-        device, width = ids_H.device, ids_H.shape[0]
-        opening, mark = len(rule.open_ids), len(rule.close_ids)
-        own = ids_H[torch.arange(begin, begin + opening + rule.num_tokens, device=device) % width]
-        marks = torch.tensor([*rule.open_ids, *rule.close_ids], device=device)
-        begun = (own[:opening] == marks[:opening]).all()
-        if rule.num_tokens < mark:
-            return begun
-        windows = own[opening:].unfold(0, mark, 1)
-        return begun & ~(windows == marks[opening:]).all(-1).any()
+        """Leave in place only the closing mark where the reasoning's budget is used up at positions `lengths`."""
+        before_R = self._before(rows, lengths)
+        due_R = (before_R >= rows.most_R) & (before_R < _OVER)
+        logits_RV = logits_BV[rows.places_R].masked_fill_(due_R.unsqueeze(1), -math.inf)
+        own_R1 = logits_RV.gather(1, rows.close_R.unsqueeze(1)).masked_fill_(due_R.unsqueeze(1), 0.0)
+        logits_BV[rows.places_R] = logits_RV.scatter_(1, rows.close_R.unsqueeze(1), own_R1)
 
     def append(self, rows: ThinkingRows, lengths: Sequence[int], ids_B: Tensor) -> None:
         """Record the tokens that the batch sampled at positions `lengths` of these rows."""
-        self._history.append(rows.slots, rows.slots_R, lengths, ids_B[rows.places_R])
+        before_R, ids_R = self._before(rows, lengths), ids_B[rows.places_R]
+        blank_R = (ids_R.unsqueeze(1) == rows.blanks_RK).any(1)
+        first_R = torch.where(blank_R, _BEFORE, _OVER).masked_fill_(ids_R == rows.open_R, 0)
+        later_R = torch.where(ids_R == rows.close_R, _OVER, before_R + 1).clamp_(max=_OVER)
+        self._states.append(rows.slots, rows.slots_R, lengths, torch.where(before_R == _BEFORE, first_R, later_R))
+
+    def _before(self, rows: ThinkingRows, lengths: Sequence[int]) -> Tensor:
+        """The states before positions `lengths`."""
+        states_SH = self._states.ids_SH
+        columns_R = torch.tensor([(length - 1) % states_SH.shape[1] for length in lengths])
+        return states_SH[rows.slots_R, columns_R.to(states_SH.device, non_blocking=True)]
 
 
-def closing(rule: ThinkingBudget, num_own: int) -> int | None:
-    """The token that ends the reasoning of an answer that has `num_own` tokens, if it is due and not yet written."""
-    number = num_own - len(rule.open_ids) - rule.num_tokens
-    return rule.close_ids[number] if 0 <= number < len(rule.close_ids) else None
+def _state_after(before: int, token: int, rule: ThinkingBudget) -> int:
+    """The state after one more token, as `append` computes it on the device."""
+    if before == _BEFORE:
+        return 0 if token == rule.open_id else _BEFORE if token in rule.blank_ids else _OVER
+    return _OVER if token == rule.close_id else min(before + 1, _OVER)
+
+
+def may_close(rule: ThinkingBudget, num_own: int) -> bool:
+    """True if the budget may be used up where an answer has `num_own` tokens."""
+    if rule.open_id is None:
+        return num_own == rule.num_tokens
+    return 0 <= num_own - 1 - rule.num_tokens <= (_MAX_BLANKS if rule.blank_ids else 0)

@@ -451,7 +451,8 @@ class Scheduler:
                     levels[client] = min(levels.get(client, head.order[0]), head.order[0])
         if step.limit is None:
             return self._fair.share(budget, wanted, levels)
-        return self._fair.share(min(budget, step.limit - reserved), wanted, levels, step.limit // _TURNS)
+        units = sum(number * step.weight_of(sequence) for sequence, number in step.reserved.items())
+        return self._fair.share(min(budget, max(0, step.limit - units)), wanted, levels, step.limit // _TURNS)
 
     def _admit_in_turns(self, step: StepBuilder, entering: list[str]) -> None:
         """Admit sequences of these clients, of each as far as its share goes."""

@@ -120,6 +120,7 @@ class Service:
         self._store = ResponseStore(options.max_stored_bytes)
         self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
+        self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         # Turns of the pieces of long answers.
         self._turns = LoopShare()
 
@@ -341,6 +342,7 @@ class Service:
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=self._completed(ask.body))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
@@ -388,7 +390,7 @@ class Service:
             request.state.held,
             notes,
             lambda body: messages.asked(
-                body, notes, switch=switch, reasons=marks is not None, bounded=marks is not None and not marks.channels
+                body, notes, switch=switch, reasons=marks is not None, bounded=self._ends_reasoning
             ),
         )
         request.state.names = ask.names

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
+from beheld.core.errors import ParamsError
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
@@ -70,6 +71,15 @@ def answer_marks(llm: AsyncLLM, options: ServerOptions) -> AnswerMarks:
     calls = options.tool_parser or form_of(template, info.call_formats)
     named = options.reasoning_parser or reasoning_of(template, info.reasoning_formats)
     return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), REASONING.get(named or NONE))
+
+
+def ends_reasoning(llm: AsyncLLM, marks: ReasoningMarks | None) -> bool:
+    """True if the server can end reasoning after a budget: each of its marks is one token."""
+    own = None if marks is None else format_of(marks)
+    if own is None or llm.tokenizer is None:
+        return False
+    texts = (own.open, own.close)
+    return all(len(llm.tokenizer(text, add_special_tokens=False)["input_ids"]) == 1 for text in texts)
 
 
 def chunks(
@@ -360,11 +370,23 @@ async def _chunks(
 
 
 def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> ReasoningFormat | None:
-    """The reasoning before a grammar, or with a budget; None if the grammar itself contains the reasoning's end."""
-    grammar = params.structured_outputs
+    """The reasoning before a grammar, or with a budget; None if the grammar itself contains the reasoning's end.
+
+    Raises:
+        ParamsError: then it has a budget too.
+    """
+    grammar, budget = params.structured_outputs, params.thinking_token_budget
     if grammar is None:
-        return None if params.thinking_token_budget is None else format_of(marks)
-    return None if marks.close in f"{grammar.regex or ''}{grammar.grammar or ''}" else format_of(marks)
+        return None if budget is None else format_of(marks)
+    if marks.close not in f"{grammar.regex or ''}{grammar.grammar or ''}":
+        return format_of(marks)
+    if budget is not None and budget >= 0:
+        raise ParamsError(
+            f"The grammar contains {marks.close!r}, so it says itself when the reasoning ends.",
+            "Bound the reasoning in the grammar, or leave thinking_token_budget out.",
+            param="thinking_token_budget",
+        )
+    return None
 
 
 def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:

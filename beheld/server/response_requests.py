@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -395,6 +396,13 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         made["tools"] = [{"type": "function", "function": _function(tool, notes)} for tool in given.tools]
     choice = given.tool_choice
     named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
+    if named not in (None, "auto", "none") and not given.tools and "tools" in notes.fields:
+        raise HttpError(
+            400,
+            "tool_choice needs a tool that the model may call; web_search is left out.",
+            "Send a function or a custom tool, or leave tool_choice out.",
+            param="tool_choice",
+        )
     # "auto" is what clients send without tools, too.
     made["tool_choice"] = None if named == "auto" and not given.tools else named
     fields = {
@@ -487,13 +495,34 @@ def arguments_of(text: str) -> str:
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
+# How the arguments of a custom tool's function begin.
+_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+# The longest part of an escape that may be at the end of arguments that were cut off, and the closing `"}` with blanks.
+_MOST_OVER = 8
+
+
 def input_of(arguments: str) -> str:
-    """The reverse; arguments that were cut off or have another form stay as they are."""
+    """The reverse; of arguments that were cut off the input so far. Those of another form stay as they are."""
     try:
         found = json.loads(arguments)
     except ValueError:
-        return arguments
+        return _input_so_far(arguments)
     return str(found["input"]) if isinstance(found, dict) and isinstance(found.get("input"), str) else arguments
+
+
+def _input_so_far(arguments: str) -> str:
+    begun = _INPUT.match(arguments)
+    if begun is None:
+        return "" if '{"input":"'.startswith("".join(arguments.split())) else arguments
+    text = arguments[begun.end() :]
+    for over in range(min(_MOST_OVER, len(text)) + 1):
+        try:
+            found = str(json.loads(f'"{text[: len(text) - over]}"', strict=False))
+        except ValueError:
+            continue
+        # The first half of a character that is escaped in two parts.
+        return found[:-1] if "\ud800" <= found[-1:] <= "\udbff" else found
+    return arguments
 
 
 def _content(given: str | list[Any]) -> dict[str, Any]:

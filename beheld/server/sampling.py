@@ -140,8 +140,10 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
     """The grammar that a request asks for, or None.
 
     Raises:
-        HttpError: there are two grammars, or one is incomplete.
+        HttpError: there are two grammars, or one is incomplete or has fields of another type.
     """
+    if form is not None:
+        _check_fields(form)
     wanted = form is not None and form.type != "text"
     if asked is not None:
         given = StructuredOutputs(
@@ -174,6 +176,23 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
             param="response_format.json_schema",
         )
     return StructuredOutputs(json=json.dumps(form.json_schema.schema_))
+
+
+_FIELDS_OF_FORMATS = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}
+
+
+def _check_fields(form: ResponseFormat) -> None:
+    """Raise HttpError if a format has a field of another type, which would have no effect."""
+    own = _FIELDS_OF_FORMATS.get(form.type, ())
+    for kind, names in _FIELDS_OF_FORMATS.items():
+        for name in names:
+            if name not in own and getattr(form, name) is not None:
+                raise HttpError(
+                    400,
+                    f"A response_format of type {form.type} has no {name}.",
+                    f"Leave it out, or use the type {kind}.",
+                    param=f"response_format.{name}",
+                )
 
 
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:

@@ -1,4 +1,4 @@
-"""Closes objects of a JSON schema that say nothing of further properties.
+"""Checks JSON schemas, and closes their objects that say nothing of further properties.
 
 In an open object, a small model writes one invented property after the other until its tokens are used up.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_MAX_DEPTH = 32
 # Keywords whose contents are values, not schemas.
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 # Keywords with one schema for each name.
@@ -19,6 +20,29 @@ _FURTHER = frozenset(
         *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"),
     }
 )
+
+
+def check(schema: Any) -> None:
+    """Check that a schema has bounded depth and no external references.
+
+    Raises:
+        ValueError: it has not; the text is the reason.
+    """
+    level = [schema]
+    for _ in range(_MAX_DEPTH):
+        deeper: list[Any] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                reference = entry.get("$ref")
+                if isinstance(reference, str) and not reference.startswith("#"):
+                    raise ValueError("$ref may point only within the schema")
+                deeper += entry.values()
+            elif isinstance(entry, list):
+                deeper += entry
+        if not deeper:
+            return
+        level = deeper
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def closed(schema: Any) -> Any:

@@ -12,13 +12,12 @@ from beheld.core.errors import ParamsError, first_line
 from beheld.core.params import Grammar, ReasoningFormat, StructuredOutputs
 from beheld.structured import structural_tag
 from beheld.structured.calls import lark_of, leaves_room
-from beheld.structured.closed import closed
+from beheld.structured.closed import check, closed
 from beheld.structured.marks import Tokens
 from beheld.structured.reasoning import with_reasoning
 from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
-_MAX_DEPTH = 32
 # A compiled grammar takes about a hundred times the bytes of its text (measured with schemas of 0.3 to 10 KB).
 _KEPT_BYTES = 256 << 20
 _KEPT_FACTOR = 100
@@ -54,7 +53,10 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
             raise ParamsError("json_object must be True, or left out.", param="structured_outputs")
         kind, value = "json", {"type": "object"}
     if kind in ("json", "structural_tag") and not isinstance(value, str):
-        value = json.dumps(value)
+        try:
+            value = json.dumps(value)
+        except RecursionError as error:
+            raise _invalid("it is nested too deep") from error
     if kind == "choice":
         if not value or not all(isinstance(entry, str) and entry for entry in value):
             raise ParamsError("choice must hold texts that are not empty.", param="structured_outputs")
@@ -178,7 +180,7 @@ class Compiler:
             made = LLMatcher(tokenizer, text, log_level=0)
         except ParamsError:
             raise
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             # The library's message is about the user's grammar, as below.
             raise _invalid(str(error), grammar) from error
         if made.is_error():
@@ -193,26 +195,18 @@ class Compiler:
 
 
 def _plain(schema: str) -> str:
-    """Check that a schema is JSON of bounded depth without external references, and return it with closed objects."""
+    """Check that a schema is JSON of bounded depth without external references, and return it with closed objects.
+
+    Raises:
+        ParamsError: it is not JSON.
+        ValueError: see `check`.
+    """
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
         raise _invalid("it is not JSON") from error
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        deeper: list[Any] = []
-        for entry in level:
-            if isinstance(entry, dict):
-                reference = entry.get("$ref")
-                if isinstance(reference, str) and not reference.startswith("#"):
-                    raise _invalid("$ref may point only within the schema")
-                deeper += entry.values()
-            elif isinstance(entry, list):
-                deeper += entry
-        if not deeper:
-            return json.dumps(closed(value))
-        level = deeper
-    raise _invalid(f"it is nested more than {_MAX_DEPTH} deep")
+    check(value)
+    return json.dumps(closed(value))
 
 
 def _invalid(reason: str, grammar: Grammar | None = None) -> ParamsError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.structured.closed import json_rule
+from beheld.structured.closed import check, json_rule
 from beheld.structured.marks import TEXT, Tokens, up_to, words, written
 
 _FORM = 'Send {"structures": [{"begin": TEXT, "schema": SCHEMA, "end": TEXT}], "triggers": [TEXT]}.'
@@ -48,6 +48,7 @@ def lark_of(text: str, tokens: Tokens) -> str:
 
     Raises:
         ParamsError: it has another form, or a tag begins with no trigger.
+        ValueError: a schema may not be used; see `check`.
     """
     asked = _read(text)
     groups: dict[str, list[int]] = {}
@@ -71,7 +72,8 @@ def lark_of(text: str, tokens: Tokens) -> str:
 
 def _mark(begin: str, triggers: Sequence[str], tokens: Tokens) -> str:
     """What of a tag's beginning is looked for: the trigger, or a special token of which the trigger is a part."""
-    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    # The shortest: after a longer one, the tags of a trigger that begins it could not be written.
+    trigger = min((one for one in triggers if begin.startswith(one)), key=len, default=None)
     if not trigger:
         raise _wrong(f"The tag {begin[:64]!r} begins with none of the triggers", "Name its beginning in triggers.")
     for stop in range(len(trigger), len(begin) + 1):
@@ -109,6 +111,7 @@ def _tag(given: Any, schema: Any) -> _Tag:
     begin, end = (given.get(name) if isinstance(given, Mapping) else None for name in ("begin", "end"))
     if not (isinstance(begin, str) and begin and isinstance(end, str) and end and isinstance(schema, Mapping | bool)):
         raise _wrong("A structure needs begin, schema and end", _FORM)
+    check(schema)
     return _Tag(begin, schema, end)
 
 

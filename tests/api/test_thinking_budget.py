@@ -9,6 +9,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ParamsError
+from beheld.core.params import StructuredOutputs
 from tests.compat import scripted
 
 PIECES = ("<think>", "a", "b", "c", "d", "</think>", "answer")
@@ -41,8 +42,26 @@ def test_reasoning_that_the_prompt_has_closed_has_none(llm: LLM) -> None:
     assert output.outputs[0].text == "<think>abcd</think>answer"
 
 
+def test_no_limit_changes_no_grammar(llm: LLM) -> None:
+    asked = [params(budget, structured_outputs=StructuredOutputs(choice=["a", "b"])) for budget in (None, -1)]
+    plain, unlimited = llm.chat([TALK] * 2, asked, use_tqdm=False)
+    assert plain.outputs[0].text in ("a", "b")
+    assert unlimited.outputs[0].text == plain.outputs[0].text
+
+
 def test_a_prompt_does_not_say_how_the_model_reasons(llm: LLM) -> None:
     with pytest.raises(ParamsError, match="thinking_token_budget needs a conversation"):
         llm.generate("Hi\n", params(2), use_tqdm=False)
     with pytest.raises(ParamsError, match="thinking_token_budget must"):
         params(-2)
+
+
+def test_blanks_before_the_reasoning_do_not_lift_its_budget(tmp_path: Path) -> None:
+    scripted.write(tmp_path, ("\n\n", *PIECES))
+    with LLM(str(tmp_path), dtype="float32", max_model_len=256, num_gpu_blocks_override=64, seed=0) as made:
+        outputs = made.chat([TALK] * 3, [params(2), params(0), params(9)], use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [
+        "\n\n<think>ab</think>answer",
+        "\n\n<think></think>answer",
+        "\n\n<think>abcd</think>answer",
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import Sampling, SamplingParams
+from beheld.core.params import ReasoningFormat, Sampling, SamplingParams
 from beheld.inputs.sampling.resolve_sampling import habits, recommended
 from tests.inputs import pipes
 
@@ -246,3 +246,36 @@ def test_allowed_ids_of_which_none_is_left_are_refused() -> None:
             seal(bad_words=["a"], allowed_token_ids=[word[-1] for word in words])
         assert caught.value.param == "bad_words"
         assert seal(bad_words=["a"], allowed_token_ids=[ids[-1], 9]).allowed_token_ids == (ids[-1], 9)
+
+
+@pytest.mark.parametrize(("opening", "close"), [("<think>", "<|im_end|>"), ("<|im_start|>", "</think>")])
+def test_a_budget_needs_marks_of_one_token(opening: str, close: str) -> None:
+    """A mark of several tokens can be written with other tokens too, so an open or a close would be missed."""
+    resolve = pipes.shared(FAMILY)._sampling.resolve
+    params = SamplingParams(max_tokens=20, thinking_token_budget=3)
+    with pytest.raises(ParamsError, match="several tokens"):
+        resolve(params, (1,), 0, ReasoningFormat(opening, close, False))
+    if opening == "<think>":
+        # Here the prompt has begun the reasoning.
+        made = resolve(params, (1,), 0, ReasoningFormat(opening, close, True)).thinking
+        assert made is not None
+        assert made.open_id is None
+        assert made.close_id == pipes.shared(FAMILY)._sampling._tokenizer.convert_tokens_to_ids(close)
+
+
+def test_blanks_may_precede_the_reasoning() -> None:
+    made = (
+        pipes.shared(FAMILY)
+        ._sampling.resolve(
+            SamplingParams(max_tokens=20, thinking_token_budget=3),
+            (1,),
+            0,
+            ReasoningFormat("<|im_start|>", "<|im_end|>", False),
+        )
+        .thinking
+    )
+    assert made is not None
+    decode = pipes.shared(FAMILY)._sampling._tokenizer.decode
+    texts = {token: decode([token]) for token in range(419)}
+    assert made.blank_ids == {token for token, text in texts.items() if text.isspace()}
+    assert any("\n" in texts[token] for token in made.blank_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
 from beheld.checkpoint.weights import chosen
 from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError, UserError
 from beheld.inputs.pipeline import RequestOrder
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from tests import tiny
 from tests.oracle import reference
 from tests.oracle.cases import Ask
@@ -128,6 +130,21 @@ def test_texts_that_are_read_ahead_give_the_same_requests(llm: LLM) -> None:
     assert not inputs.reader._tokenizer._ahead
     assert sum(isinstance(made, str) for made in alone) == 3
     assert alone[0]["token_ids"] == tuple(known["Hello"])
+
+
+@pytest.mark.parametrize("media", [False, True])
+def test_only_texts_that_were_read_ahead_are_prepared_at_once(
+    llm: LLM, media: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are tokenized in other threads: at once, each would hold up the steps of all."""
+    brief, long, large = [f"text {number}" for number in range(3)], "y" * (SHORT_TEXT + 1), "z" * SHORT_TEXT
+    texts = [brief[0], *(f"{number:02}{large[2:]}" for number in range(20)), long, *brief[1:]]
+    if media:
+        monkeypatch.setattr(llm._inputs, "_info", dataclasses.replace(llm._info, modalities=("image",)))
+    jobs = list(llm._jobs(texts, PoolingParams(), None, None).each)
+    room = (1 << 20) // SHORT_TEXT - 1
+    wanted = [1 <= place <= room or text in brief for place, text in enumerate(texts)]
+    assert [job.light for job in jobs] == ([False] * len(texts) if media else wanted)
 
 
 def test_a_longer_text_keeps_its_start(llm: LLM) -> None:

@@ -157,3 +157,22 @@ def test_what_must_be_computed_at_once_may_exceed_the_limit() -> None:
     for _ in range(8):
         bench.step()
     assert bench.events["image"]
+
+
+def test_reserved_positions_with_a_report_count_as_their_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = attacked()
+    bench.add(fake_request("chat", prompt(30), client="b", max_tokens=8))
+    scheduler = bench.scheduler
+    budgets: list[int] = []
+
+    def share(budget: int, *_: object) -> dict[str, int]:
+        budgets.append(budget)
+        return {}
+
+    monkeypatch.setattr(scheduler._fair, "share", share)
+    (reported, *_) = [one for one in scheduler._running if one.prefills]
+    for most, left in ((100, 100 - 3 * 10), (20, 0)):
+        step = scheduler._new_step()
+        step.limit, step.weight, step.reserved = most, 10, {reported: 3}
+        scheduler._share(step, ["b"])
+        assert budgets.pop() == left

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from beheld.core.errors import ConfigError
-from beheld.server.chat import variables_of
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.server.chat import _reasoning_before, variables_of
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from beheld.server.sampling import structured
 from beheld.server.schema import ChatRequest
 from beheld.text.reasoning import THINK
 from tests.server.running import ENGINE, Running
@@ -209,3 +211,31 @@ def test_what_asks_for_nothing_is_accepted(running: Running) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
     told = running.post(CHAT, HI | {"request_id": "mine", "session_id": "s", "stream_interval": 4}).json()["warnings"]
     assert [warning["param"] for warning in told] == ["request_id", "session_id", "stream_interval"]
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"type": "json_object", "structures": [{"begin": "<a>"}]}, "structures"),
+        ({"type": "text", "triggers": ["<a>"]}, "triggers"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}, "format": {"type": "triggered_tags"}}, "format"),
+        ({"type": "json_object", "json_schema": {"schema": {}}}, "json_schema"),
+        ({"type": "structural_tag", "triggers": ["<a>"], "json_schema": {"schema": {}}}, "json_schema"),
+    ],
+)
+def test_a_format_has_no_fields_of_another_type(form: dict[str, Any], name: str) -> None:
+    body = ChatRequest.model_validate(HI | {"response_format": form})
+    with pytest.raises(HttpError, match=f"no {name}") as caught:
+        structured(body.response_format, None)
+    assert (caught.value.status, caught.value.param) == (400, f"response_format.{name}")
+
+
+def test_a_budget_needs_reasoning_outside_the_grammar() -> None:
+    for asked in (StructuredOutputs(regex="a*</think>b"), StructuredOutputs(grammar='start: "</think>"')):
+        params = SamplingParams(thinking_token_budget=5, structured_outputs=asked)
+        with pytest.raises(ParamsError, match="The grammar contains '</think>'") as caught:
+            _reasoning_before(params, THINK)
+        assert caught.value.param == "thinking_token_budget"
+        for budget in (None, -1):
+            params = SamplingParams(thinking_token_budget=budget, structured_outputs=asked)
+            assert _reasoning_before(params, THINK) is None

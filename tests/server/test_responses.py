@@ -15,7 +15,7 @@ from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.read import checked
 from beheld.server.response_events import ResponseEvents
-from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked
+from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked, input_of
 from beheld.server.response_store import ResponseStore, Stored, size_of
 from tests.server.running import ENGINE, Running, data_url, talk
 from tests.server.test_forms import OPENED
@@ -363,3 +363,33 @@ def test_a_server_that_stores_little_says_so_and_takes_no_more(tmp_path: Any) ->
         running.idle()
     finally:
         running.close()
+
+
+@pytest.mark.parametrize("path", [RESPONSES, "/v1/chat/completions", "/v1/completions"])
+def test_allowed_ids_are_no_more_than_there_are_tokens(running: Running, path: str) -> None:
+    body = {RESPONSES: {"input": "x"}, "/v1/completions": {"prompt": "x"}}.get(path, {"messages": talk("x")})
+    error = running.post(path, body | {"allowed_token_ids": [5] * 5000}).json()["error"]
+    assert "List each token once." in error["remedy"], error
+    running.idle()
+
+
+@pytest.mark.parametrize("text", ["", "a", 'He said "no" \\ and\nleft', "caf\u00e9 \U0001f600 end"])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_a_call_of_a_custom_tool_that_was_cut_has_the_text_so_far(text: str, ascii_only: bool) -> None:
+    whole = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    begin = len('{"input": "')
+    found = [input_of(whole[:stop]) for stop in range(begin, len(whole) + 1)]
+    assert all(text.startswith(one) for one in found)
+    assert [len(one) for one in found] == sorted(len(one) for one in found)
+    assert found[-3:] == [text] * 3
+    assert [input_of(whole[:stop]) for stop in (0, 5, begin - 1)] == [""] * 3
+    assert input_of("no JSON") == "no JSON"
+
+
+def test_a_choice_among_searches_alone(running: Running) -> None:
+    body = {"input": "x", "tools": [{"type": "web_search"}], "max_output_tokens": 1}
+    error = running.post(RESPONSES, body | {"tool_choice": "required"}).json()["error"]
+    assert "web_search" in error["message"]
+    assert error["param"] == "tool_choice"
+    assert running.post(RESPONSES, body | {"tool_choice": "auto"}).status_code == 200
+    running.idle()

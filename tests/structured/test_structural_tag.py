@@ -78,3 +78,43 @@ def test_the_newer_form_may_want_one_tag_and_end_after_it() -> None:
 def test_other_forms_are_refused(given: Any, words: str) -> None:
     with pytest.raises(ParamsError, match=words):
         matcher("spelled", given)
+
+
+@pytest.mark.parametrize("triggers", [["<function=", "<f"], ["<f", "<function="]])
+def test_triggers_may_begin_with_each_other(triggers: list[str]) -> None:
+    tags = [
+        {"begin": "<function=rain>", "schema": PLACE, "end": "</function>"},
+        {"begin": "<fetch>", "schema": {"type": "integer"}, "end": "</fetch>"},
+    ]
+    for text in ("<fetch>1</fetch>", '<function=rain>{"place": "Rome"}</function>', "a <fetch>1</fetch> b"):
+        made = matcher("spelled", {"structures": tags, "triggers": triggers})
+        assert taken(made, "spelled", text), text
+        assert made.is_accepting(), text
+    assert not taken(matcher("spelled", {"structures": tags, "triggers": triggers}), "spelled", "<fetch>x")
+
+
+@pytest.mark.parametrize("depth", [40, 900])
+@pytest.mark.parametrize("newer", [False, True])
+def test_deep_schemas_of_tags_are_refused(depth: int, newer: bool) -> None:
+    schema = '{"items":' * depth + "true" + "}" * depth
+    inner = f'"content": {{"type": "json_schema", "json_schema": {schema}}}' if newer else f'"schema": {schema}'
+    tag = f'{{"begin": "<a>", {inner}, "end": "</a>"}}'
+    given = f'{{"structures": [{tag}], "triggers": ["<a>"]}}'
+    if newer:
+        given = f'{{"format": {{"type": "triggered_tags", "tags": [{tag}], "triggers": ["<a>"]}}}}'
+    with pytest.raises(ParamsError, match="nested more than 32 deep"):
+        matcher("spelled", given)
+
+
+def test_schemas_of_tags_refer_to_nothing_outside() -> None:
+    tag = {"begin": "<a>", "schema": {"$ref": "https://example.com/a"}, "end": "</a>"}
+    with pytest.raises(ParamsError, match="only within the schema"):
+        matcher("spelled", {"structures": [tag], "triggers": ["<a>"]})
+
+
+def test_what_cannot_be_written_as_json_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ParamsError, match="nested too deep"):
+        grammar_of(StructuredOutputs(json={"enum": deep}))

@@ -143,6 +143,10 @@ class PromptReader:
         """Return the ids of a plain text that was read ahead, once; None of another. Nothing of it is checked."""
         return self._tokenizer.known(self._written(prompt))
 
+    def has_read(self, prompt: str) -> bool:
+        """Return whether `read_before` has the ids of a text."""
+        return self._tokenizer.knows(self._written(prompt))
+
     def _written(self, prompt: str) -> str:
         return self._family.begun(self._cased(prompt), self._tokenizer.inner)
 

@@ -143,7 +143,7 @@ class PromptTokenizer:
     def read_ahead(self, texts: Sequence[str], *, first: bool) -> None:
         """Encode texts together in the library's threads, so that the next calls of `encode` find their ids.
 
-        Texts that are long or wrong are left to `encode`.
+        Texts that are long or wrong, and those that are too much at once, are left to `encode`.
 
         Args:
             first: they are the first of a call; what an earlier call left is dropped.
@@ -154,11 +154,10 @@ class PromptTokenizer:
             return
         taken, room = [], _MOST_AHEAD
         for text in dict.fromkeys(texts):
+            if len(text) > min(room, SHORT_TEXT) or (not text.isascii() and _has_surrogate(text)):
+                continue
             room -= len(text)
-            if room < 0:
-                break
-            if len(text) <= SHORT_TEXT and (text.isascii() or not _has_surrogate(text)):
-                taken.append(text)
+            taken.append(text)
         backend = self.inner.backend_tokenizer
         if self._shared or not _unset(backend):
             backend = self._own(backend)
@@ -176,6 +175,10 @@ class PromptTokenizer:
     def known(self, text: str) -> list[int] | None:
         """Return the ids of a text that was read ahead, once; None of another."""
         return self._ahead.pop(text, None)
+
+    def knows(self, text: str) -> bool:
+        """Return whether `known` has the ids of a text."""
+        return text in self._ahead
 
     def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int | None]:
         """Return the ids of two trusted texts as the tokenizer joins them, and where those of the second type start.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ logger = get_logger(__name__)
 
 # Settings of a generation_config.json that transformers' generate applies and that are not supported here.
 _NOT_HONOURED = ("sequence_bias",)
+
+# Whitespace in a vocabulary: as it is, as byte-level ones write it, a space as ▁, and as tokens for single bytes.
+_BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
+_BLANK_SIGNS = f"{_BLANKS}▁{''.join(chr(0x100 + ord(blank)) for blank in _BLANKS)}"
+_BLANK_BYTES = frozenset(f"<0x{ord(blank):02X}>" for blank in _BLANKS)
 
 RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 HABITUAL = (
@@ -151,12 +157,46 @@ class SamplingResolver:
         """Return the budget of the reasoning; None if the answer cannot use it up.
 
         Without `reasoning`, the prompt has ended it.
+
+        Raises:
+            ParamsError: a mark is not one token.
         """
         budget = params.thinking_token_budget
-        if budget is None or budget < 0 or budget >= longest or reasoning is None:
+        if budget is None or budget < 0 or reasoning is None:
             return None
-        opening = () if reasoning.begun else self._ids(reasoning.open)
-        return ThinkingBudget(budget, opening, self._ids(reasoning.close))
+        opening = None if reasoning.begun else self._mark(reasoning.open)
+        close = self._mark(reasoning.close)
+        if budget >= longest:
+            return None
+        return ThinkingBudget(budget, opening, close, frozenset() if reasoning.begun else self._blank_ids)
+
+    @cached_property
+    def _blank_ids(self) -> frozenset[int]:
+        """The tokens of whitespace alone."""
+        # Most pieces are ruled out without decoding them.
+        likely = [
+            token
+            for piece, token in self._tokenizer.get_vocab().items()
+            if isinstance(piece, str) and (not piece.strip(_BLANK_SIGNS) or piece in _BLANK_BYTES)
+        ]
+        return frozenset(token for token in likely if not self._tokenizer.decode([token]).strip())
+
+    def _mark(self, text: str) -> int:
+        """Return the only token of a mark of reasoning.
+
+        A mark of several tokens can be written with other tokens too, and the sampler would not recognize it.
+
+        Raises:
+            ParamsError: it is several tokens.
+        """
+        ids = self._ids(text)
+        if len(ids) != 1:
+            raise ParamsError(
+                f"thinking_token_budget is not available for this model: {text!r} is several tokens.",
+                "Leave it out, and bound the answer with max_tokens.",
+                param="thinking_token_budget",
+            )
+        return ids[0]
 
     def _grammar(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, cancel: CancelToken | None
