@@ -29,12 +29,22 @@ _SIZES: dict[str, Any] = {
 
 def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
     """A text model with weights of few bits, whose norms and biases are random."""
-    from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+    from transformers import (
+        Gemma2Config,
+        Gemma2Model,
+        LlamaConfig,
+        LlamaModel,
+        Ministral3Config,
+        Ministral3Model,
+        Qwen3Config,
+        Qwen3Model,
+    )
 
     torch.manual_seed(0)
     made: Any = {
         "llama": lambda: LlamaModel(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
         "qwen3": lambda: Qwen3Model(Qwen3Config(**_SIZES)),
+        "ministral3": lambda: Ministral3Model(Ministral3Config(**_SIZES)),
         "gemma2": lambda: Gemma2Model(Gemma2Config(**_SIZES)),
         "tanh": lambda: LlamaModel(LlamaConfig(**_SIZES, hidden_act="gelu_pytorch_tanh")),
     }[family]()
@@ -131,3 +141,8 @@ def test_keys_are_stored_as_the_whole_layer_gives_them() -> None:
 def test_layers_of_another_form_stay() -> None:
     # Norms between products and residuals.
     assert not one_row_layers(_text("gemma2", 4, torch.float32), CpuLayer)
+
+
+def test_layers_that_scale_queries_by_their_position_stay() -> None:
+    """Ministral 3 does from the original context on; before that its layers are as Llama's."""
+    assert not one_row_layers(_text("ministral3", 8, torch.float32), CpuLayer)
