@@ -139,15 +139,15 @@ def awq(path: Path) -> None:
     stored_forms.write(tiny.checkpoint("glm4v_moe"), path, test_awq.ENTRY, stored_forms.awq(16))
 
 
-def gptq(path: Path, bits: int, act_order: bool) -> None:
+def gptq(path: Path, bits: int, act_order: bool, family: str = "qwen2") -> None:
     entry = test_gptq.ENTRY | {"bits": bits, "group_size": 16, "desc_act": act_order}
     form = stored_forms.gptq(bits, 16, 1, act_order)
-    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form)
+    stored_forms.write(tiny.checkpoint(family), path, entry, form)
 
 
-def compressed(path: Path, name: str) -> None:
+def compressed(path: Path, name: str, family: str = "qwen2") -> None:
     entry, form = test_compressed_integers.FORMS[name]
-    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form, "lm_head")
+    stored_forms.write(tiny.checkpoint(family), path, entry, form, "lm_head")
 
 
 def eights(path: Path) -> None:
@@ -159,6 +159,9 @@ def eights(path: Path) -> None:
 KEPT: dict[str, Callable[[Path], None]] = {
     "AWQ with experts": awq,
     "GPTQ, 4 bits, act-order": lambda path: gptq(path, 4, act_order=True),
+    # Each expert has an order of its own, so experts are dequantized.
+    "GPTQ, 4 bits, act-order of each expert": lambda path: gptq(path, 4, act_order=True, family="glm4v_moe"),
+    "W4A16 act-order of each expert": lambda path: compressed(path, "W4A16 act-order", "glm4v_moe"),
     "GPTQ, 3 bits": lambda path: gptq(path, 3, act_order=False),
     "bitsandbytes, 8 bits": eights,
     "GPTQ, 8 bits": lambda path: gptq(path, 8, act_order=False),
@@ -191,7 +194,7 @@ def test_a_checkpoint_keeps_its_bits(tmp_path: Path, name: str, monkeypatch: pyt
             wanted = meant[f"{path}.weight"]
         found = layer.numbers.dequantized()
         assert (found - wanted).abs().max() <= BOUND * wanted.abs().max() * 2, path
-    assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("experts" in name)
+    assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("with experts" in name)
 
 
 def test_a_named_type_asks_for_exact_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@
 
 transformers' layer, compiled, has the same operations, but the compiler's kernels let their successors start late or
 not at all, so that products wait instead of reading their weights. Whether a layer has this form does not depend on its
-class: the layer is taken apart by the names of its parts, run next to the original on a random row at two positions, and
-left unchanged unless both give the same results.
+class: the layer is taken apart by the names of its parts, run next to the original on a random row at two positions,
+and left unchanged unless both give the same results.
 
 Shapes: H hidden size, C head size.
 """
@@ -179,7 +179,7 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 def one_row_layers(text: Any, kind: type[LayerT]) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
     try:
-        # The near one last: rotations of some kinds keep the frequencies of the longest sequence until a short one comes.
+        # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
         far, near = (_watched(text, first) for first in (_far(text.config), _NEAR))
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
