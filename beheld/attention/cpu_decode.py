@@ -61,7 +61,7 @@ def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tupl
     job = (ctypes.c_int64 * len(_JOB))(
         q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
         y_BHC.data_ptr(), scores.data_ptr(), key_heads, heads // key_heads, block_size.bit_length() - 1,
-        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0, 0,
+        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0,
     )  # fmt: skip
     kind = _KINDS[q_BHC.dtype]
     few = sequences * most * heads * size < _FEW_NUMBERS

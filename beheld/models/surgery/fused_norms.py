@@ -47,7 +47,7 @@ class FusedNorm(nn.Module):
         rows = x.numel() // inputs
         if rows:
             job = (ctypes.c_int64 * len(_WORDS))(
-                x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), inputs, self._bits, 0, 0, 0
+                x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), inputs, self._bits, 0, 0
             )
             threads = torch.get_num_threads() if x.numel() > _FEW_NUMBERS else 1
             _compiled().run("norm", job, rows, threads)
