@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from beheld import LLM
+from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import describe
+from beheld.models.find_shards import find
+from beheld.models.shard_stored import shard_stored
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
@@ -195,6 +198,22 @@ def test_a_checkpoint_keeps_its_bits(tmp_path: Path, name: str, monkeypatch: pyt
         found = layer.numbers.dequantized()
         assert (found - wanted).abs().max() <= BOUND * wanted.abs().max() * 2, path
     assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("with experts" in name)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_ranks_keep_layers_of_act_order_whole(tmp_path: Path, act_order: bool) -> None:
+    """Inputs that lie on one rank belong to groups that lie on all."""
+    gptq(tmp_path, 4, act_order)
+    args = EngineArgs(model=str(tmp_path), dtype="bfloat16")
+    model = load(tmp_path, "bfloat16")
+    with torch.device("meta"):
+        whole = type(model)._from_config(model.config, dtype=torch.bfloat16)
+    plan = shard_stored(model, find(whole, read_info(tmp_path, args), 0, 2))
+    parts = [layer.self_attn.o_proj.in_features for layer in text_model(model).layers]
+    parts += [layer.mlp.down_proj.in_features for layer in text_model(model).layers]
+    shares = 1 if act_order else 2
+    assert parts == [64 // shares] * (len(parts) // 2) + [96 // shares] * (len(parts) // 2)
+    assert any("down_proj" in name for name in plan.cuts) != act_order
 
 
 def test_a_named_type_asks_for_exact_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
