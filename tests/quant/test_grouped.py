@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld import LLM
+from beheld import LLM, SamplingParams
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
@@ -27,7 +27,7 @@ from beheld.quant.grouped import GroupedNumbers, affine, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import join, same_form
 from beheld.quant.listed_experts import ListedExperts
-from tests import tiny
+from tests import census, tiny
 from tests.quant import stored_forms, test_awq, test_bitsandbytes, test_compressed_integers, test_gptq
 from tests.quant.test_compressed_tensors import load
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy
@@ -249,6 +249,24 @@ def test_answers_at_load_are_those_of_the_numbers_that_are_meant(family: str, bi
         setattr(model.get_submodule(owner), own, Meant(model.get_submodule(path)))
     for ids, (tokens, _) in zip(PROMPTS, answers(family, PROMPTS, quantization=quantization), strict=True):
         assert list(tokens) == greedy(model.eval(), ids, GREEDY.max_tokens or 0)
+
+
+def test_blocks_that_transformers_rescales_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RWKV divides weights of later blocks and what they are added to; stored weights cannot be divided."""
+    plain = census.make("rwkv", tmp_path)
+    for path, module in load(tmp_path, "float32", quantization="int8").named_modules():
+        if isinstance(module, GroupedLinear):
+            plain.get_submodule(path).weight.data.copy_(module.numbers.dequantized())
+    # Without the rounding of activations to 8 bits.
+    monkeypatch.setattr(GroupedLinear, "forward", lambda self, x: x @ self.numbers.dequantized().t())
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    with LLM(str(tmp_path), dtype="float32", max_model_len=256, quantization="int8") as llm:
+        outs = llm.generate([{"prompt_token_ids": ids} for ids in census.prompts()], params, use_tqdm=False)
+    off = []
+    for ids, out in zip(census.prompts(), outs, strict=True):
+        wanted = census.expected(plain, ids)[1][0].log_softmax(-1)
+        off += [abs(one.logprob - float(wanted[token])) for token, one in out.outputs[0].logprobs[0].items()]
+    assert max(off) < 1e-3
 
 
 def test_int4_is_joined_taken_back_and_weighed() -> None:
