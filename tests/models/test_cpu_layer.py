@@ -146,3 +146,14 @@ def test_layers_of_another_form_stay() -> None:
 def test_layers_that_scale_queries_by_their_position_stay() -> None:
     """Ministral 3 does from the original context on; before that its layers are as Llama's."""
     assert not one_row_layers(_text("ministral3", 8, torch.float32), CpuLayer)
+
+
+def test_tensors_of_another_type_are_refused() -> None:
+    """Compiled functions read them by their addresses alone."""
+    _, made = _form("llama", 8, torch.bfloat16)
+    x, (cos, sin) = _inputs(3, torch.bfloat16)
+    others = [(x.float(), (cos, sin)), (x, (cos.float(), sin)), (x, (cos, sin.float()))]
+    for other, angles in others:
+        for call in (made, made.stores):
+            with pytest.raises(TypeError, match=r"float32.*bfloat16"):
+                call(other, position_embeddings=angles)

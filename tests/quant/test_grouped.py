@@ -265,7 +265,9 @@ def test_blocks_that_transformers_rescales_are_not(tmp_path: Path, monkeypatch: 
     off = []
     for ids, out in zip(census.prompts(), outs, strict=True):
         wanted = census.expected(plain, ids)[1][0].log_softmax(-1)
-        off += [abs(one.logprob - float(wanted[token])) for token, one in out.outputs[0].logprobs[0].items()]
+        steps = out.outputs[0].logprobs
+        assert steps is not None
+        off += [abs(one.logprob - float(wanted[token])) for token, one in steps[0].items()]
     assert max(off) < 1e-3
 
 

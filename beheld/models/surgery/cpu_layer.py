@@ -96,7 +96,11 @@ class CpuLayer(OneRowLayer):
     def __call__(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
     ) -> Tensor:
-        """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention."""
+        """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention.
+
+        Raises:
+            TypeError: a tensor has another type than the norms' weights.
+        """
         x_1TH = hidden_states.contiguous()
         rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
         half = self._made()[1]
@@ -127,6 +131,7 @@ class CpuLayer(OneRowLayer):
     def _attended(self, x_1TH: Tensor, angles: tuple[Tensor, Tensor] | None, hidden_TH: Tensor) -> Tensor:
         """Return attention's output, (1, T, heads, C), and write x as float32."""
         assert angles is not None, "a layer of this form rotates"
+        self._check_types(x_1TH, *angles)
         queries, keys = self.heads
         size, numbers, bytes_ = x_1TH.shape[-1], self.qkv.out_features, x_1TH.element_size()
         rows, heads = x_1TH.numel() // size, queries + 2 * keys
@@ -143,6 +148,13 @@ class CpuLayer(OneRowLayer):
             half.run(min(_ROWS, rows - first))
         q, k, v = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
         return self.attend(self.layer, q, k, v, self.window, self.scale, self.softcap)
+
+    def _check_types(self, *tensors: Tensor) -> None:
+        """Refuse tensors of another type: functions are compiled for one and get addresses alone."""
+        own = self.norms[0].weight_H.dtype
+        for each in tensors:
+            if each.dtype != own:
+                raise TypeError(f"A tensor of {each.dtype} was given to a layer of {own}: convert it first.")
 
     def _shared_buffers(self) -> LayerBuffers:
         hidden, inner = self.norms[0].weight_H.numel(), self.down.in_features
