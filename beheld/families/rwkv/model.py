@@ -29,7 +29,8 @@ def _mixed(now_TH: Tensor, before_TH: Tensor, share_11H: Tensor) -> Tensor:
 
 def _before(x_TH: Tensor) -> Tensor:
     """Return the weights (H, 2) of a convolution that gives the token before each."""
-    return torch.tensor([1.0, 0.0], device=x_TH.device).expand(x_TH.shape[1], 2)
+    # Counted down on the device: numbers of the host would make it wait.
+    return torch.arange(1.0, -1.0, -1.0, device=x_TH.device).expand(x_TH.shape[1], 2)
 
 
 class WeightedMeanMixer(RecurrentMixer):
