@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.surgery import cpu_layer
-from beheld.models.surgery.cpu_layer import CpuLayer
+from beheld.models.surgery.cpu_layer import CpuLayer, compute_layers
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.one_row_layer import one_row_layers
@@ -27,7 +27,7 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
+def _text(family: str, bits: int, dtype: torch.dtype, layers: int = 1) -> Any:
     """A text model with weights of few bits, whose norms and biases are random."""
     from transformers import (
         Gemma2Config,
@@ -41,8 +41,9 @@ def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
     )
 
     torch.manual_seed(0)
+    sizes = _SIZES | {"num_hidden_layers": layers}
     made: Any = {
-        "llama": lambda: LlamaModel(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
+        "llama": lambda: LlamaModel(LlamaConfig(**sizes, attention_bias=True, mlp_bias=True)),
         "qwen3": lambda: Qwen3Model(Qwen3Config(**_SIZES)),
         "ministral3": lambda: Ministral3Model(Ministral3Config(**_SIZES)),
         "gemma2": lambda: Gemma2Model(Gemma2Config(**_SIZES)),
@@ -57,7 +58,7 @@ def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
     replace_children(
         text.layers, lambda child: GroupedLinear.of(child, bits, 32) if type(child) is nn.Linear else None, Changes()
     )
-    assert fuse_linears(text, Changes()) == 2
+    assert fuse_linears(text, Changes()) == 2 * layers
     return text
 
 
@@ -157,3 +158,13 @@ def test_tensors_of_another_type_are_refused() -> None:
         for call in (made, made.stores):
             with pytest.raises(TypeError, match=r"float32.*bfloat16"):
                 call(other, position_embeddings=angles)
+
+
+def test_what_llvm_refuses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(kind: str) -> jit.CompiledModule:
+        raise RuntimeError("LLVM knows no such type")
+
+    monkeypatch.setattr(cpu_layer, "_compiled", refuse)
+    changes = Changes()
+    assert compute_layers(_text("llama", 8, torch.float32), changes) == len(changes) == 0
+    assert any(each.levelname == "WARNING" and "LLVM knows no such type" in each.message for each in caplog.records)

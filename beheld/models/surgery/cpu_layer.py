@@ -24,12 +24,16 @@ import torch
 from torch import Tensor
 
 from beheld.attention.op import attend_layer
+from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
 from beheld.platform import host, jit
 from beheld.quant.byte_products import KINDS, ROWS
 from beheld.quant.grouped_linear import GroupedLinear
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 # Rows that are computed at a time: their numbers stay in the caches while the weights pass.
 _ROWS = 256
@@ -245,6 +249,13 @@ def _job(words: dict[str, Any]) -> Any:
 def compute_layers(text: Any, changes: Changes) -> int:
     """Let the text model's layers of this form compute so; returns how many."""
     if not any(isinstance(module, GroupedLinear) for module in text.modules()):
+        return 0
+    try:
+        # Before the trial, where an error means that a layer has another form.
+        for dtype in {each.dtype for each in text.layers.parameters() if each.dim() == 1 and each.dtype in KINDS}:
+            _compiled(KINDS[dtype])
+    except RuntimeError as error:
+        logger.warning("LLVM does not compile decoder layers (%s): PyTorch computes them, slower.", first_line(error))
         return 0
     buffers: dict[Any, LayerBuffers] = {}
     found = one_row_layers(text, CpuLayer)
