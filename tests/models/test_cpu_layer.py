@@ -168,3 +168,16 @@ def test_what_llvm_refuses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     changes = Changes()
     assert compute_layers(_text("llama", 8, torch.float32), changes) == len(changes) == 0
     assert any(each.levelname == "WARNING" and "LLVM knows no such type" in each.message for each in caplog.records)
+
+
+def test_layers_of_one_shape_share_their_memory_from_the_trial_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    plain = cpu_layer.LayerBuffers
+
+    def counted(*sizes: int) -> cpu_layer.LayerBuffers:
+        made.append(sizes)
+        return plain(*sizes)
+
+    monkeypatch.setattr(cpu_layer, "LayerBuffers", counted)
+    assert compute_layers(_text("llama", 8, torch.float32, layers=3), Changes()) == 3
+    assert len(made) == 1

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
@@ -258,8 +257,8 @@ def compute_layers(text: Any, changes: Changes) -> int:
         logger.warning("LLVM does not compile decoder layers (%s): PyTorch computes them, slower.", first_line(error))
         return 0
     buffers: dict[Any, LayerBuffers] = {}
-    found = one_row_layers(text, CpuLayer)
+    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers))
     for layer, made in found.items():
-        made.buffers, made._halves, made.attend = buffers, None, attend_layer
+        made._halves = None
         changes.set(layer, "forward", made)
     return len(found)

@@ -176,7 +176,7 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 
 @torch.no_grad()
-def one_row_layers(text: Any, kind: type[LayerT]) -> dict[nn.Module, LayerT]:
+def one_row_layers(text: Any, kind: Callable[..., LayerT]) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
@@ -193,7 +193,7 @@ def one_row_layers(text: Any, kind: type[LayerT]) -> dict[nn.Module, LayerT]:
     return found
 
 
-def _form(layer: Any, trials: Sequence[Seen], kind: type[LayerT]) -> LayerT | None:
+def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT]) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
     seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
