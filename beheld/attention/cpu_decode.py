@@ -55,18 +55,19 @@ def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tupl
     y_BHC = torch.empty_like(q_BHC)
     most = max(stop - first for first, stop in seen_BL)
     most += -most % _LANES
-    scores = torch.empty(sequences * key_heads * most)
+    parts, few = sequences * key_heads, sequences * most * heads * size < _FEW_NUMBERS
+    threads = 1 if few else min(torch.get_num_threads(), parts)
+    # A row for each thread.
+    scores = torch.empty(threads * most)
     places = (ctypes.c_int64 * (2 * sequences))(*(f for f, _ in seen_BL), *(s for _, s in seen_BL))
     start = ctypes.addressof(places)
     job = (ctypes.c_int64 * len(_JOB))(
         q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
         y_BHC.data_ptr(), scores.data_ptr(), key_heads, heads // key_heads, block_size.bit_length() - 1,
-        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0, 0,
+        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0,
     )  # fmt: skip
     kind = _KINDS[q_BHC.dtype]
-    few = sequences * most * heads * size < _FEW_NUMBERS
-    threads = 1 if few else torch.get_num_threads()
-    _compiled(kind, size).run("decode", job, sequences * key_heads, threads)
+    _compiled(kind, size).run("decode", job, parts, threads)
     return y_BHC
 
 
@@ -130,6 +131,10 @@ entry:
   %scale.short = trunc i64 %scale to i32
   %scale.float = bitcast i32 %scale.short to float
 {spread("scale.all", "%scale.float", "float", _V)}
+  %thread = call i32 @omp_get_thread_num()
+  %thread.wide = zext i32 %thread to i64
+  %scores.off = mul i64 %thread.wide, %most
+  %own = getelementptr float, ptr %scores, i64 %scores.off
   %none = icmp uge i64 %begin, %end
   br i1 %none, label %done, label %part
 part:
@@ -143,8 +148,6 @@ part:
   %count = sub i64 %to, %from
   %table.off = mul i64 %b, %width
   %table = getelementptr i32, ptr %tables, i64 %table.off
-  %scores.off = mul i64 %p, %most
-  %own = getelementptr float, ptr %scores, i64 %scores.off
   %first.query = mul i64 %p, %group
   br label %query
 query:

@@ -26,7 +26,7 @@ from beheld.models.shard_weights import shard, sharded
 from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import text_part
 from beheld.models.surgery.staged import bounds_of, empty_others, staged
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
@@ -234,7 +234,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     if quantization is not None and not on_disk:
         return Weights(sum(counts), sum(sizes), sizes, shards, stage)
     method = method_for(quantization, config.quantization, _quant_target(config))
-    stored = method.stored_bytes(path, model, text_model)
+    stored = method.stored_bytes(path, model, text_part)
     if stored is None and quantization is None:
         return Weights(sum(counts), sum(sizes), sizes, shards, stage)
     return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards, stage)
@@ -385,7 +385,7 @@ def _settling(method: QuantMethod, model_class: Any) -> Operation:
         Stage.SETTLE,
         needs=f"weights of the method {method.name!r}, loaded as stored or quantized now",
         replaces="linear layers and experts that hold such weights, by layers that multiply them",
-        apply=lambda target, changes: method.settle(target.model, model_class, text_model, changes.replace),
+        apply=lambda target, changes: method.settle(target.model, model_class, text_part, changes.replace),
     )
 
 

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The words of a job that tell threads what to do come last: the function, the number of threads, and of parts.
-SHARED_WORDS = ("act", "threads", "count")
+# The words of a job that tell threads what to do come last: the function, and the number of parts.
+SHARED_WORDS = ("act", "count")
 
-_OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num")
+_OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 
 
 def available() -> bool:
@@ -25,7 +25,10 @@ def available() -> bool:
 
 
 def sharing(words: Sequence[str]) -> str:
-    """Return IR of the function `parallel`, one thread's share of a job with these words."""
+    """Return IR of the function `parallel`, one thread's share of a job with these words.
+
+    OpenMP may start fewer threads than it is asked for (OMP_THREAD_LIMIT, OMP_DYNAMIC): shares are of those that run.
+    """
     loads = "\n".join(
         f"  %{name}.at = getelementptr i64, ptr %job, i64 {words.index(name)}\n"
         f"  %{name} = load {'ptr' if name == 'act' else 'i64'}, ptr %{name}.at"
@@ -33,10 +36,13 @@ def sharing(words: Sequence[str]) -> str:
     )
     return f"""
 declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
 define void @parallel(ptr %job) {{
 {loads}
   %own = call i32 @omp_get_thread_num()
   %index = zext i32 %own to i64
+  %team = call i32 @omp_get_num_threads()
+  %threads = zext i32 %team to i64
   %index.next = add i64 %index, 1
   %first.all = mul i64 %index, %count
   %stop.all = mul i64 %index.next, %count
@@ -54,22 +60,26 @@ STEP_WORDS = 4
 _PROGRAM = """
 target triple = "{triple}"
 declare i32 @omp_get_thread_num()
+declare i32 @omp_get_num_threads()
 declare void @GOMP_barrier()
 define void @program(ptr %job, i64 %unused.first, i64 %unused.stop) {{
 entry:
   %threads.at = getelementptr i64, ptr %job, i64 1
   %steps.at = getelementptr i64, ptr %job, i64 2
   %steps = load i64, ptr %job
-  %threads = load i64, ptr %threads.at
+  %asked = load i64, ptr %threads.at
   %list = load ptr, ptr %steps.at
-  %alone = icmp ult i64 %threads, 2
+  %alone = icmp ult i64 %asked, 2
   br i1 %alone, label %begin, label %number
 number:
   %own = call i32 @omp_get_thread_num()
   %own.wide = zext i32 %own to i64
+  %team = call i32 @omp_get_num_threads()
+  %team.wide = zext i32 %team to i64
   br label %begin
 begin:
   %index = phi i64 [0, %entry], [%own.wide, %number]
+  %threads = phi i64 [1, %entry], [%team.wide, %number]
   %index.next = add i64 %index, 1
   br label %step
 step:
@@ -172,16 +182,15 @@ class CompiledModule:
     def __init__(self, texts: Sequence[Callable[[str], str]], names: Sequence[str], words: Sequence[str]) -> None:
         import llvmlite.binding as llvm
 
-        assert tuple(words[-3:]) == SHARED_WORDS, "threads read them"
+        assert tuple(words[-len(SHARED_WORDS) :]) == SHARED_WORDS, "threads read them"
         self._first_shared = len(words) - len(SHARED_WORDS)
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         self._gomp = _openmp()
         alone = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
-        number = alone if self._gomp is None else self._gomp.omp_get_thread_num
-        llvm.add_symbol("omp_get_thread_num", ctypes.cast(number, ctypes.c_void_p).value)
-        barrier = alone if self._gomp is None else self._gomp.GOMP_barrier
-        llvm.add_symbol("GOMP_barrier", ctypes.cast(barrier, ctypes.c_void_p).value)
+        for name in _OPENMP[1:]:
+            called = alone if self._gomp is None else getattr(self._gomp, name)
+            llvm.add_symbol(name, ctypes.cast(called, ctypes.c_void_p).value)
         features = llvm.get_host_cpu_features().flatten()
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
@@ -195,7 +204,7 @@ class CompiledModule:
         self._engine = engine
 
     def run_shared(self, name: str, job: Any, threads: int) -> None:
-        """Run `parallel` on a job, whose second word gets the number of threads; by one thread the function itself."""
+        """Run `parallel` on a job, whose second word gets how many threads are asked for; for one, the function."""
         threads = 1 if self._gomp is None else threads
         job[1] = threads
         if threads < 2:
@@ -214,7 +223,7 @@ class CompiledModule:
         if threads < 2 or self._gomp is None:
             self._run[name](job, 0, count)
             return
-        job[self._first_shared :] = self._addresses[name], threads, count
+        job[self._first_shared :] = self._addresses[name], count
         self._gomp.GOMP_parallel(self._parallel, job, ctypes.c_uint(threads), ctypes.c_uint(0))
 
 

@@ -89,7 +89,8 @@ class MeanMethod:
             places = np.concatenate([np.arange(*bounds) for bounds in zip(starts_P, stops_P, strict=True)])
             hidden_SH, start, stop = _rows(hidden_SH, places), 0, len(places)
         counts_P = sent(stops_P - starts_P, hidden_SH.device)
-        return torch.segment_reduce(hidden_SH[start:stop].float(), "mean", lengths=counts_P, axis=0)
+        # "Unsafe": without a check of the lengths, which the host would wait for.
+        return torch.segment_reduce(hidden_SH[start:stop].float(), "mean", lengths=counts_P, axis=0, unsafe=True)
 
 
 class AllMethod:

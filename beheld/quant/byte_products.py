@@ -55,7 +55,7 @@ def rounded_rows(x_TK: Tensor) -> tuple[Tensor, Tensor]:
         start = step_T2.data_ptr()
         job = (ctypes.c_int64 * len(JOB))(
             x_TK.data_ptr(), whole_TK.data_ptr(), start, start + 4 * rows, 0, 0, 0, 0, 0,
-            rows, inputs, 1, inputs, 0, 128, 0, 0, 0,
+            rows, inputs, 1, inputs, 0, 128, 0, 0,
         )  # fmt: skip
         threads = torch.get_num_threads() if rows * inputs > _FEW_NUMBERS else 1
         compiled(products, kind).run(f"rounded_{kind}", job, rows, threads)
@@ -131,7 +131,7 @@ class PackedWeights:
         job = (ctypes.c_int64 * len(JOB))(
             x, work + 8 * groups, work, work + 4 * groups, self.packed.data_ptr(),
             self.scales_BG2L.data_ptr(), self.factor_N.data_ptr(), self._bias_N.data_ptr(), y,
-            0, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0, 0,
+            0, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0,
         )  # fmt: skip
         rounds = compiled(self.products, kind).address(f"rounded_{kind}")
         multiplies = compiled(self.products, "f32").address(f"product_{self.bits}_f32")
@@ -153,7 +153,7 @@ class PackedWeights:
         job = (ctypes.c_int64 * len(JOB))(
             x_TK.data_ptr(), start + 8 * groups, start, start + 4 * groups, self.packed.data_ptr(),
             self.scales_BG2L.data_ptr(), self.factor_N.data_ptr(), self._bias_N.data_ptr(), y_TN.data_ptr(),
-            rows, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0, 0,
+            rows, self.inputs, self.groups, self.inputs // self.groups, self.outputs, 0, 0, 0,
         )  # fmt: skip
         threads = torch.get_num_threads()
         functions.run(f"rounded_{kind}", job, rows, threads if numbers > _FEW_NUMBERS else 1)

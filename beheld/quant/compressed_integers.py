@@ -89,7 +89,7 @@ def take(
         return
     numbers = functools.partial(_numbers, scheme=scheme, shape=(shape[0], shape[1]))
     form = form_of(scheme.bits, shape[1], groups)
-    left[f"{module}.weight"] = LazyGrouped(parts, compute, device, numbers, shape[0], form)
+    left[f"{module}.weight"] = LazyGrouped(parts, compute, device, numbers, shape[0], form, ordered="order" in parts)
 
 
 def _shape(entries: StoredEntries, name: str, said: str) -> list[int]:

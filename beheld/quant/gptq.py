@@ -127,7 +127,7 @@ def open_weights(
             found[name] = LazyWeight(parts, compute, device)
         else:
             form = form_of(bits, inputs, groups)
-            found[name] = LazyGrouped(parts, compute, device, numbers, outputs, form)
+            found[name] = LazyGrouped(parts, compute, device, numbers, outputs, form, ordered="g_idx" in parts)
     entries.refuse_left(found, (".qzeros", ".scales", ".g_idx"), ".qweight")
     return found
 

@@ -53,8 +53,8 @@ class GroupedLinear(StoredLinear):
 
     @property
     def units(self) -> ShardUnits:
-        """Return the size of a group: inputs are cut between groups."""
-        return ShardUnits(1, self.in_features // self.form.groups)
+        """Return the size of a group: inputs are cut between groups; in an order of their own they are not cut."""
+        return ShardUnits(1, self.in_features // (self.form.groups if self.plain_order else 1))
 
     def joins(self, other: StoredLinear) -> bool:
         """Return whether the other layer has the same form and order of inputs."""

@@ -141,8 +141,8 @@ class Int4GPULinear(StoredLinear):
 
     @property
     def units(self) -> ShardUnits:
-        """Return what the kernel aligns outputs to, and the size of a group."""
-        return ShardUnits(_ALIGNED, self.in_features // self.form.groups)
+        """Return what the kernel aligns outputs to, and the size of a group; inputs in another order are not cut."""
+        return ShardUnits(_ALIGNED, self.in_features // (self.form.groups if self.order_K is None else 1))
 
     def joins(self, other: StoredLinear) -> bool:
         """Return whether the other layer has the same form and order of inputs."""

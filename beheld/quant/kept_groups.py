@@ -26,7 +26,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# A GPU's experts are dequantized.
+# Experts are dequantized on a GPU, and anywhere if each has its own order of inputs.
 _EXPERTS = ".experts."
 
 
@@ -38,6 +38,7 @@ class LazyGrouped(LazyWeight):
         numbers: makes grouped numbers of the parts.
         outputs: N.
         form: of the numbers.
+        ordered: whether inputs are in an order of their own (act-order), which is read with the numbers.
     """
 
     def __init__(
@@ -48,16 +49,18 @@ class LazyGrouped(LazyWeight):
         numbers: Callable[..., GroupedNumbers],
         outputs: int,
         form: GroupedForm,
+        ordered: bool = False,
     ) -> None:
         super().__init__(parts, compute, device)
         self._numbers = numbers
-        self.outputs, self.form = outputs, form
+        self.outputs, self.form, self.ordered = outputs, form, ordered
         self.order_K: Tensor | None = None
 
     def fields(self) -> Sequence[Tensor]:
         """Return the fields of each output; see row_bytes.StoredWeight."""
         made = self._numbers(**{name: part[...] for name, part in self._parts.items()})
         assert made.form == self.form, "the form is that of the entries"
+        assert self.ordered or made.order_K is None, "experts would lose the order"
         self.order_K = made.order_K
         return made.fields()
 
@@ -101,7 +104,10 @@ class KeptGroups:
         return form.layout()
 
     def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
-        """Return whether all weights have one form, of runs of inputs that products accept."""
+        """Return whether all weights have one form, of runs of inputs that products accept; experts in plain order."""
+        if parameter.dim() > 2 and any(_ordered(weight) for weight in weights):
+            # Rows of experts carry no order.
+            return False
         forms = {getattr(weight, "form", None) for weight in weights}
         form = forms.pop()
         if form is None or forms or not is_kept(form) or form.inputs != parameter.shape[-1]:
@@ -129,10 +135,16 @@ class KeptGroups:
             form = getattr(weight, "form", None)
             if form is None or not is_kept(form):
                 continue
-            if not self._on_gpu or (int4_gpu.fits(form, weight.outputs) and _EXPERTS not in name):
+            if _EXPERTS in name and (self._on_gpu or _ordered(weight)):
+                continue
+            if not self._on_gpu or int4_gpu.fits(form, weight.outputs):
                 total -= weight.outputs * weight.form.inputs * self._dtype.itemsize
                 total += weight.form.kept_bytes(weight.outputs)
         return int(total)
+
+
+def _ordered(weight: Any) -> bool:
+    return getattr(weight, "ordered", False)
 
 
 def is_kept(form: GroupedForm) -> bool:

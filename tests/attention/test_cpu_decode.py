@@ -68,6 +68,30 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others() -> None:
         assert torch.equal(cpu_decode.attend(q_BHC[own], kv, tables_BN[own], seen[own], 0.125), together[own])
 
 
+def test_scores_take_memory_for_each_thread_not_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = [512] * 9
+    q_BHC, kv, tables_BN = _case(torch.float32, 64, 4, stops)
+    made: list[int] = []
+    plain = torch.empty
+
+    def counted(size: int) -> Tensor:
+        made.append(size)
+        return plain(size)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        seen = [(0, stop) for stop in stops]
+        wanted = _wanted(q_BHC, kv, tables_BN, seen)
+        monkeypatch.setattr(torch, "empty", counted)
+        found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3)
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.undo()
+    assert made == [3 * 512]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_broken_keys_are_not_hidden() -> None:
     q_BHC, kv, tables_BN = _case(torch.float32, 16, 1, [20])
     kv.keys[tables_BN[0, 1].long(), 0] = float("nan")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.surgery import cpu_layer
-from beheld.models.surgery.cpu_layer import CpuLayer
+from beheld.models.surgery.cpu_layer import CpuLayer, compute_layers
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.one_row_layer import one_row_layers
@@ -27,14 +27,25 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
+def _text(family: str, bits: int, dtype: torch.dtype, layers: int = 1) -> Any:
     """A text model with weights of few bits, whose norms and biases are random."""
-    from transformers import Gemma2Config, Gemma2Model, LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+    from transformers import (
+        Gemma2Config,
+        Gemma2Model,
+        LlamaConfig,
+        LlamaModel,
+        Ministral3Config,
+        Ministral3Model,
+        Qwen3Config,
+        Qwen3Model,
+    )
 
     torch.manual_seed(0)
+    sizes = _SIZES | {"num_hidden_layers": layers}
     made: Any = {
-        "llama": lambda: LlamaModel(LlamaConfig(**_SIZES, attention_bias=True, mlp_bias=True)),
+        "llama": lambda: LlamaModel(LlamaConfig(**sizes, attention_bias=True, mlp_bias=True)),
         "qwen3": lambda: Qwen3Model(Qwen3Config(**_SIZES)),
+        "ministral3": lambda: Ministral3Model(Ministral3Config(**_SIZES)),
         "gemma2": lambda: Gemma2Model(Gemma2Config(**_SIZES)),
         "tanh": lambda: LlamaModel(LlamaConfig(**_SIZES, hidden_act="gelu_pytorch_tanh")),
     }[family]()
@@ -47,7 +58,7 @@ def _text(family: str, bits: int, dtype: torch.dtype) -> Any:
     replace_children(
         text.layers, lambda child: GroupedLinear.of(child, bits, 32) if type(child) is nn.Linear else None, Changes()
     )
-    assert fuse_linears(text, Changes()) == 2
+    assert fuse_linears(text, Changes()) == 2 * layers
     return text
 
 
@@ -131,3 +142,42 @@ def test_keys_are_stored_as_the_whole_layer_gives_them() -> None:
 def test_layers_of_another_form_stay() -> None:
     # Norms between products and residuals.
     assert not one_row_layers(_text("gemma2", 4, torch.float32), CpuLayer)
+
+
+def test_layers_that_scale_queries_by_their_position_stay() -> None:
+    """Ministral 3 does from the original context on; before that its layers are as Llama's."""
+    assert not one_row_layers(_text("ministral3", 8, torch.float32), CpuLayer)
+
+
+def test_tensors_of_another_type_are_refused() -> None:
+    """Compiled functions read them by their addresses alone."""
+    _, made = _form("llama", 8, torch.bfloat16)
+    x, (cos, sin) = _inputs(3, torch.bfloat16)
+    others = [(x.float(), (cos, sin)), (x, (cos.float(), sin)), (x, (cos, sin.float()))]
+    for other, angles in others:
+        for call in (made, made.stores):
+            with pytest.raises(TypeError, match=r"float32.*bfloat16"):
+                call(other, position_embeddings=angles)
+
+
+def test_what_llvm_refuses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(kind: str) -> jit.CompiledModule:
+        raise RuntimeError("LLVM knows no such type")
+
+    monkeypatch.setattr(cpu_layer, "_compiled", refuse)
+    changes = Changes()
+    assert compute_layers(_text("llama", 8, torch.float32), changes) == len(changes) == 0
+    assert any(each.levelname == "WARNING" and "LLVM knows no such type" in each.message for each in caplog.records)
+
+
+def test_layers_of_one_shape_share_their_memory_from_the_trial_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    plain = cpu_layer.LayerBuffers
+
+    def counted(*sizes: int) -> cpu_layer.LayerBuffers:
+        made.append(sizes)
+        return plain(*sizes)
+
+    monkeypatch.setattr(cpu_layer, "LayerBuffers", counted)
+    assert compute_layers(_text("llama", 8, torch.float32, layers=3), Changes()) == 3
+    assert len(made) == 1

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 from beheld import LLM, SamplingParams
 from beheld.families.ernie4_5_vl_moe import model as ernie4_5_vl_moe
 from beheld.families.glm4v import model as glm4v
+from beheld.families.rwkv import model as rwkv
 from beheld.platform import host
 from tests import tiny
 from tests.oracle.cases import Clip
@@ -96,6 +97,14 @@ def test_a_tower_call_reads_nothing_back_and_sends_nothing(family: str, monkeypa
         with Sent() as sent:
             assert adapter._tower(modality, options).is_meta
         assert not sent.made
+
+
+def test_the_token_before_each_is_found_without_numbers_of_the_host() -> None:
+    """RWKV's layers ask for it in each step."""
+    with Sent() as sent:
+        assert rwkv._before(torch.empty(3, 4, device="meta")).shape == (4, 2)
+    assert not sent.made
+    assert rwkv._before(torch.empty(3, 4)).tolist() == [[1.0, 0.0]] * 4
 
 
 def test_positions_of_glm_are_looked_up_as_by_the_tower_itself() -> None:

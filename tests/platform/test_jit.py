@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
-from beheld.platform import jit
+from beheld.platform import host, jit
 
 
 def test_threads_are_those_of_pytorch_whatever_else_is_loaded() -> None:
@@ -21,3 +25,47 @@ def test_threads_are_those_of_pytorch_whatever_else_is_loaded() -> None:
             assert library.omp_get_max_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+# With the threads that `torch.set_num_threads` asks for, and more parts than one thread would do.
+_SHARED = """
+import torch
+from beheld.attention import cpu_decode
+from beheld.attention.backend import LayerKV
+from beheld.platform.jit import Program
+from beheld.quant.byte_products import ROWS
+from beheld.quant.grouped import rounded
+from beheld.quant.grouped_linear import GroupedLinear
+
+torch.manual_seed(0)
+linear = GroupedLinear(rounded(torch.randn(512, 1024), 8, 64), None, torch.float32)
+x, wanted = torch.randn(64, 1024), linear.numbers.dequantized()
+kv = LayerKV(torch.randn(9, 16, 2, 64), torch.randn(9, 16, 2, 64), 0)
+tables = torch.arange(1, 9, dtype=torch.int32).view(2, 4)
+q = torch.randn(2, 8, 64)
+assert cpu_decode.attends(q, kv, 16)
+found = []
+for threads in (1, 4):
+    torch.set_num_threads(threads)
+    # What a missing share would leave.
+    spoiled = [torch.full((64, 512), float("nan")) for _ in range(8)]
+    del spoiled
+    y, work = torch.full((64, 512), float("nan")), torch.empty(linear.work_bytes(64), dtype=torch.uint8)
+    job, steps = linear.steps(x.data_ptr(), "f32", y.data_ptr(), work.data_ptr(), 64)
+    job[ROWS] = 64
+    Program(tuple(steps)).run(64, threads)
+    found.append((linear(x), y, cpu_decode.attend(q, kv, tables, [(0, 64), (0, 63)], 0.125)))
+assert all(torch.equal(one, other) for one, other in zip(*found)), [each.isnan().sum() for each in found[1]]
+assert (found[1][0] - x @ wanted.t()).norm() < 0.02 * found[1][0].norm()
+"""
+
+
+@pytest.mark.skipif(not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors")
+@pytest.mark.parametrize(
+    "limit", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "3"}, {"OMP_DYNAMIC": "true"}], ids=str
+)
+def test_all_is_computed_by_fewer_threads_than_asked_for(limit: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SHARED], env={**os.environ, **limit}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

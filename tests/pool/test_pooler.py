@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from beheld.core.params import Pooling
 from beheld.core.plan import SeqSlice
 from beheld.core.pooling import PoolerInfo
+from beheld.pool.methods import MeanMethod
 from beheld.pool.pooler import Pooler
 
 STATES = torch.randn(5, 40, 6, generator=torch.Generator().manual_seed(3))
@@ -90,6 +92,22 @@ def test_prompts_that_one_step_computes_whole(seed: int) -> None:
         elif own.method == "step":
             state = state[[place for place, token in enumerate(IDS[row][: lengths[row]]) if token == 2]]
         np.testing.assert_allclose(found[row], state.numpy(), atol=1e-6)
+
+
+def test_means_are_taken_without_a_check_of_lengths_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's check reads them back from a GPU, for which the host would wait."""
+    given: list[bool] = []
+    plain = torch.segment_reduce
+
+    def reduced(*tensors: Any, **options: Any) -> torch.Tensor:
+        given.append(options.get("unsafe", False))
+        return plain(*tensors, **options)
+
+    monkeypatch.setattr(torch, "segment_reduce", reduced)
+    states = torch.randn(7, 3)
+    means = MeanMethod().together(states, np.array([0, 2]), np.array([2, 7]))
+    torch.testing.assert_close(means, torch.stack([states[:2].mean(0), states[2:].mean(0)]))
+    assert given == [True]
 
 
 def test_scores_are_calibrated_activated_and_chosen() -> None:

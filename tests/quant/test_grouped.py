@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld import LLM
+from beheld import LLM, SamplingParams
+from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import describe
+from beheld.models.find_shards import find
+from beheld.models.shard_stored import shard_stored
 from beheld.models.surgery.joined import FirstOfFused, fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
@@ -24,7 +27,7 @@ from beheld.quant.grouped import GroupedNumbers, affine, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import join, same_form
 from beheld.quant.listed_experts import ListedExperts
-from tests import tiny
+from tests import census, tiny
 from tests.quant import stored_forms, test_awq, test_bitsandbytes, test_compressed_integers, test_gptq
 from tests.quant.test_compressed_tensors import load
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy
@@ -139,15 +142,15 @@ def awq(path: Path) -> None:
     stored_forms.write(tiny.checkpoint("glm4v_moe"), path, test_awq.ENTRY, stored_forms.awq(16))
 
 
-def gptq(path: Path, bits: int, act_order: bool) -> None:
+def gptq(path: Path, bits: int, act_order: bool, family: str = "qwen2") -> None:
     entry = test_gptq.ENTRY | {"bits": bits, "group_size": 16, "desc_act": act_order}
     form = stored_forms.gptq(bits, 16, 1, act_order)
-    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form)
+    stored_forms.write(tiny.checkpoint(family), path, entry, form)
 
 
-def compressed(path: Path, name: str) -> None:
+def compressed(path: Path, name: str, family: str = "qwen2") -> None:
     entry, form = test_compressed_integers.FORMS[name]
-    stored_forms.write(tiny.checkpoint("qwen2"), path, entry, form, "lm_head")
+    stored_forms.write(tiny.checkpoint(family), path, entry, form, "lm_head")
 
 
 def eights(path: Path) -> None:
@@ -159,6 +162,9 @@ def eights(path: Path) -> None:
 KEPT: dict[str, Callable[[Path], None]] = {
     "AWQ with experts": awq,
     "GPTQ, 4 bits, act-order": lambda path: gptq(path, 4, act_order=True),
+    # Each expert has an order of its own, so experts are dequantized.
+    "GPTQ, 4 bits, act-order of each expert": lambda path: gptq(path, 4, act_order=True, family="glm4v_moe"),
+    "W4A16 act-order of each expert": lambda path: compressed(path, "W4A16 act-order", "glm4v_moe"),
     "GPTQ, 3 bits": lambda path: gptq(path, 3, act_order=False),
     "bitsandbytes, 8 bits": eights,
     "GPTQ, 8 bits": lambda path: gptq(path, 8, act_order=False),
@@ -191,7 +197,23 @@ def test_a_checkpoint_keeps_its_bits(tmp_path: Path, name: str, monkeypatch: pyt
             wanted = meant[f"{path}.weight"]
         found = layer.numbers.dequantized()
         assert (found - wanted).abs().max() <= BOUND * wanted.abs().max() * 2, path
-    assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("experts" in name)
+    assert any(isinstance(module, ListedExperts) for module in model.modules()) == ("with experts" in name)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_ranks_keep_layers_of_act_order_whole(tmp_path: Path, act_order: bool) -> None:
+    """Inputs that lie on one rank belong to groups that lie on all."""
+    gptq(tmp_path, 4, act_order)
+    args = EngineArgs(model=str(tmp_path), dtype="bfloat16")
+    model = load(tmp_path, "bfloat16")
+    with torch.device("meta"):
+        whole = type(model)._from_config(model.config, dtype=torch.bfloat16)
+    plan = shard_stored(model, find(whole, read_info(tmp_path, args), 0, 2))
+    parts = [layer.self_attn.o_proj.in_features for layer in text_model(model).layers]
+    parts += [layer.mlp.down_proj.in_features for layer in text_model(model).layers]
+    shares = 1 if act_order else 2
+    assert parts == [64 // shares] * (len(parts) // 2) + [96 // shares] * (len(parts) // 2)
+    assert any("down_proj" in name for name in plan.cuts) != act_order
 
 
 def test_a_named_type_asks_for_exact_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +249,26 @@ def test_answers_at_load_are_those_of_the_numbers_that_are_meant(family: str, bi
         setattr(model.get_submodule(owner), own, Meant(model.get_submodule(path)))
     for ids, (tokens, _) in zip(PROMPTS, answers(family, PROMPTS, quantization=quantization), strict=True):
         assert list(tokens) == greedy(model.eval(), ids, GREEDY.max_tokens or 0)
+
+
+def test_blocks_that_transformers_rescales_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RWKV divides weights of later blocks and what they are added to; stored weights cannot be divided."""
+    plain = census.make("rwkv", tmp_path)
+    for path, module in load(tmp_path, "float32", quantization="int8").named_modules():
+        if isinstance(module, GroupedLinear):
+            plain.get_submodule(path).weight.data.copy_(module.numbers.dequantized())
+    # Without the rounding of activations to 8 bits.
+    monkeypatch.setattr(GroupedLinear, "forward", lambda self, x: x @ self.numbers.dequantized().t())
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    with LLM(str(tmp_path), dtype="float32", max_model_len=256, quantization="int8") as llm:
+        outs = llm.generate([{"prompt_token_ids": ids} for ids in census.prompts()], params, use_tqdm=False)
+    off = []
+    for ids, out in zip(census.prompts(), outs, strict=True):
+        wanted = census.expected(plain, ids)[1][0].log_softmax(-1)
+        steps = out.outputs[0].logprobs
+        assert steps is not None
+        off += [abs(one.logprob - float(wanted[token])) for token, one in steps[0].items()]
+    assert max(off) < 1e-3
 
 
 def test_int4_is_joined_taken_back_and_weighed() -> None:

@@ -50,7 +50,9 @@ def test_numbers_are_kept_exactly_joined_and_cut() -> None:
     assert isinstance(restored, nn.Linear)
     assert torch.equal(restored.weight, found.dequantized().bfloat16())
     turned = affine(whole, 8, torch.ones(48, 2), 4, torch.randperm(256))
-    assert not same_form([layer, Int4GPULinear(turned, None, torch.bfloat16)])
+    ordered = Int4GPULinear(turned, None, torch.bfloat16)
+    assert not same_form([layer, ordered])
+    assert (layer.units.inputs, ordered.units.inputs) == (128, 256), "ranks keep all inputs"
 
 
 def test_what_is_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ def _mixed(now_TH: Tensor, before_TH: Tensor, share_11H: Tensor) -> Tensor:
 
 def _before(x_TH: Tensor) -> Tensor:
     """Return the weights (H, 2) of a convolution that gives the token before each."""
-    return torch.tensor([1.0, 0.0], device=x_TH.device).expand(x_TH.shape[1], 2)
+    # Counted down on the device: numbers of the host would make it wait.
+    return torch.arange(1.0, -1.0, -1.0, device=x_TH.device).expand(x_TH.shape[1], 2)
 
 
 class WeightedMeanMixer(RecurrentMixer):
@@ -99,9 +100,17 @@ class ShiftedMLP(RecurrentMixer):
         return made, None
 
 
+def _divided(block: Any) -> tuple[Any, Any]:
+    """Return the layers whose weights transformers divides by a power of two, later blocks' by greater ones."""
+    return block.attention.output, block.feed_forward.value
+
+
 def adapt(model: Any, changes: Changes) -> None:
     """Replace the parts of all blocks, and give their list its usual name; see FamilyModel.adapt."""
     decoder = model.rwkv
+    if any(not each.weight.numel() for block in decoder.blocks for each in _divided(block)):
+        # Stored weights are not divided, nor is what they are added to: the answer is the same, in a greater range.
+        changes.set(decoder.config, "rescale_every", 0)
     # transformers' first pass would divide weights that others hold copies of by then.
     decoder._rescale_layers()
     for block in decoder.blocks:

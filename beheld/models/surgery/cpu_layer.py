@@ -23,13 +23,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.op import attend_layer
+from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
 from beheld.platform import host, jit
 from beheld.quant.byte_products import KINDS, ROWS
 from beheld.quant.grouped_linear import GroupedLinear
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 # Rows that are computed at a time: their numbers stay in the caches while the weights pass.
 _ROWS = 256
@@ -96,7 +99,11 @@ class CpuLayer(OneRowLayer):
     def __call__(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
     ) -> Tensor:
-        """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention."""
+        """Compute (1, T, H) -> (1, T, H); other arguments of transformers' model concern other attention.
+
+        Raises:
+            TypeError: a tensor has another type than the norms' weights.
+        """
         x_1TH = hidden_states.contiguous()
         rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
         half = self._made()[1]
@@ -127,6 +134,7 @@ class CpuLayer(OneRowLayer):
     def _attended(self, x_1TH: Tensor, angles: tuple[Tensor, Tensor] | None, hidden_TH: Tensor) -> Tensor:
         """Return attention's output, (1, T, heads, C), and write x as float32."""
         assert angles is not None, "a layer of this form rotates"
+        self._check_types(x_1TH, *angles)
         queries, keys = self.heads
         size, numbers, bytes_ = x_1TH.shape[-1], self.qkv.out_features, x_1TH.element_size()
         rows, heads = x_1TH.numel() // size, queries + 2 * keys
@@ -143,6 +151,13 @@ class CpuLayer(OneRowLayer):
             half.run(min(_ROWS, rows - first))
         q, k, v = turned_TNC.transpose(0, 1).unsqueeze(0).split((queries, keys, keys), dim=1)
         return self.attend(self.layer, q, k, v, self.window, self.scale, self.softcap)
+
+    def _check_types(self, *tensors: Tensor) -> None:
+        """Refuse tensors of another type: functions are compiled for one and get addresses alone."""
+        own = self.norms[0].weight_H.dtype
+        for each in tensors:
+            if each.dtype != own:
+                raise TypeError(f"A tensor of {each.dtype} was given to a layer of {own}: convert it first.")
 
     def _shared_buffers(self) -> LayerBuffers:
         hidden, inner = self.norms[0].weight_H.numel(), self.down.in_features
@@ -234,9 +249,16 @@ def compute_layers(text: Any, changes: Changes) -> int:
     """Let the text model's layers of this form compute so; returns how many."""
     if not any(isinstance(module, GroupedLinear) for module in text.modules()):
         return 0
+    try:
+        # Before the trial, where an error means that a layer has another form.
+        for dtype in {each.dtype for each in text.layers.parameters() if each.dim() == 1 and each.dtype in KINDS}:
+            _compiled(KINDS[dtype])
+    except RuntimeError as error:
+        logger.warning("LLVM does not compile decoder layers (%s): PyTorch computes them, slower.", first_line(error))
+        return 0
     buffers: dict[Any, LayerBuffers] = {}
-    found = one_row_layers(text, CpuLayer)
+    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers))
     for layer, made in found.items():
-        made.buffers, made._halves, made.attend = buffers, None, attend_layer
+        made._halves = None
         changes.set(layer, "forward", made)
     return len(found)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.operation import Changes
-from beheld.platform import jit
+from beheld.platform import host, jit
+from beheld.platform.vector_ir import stored, to_bfloat16
 
 _WORDS = ("x", "weight", "y", "inputs", "epsilon", *jit.SHARED_WORDS)
 _LANES = 16
@@ -47,7 +48,7 @@ class FusedNorm(nn.Module):
         rows = x.numel() // inputs
         if rows:
             job = (ctypes.c_int64 * len(_WORDS))(
-                x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), inputs, self._bits, 0, 0, 0
+                x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), inputs, self._bits, 0, 0
             )
             threads = torch.get_num_threads() if x.numel() > _FEW_NUMBERS else 1
             _compiled().run("norm", job, rows, threads)
@@ -86,11 +87,13 @@ def _alike(norm: nn.Module, fused: FusedNorm, inputs: int) -> bool:
 
 @functools.cache
 def _compiled() -> jit.CompiledModule:
-    return jit.CompiledModule((_module,), ("norm",), _WORDS)
+    products = host.byte_products()
+    in_hardware = products is not None and products.bfloat16
+    return jit.CompiledModule((functools.partial(_module, in_hardware),), ("norm",), _WORDS)
 
 
-def _module(triple: str) -> str:
-    """Return the IR."""
+def _module(in_hardware: bool, triple: str) -> str:
+    """Return the IR; `in_hardware`: whether one instruction rounds a vector to bfloat16."""
     loads = "\n".join(
         f"  %{name}.at = getelementptr i64, ptr %job, i64 {_WORDS.index(name)}\n  %{name} = load {kind}, ptr %{name}.at"
         for name, kind in {"x": "ptr", "weight": "ptr", "y": "ptr", "inputs": "i64", "epsilon": "float"}.items()
@@ -138,15 +141,14 @@ products:
   %b.raw = load <16 x bfloat>, ptr %b.at, align 2
   %b = fpext <16 x bfloat> %b.raw to <16 x float>
   %scaled = fmul <16 x float> %b, %factor.all
-  %short = fptrunc <16 x float> %scaled to <16 x bfloat>
+{to_bfloat16(_LANES, in_hardware, "%short.bits", "%scaled")}
+  %short = bitcast <16 x i16> %short.bits to <16 x bfloat>
   %wide = fpext <16 x bfloat> %short to <16 x float>
   %w.at = getelementptr bfloat, ptr %weight, i64 %d
   %w.raw = load <16 x bfloat>, ptr %w.at, align 2
   %w = fpext <16 x bfloat> %w.raw to <16 x float>
   %product = fmul <16 x float> %wide, %w
-  %out = fptrunc <16 x float> %product to <16 x bfloat>
-  %out.at = getelementptr bfloat, ptr %y.row, i64 %d
-  store <16 x bfloat> %out, ptr %out.at, align 2
+{stored("bf16", in_hardware, "%product", "%y.row", "%d", "out")}
   %d.next = add i64 %d, 16
   %again = icmp ult i64 %d.next, %inputs
   br i1 %again, label %products, label %row.end

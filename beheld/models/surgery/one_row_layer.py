@@ -4,8 +4,8 @@
 
 transformers' layer, compiled, has the same operations, but the compiler's kernels let their successors start late or
 not at all, so that products wait instead of reading their weights. Whether a layer has this form does not depend on its
-class: the layer is taken apart by the names of its parts, run once next to the original on a random row, and left
-unchanged unless both give the same result.
+class: the layer is taken apart by the names of its parts, run next to the original on a random row at two positions,
+and left unchanged unless both give the same results.
 
 Shapes: H hidden size, C head size.
 """
@@ -167,29 +167,35 @@ class Seen:
 # rounding.
 _OFF, _ROUNDINGS = 0.03, 0.5
 _PROBE = "beheld_probe"
-# Keywords that transformers' layers pass to attention and that change nothing for one row.
+# Positions of the trial: near the start, and at the end of the context or beyond this many original contexts, less room
+# for the position's further axes.
+_NEAR, _TIMES, _AXES = 3, 4, 8
+# Keywords that transformers' layers pass to attention and that change nothing for one row. What depends on the position
+# in the layer itself shows at the second position of the trial.
 _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
 
 
 @torch.no_grad()
-def one_row_layers(text: Any, kind: type[LayerT]) -> dict[nn.Module, LayerT]:
+def one_row_layers(text: Any, kind: Callable[..., LayerT]) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
     try:
-        seen = _watched(text)
+        # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
+        far, near = (_watched(text, first) for first in (_far(text.config), _NEAR))
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
         return {}
     found: dict[nn.Module, LayerT] = {}
-    for layer, original in seen.items():
-        made = _form(layer, original, kind)
+    for layer, original in near.items():
+        made = _form(layer, (original, far[layer]), kind) if layer in far else None
         if made is not None:
             found[layer] = made
     return found
 
 
-def _form(layer: Any, seen: Seen, kind: type[LayerT]) -> LayerT | None:
+def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT]) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
+    seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     cos_sin: Any = seen.keywords.get("position_embeddings")
     names = _named_norms(layer)
@@ -216,7 +222,7 @@ def _form(layer: Any, seen: Seen, kind: type[LayerT]) -> LayerT | None:
             both = [_norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
         made = kind(norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap)
-        if made.computes() and _same(made, seen):
+        if made.computes() and all(_same(made, each) for each in trials):
             return made
     return None
 
@@ -304,8 +310,8 @@ def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Ten
     return (v.float() * weight).to(v.dtype).transpose(1, 2)
 
 
-def _watched(text: Any) -> dict[nn.Module, Seen]:
-    """Run a text model on one random row, and record what each layer did."""
+def _watched(text: Any, first: int) -> dict[nn.Module, Seen]:
+    """Run a text model on one random row at the position `first`, and record what each layer did."""
     arguments: dict[nn.Module, tuple[Tensor, dict[str, Any]]] = {}
     asked: list[tuple[Tensor, Tensor, Tensor, tuple[int, int | None, float, float | None]]] = []
     seen: dict[nn.Module, Seen] = {}
@@ -336,21 +342,30 @@ def _watched(text: Any) -> dict[nn.Module, Seen]:
     handles += [layer.register_forward_hook(leaves) for layer in text.layers]
     try:
         with _attention_by(text.config, attention):
-            _run_one_row(text)
+            _run_one_row(text, first)
     finally:
         for handle in handles:
             handle.remove()
     return seen
 
 
-def _run_one_row(text: Any) -> None:
+def _far(config: Any) -> int:
+    """Return a position beyond those of short texts: some families scale queries from the original context on."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    each = [ropes, *(value for value in ropes.values() if isinstance(value, dict))]
+    originals = [rope.get("original_max_position_embeddings") or 0 for rope in each]
+    most = getattr(config, "max_position_embeddings", None) or 0
+    return int(max(most - _AXES, _TIMES * max(originals), _NEAR))
+
+
+def _run_one_row(text: Any, first: int) -> None:
     weight = next(text.layers.parameters())
     axes = max((len(section) for module in text.modules()
                 if isinstance(section := getattr(module, "mrope_section", None), list | tuple)), default=1)  # fmt: skip
     chance = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, 1, text.config.hidden_size, generator=chance).to(weight.device, weight.dtype)
     # A different position per axis, none of them zero, because zero rotates nothing.
-    positions = torch.arange(3, 3 + 2 * axes, 2, device=weight.device).view(axes, 1, 1)
+    positions = torch.arange(first, first + 2 * axes, 2, device=weight.device).view(axes, 1, 1)
     text(inputs_embeds=hidden, position_ids=positions if axes > 1 else positions[0], use_cache=False)
 
 

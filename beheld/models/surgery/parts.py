@@ -54,12 +54,8 @@ def _holds(part: nn.Module, searched: nn.Module) -> bool:
     return any(module is searched for module in part.modules())
 
 
-def text_model(model: Any) -> Any:
-    """Return the part of a transformers model that holds the decoder layers.
-
-    Raises:
-        ModelError: it has no such part.
-    """
+def text_part(model: Any) -> Any:
+    """Return the part of a transformers model that holds the decoder layers, whatever their list's name is."""
     decoder, outer = model, None
     # A language model nested in another one has its own decoder.
     while not hasattr(decoder, "layers") and hasattr(decoder, "get_decoder") and decoder is not outer:
@@ -73,6 +69,16 @@ def text_model(model: Any) -> Any:
     if not hasattr(decoder, "layers"):
         # Some call their head the decoder.
         decoder = getattr(model, "base_model", decoder)
+    return decoder
+
+
+def text_model(model: Any) -> Any:
+    """Return the part of a transformers model that holds the decoder layers, as its list `layers`.
+
+    Raises:
+        ModelError: it has no such part.
+    """
+    decoder = text_part(model)
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
         raise ModelError(
             f"{type(model).__name__} cannot be run yet: its {type(decoder).__name__} has no list `layers` of decoder "
