@@ -331,14 +331,14 @@ class TritonDelta:
         _convolve_decodes[(count, triton.cdiv(channels, _CHANNELS))](
             x_TC, weight_CL, bias_C if bias_C is not None else weight_CL, cache.inputs, mixed_DC, *where,
             x_TC.stride(0), channels, length, metadata.block_size, bias_C is not None, _CHANNELS,
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
         keys, values = _padded(rule.key_dim), min(32, _padded(rule.value_dim))
         _step[(count, rule.value_heads, triton.cdiv(rule.value_dim, values))](
             mixed_DC, g_TH, beta_TH, cache.states, out_THV, *where, g_TH.stride(0), beta_TH.stride(0),
             rule.value_heads, rule.value_heads // rule.key_heads, rule.key_dim, rule.value_dim, rule.key_dim**-0.5,
             EPSILON, metadata.block_size, keys, values,
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
     def prefill(
@@ -366,11 +366,12 @@ class TritonDelta:
         _convolve_prompts[(len(plan.tiles), columns)](
             x_TC, weight_CL, bias_C if bias_C is not None else weight_CL, cache.inputs, mixed_TC, plan.tiles,
             x_TC.stride(0), channels, length, bias_C is not None, _CHANNELS, _TOKENS,
-            num_warps=4,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
         _keep_inputs[(len(plan.pieces), columns)](
-            x_TC, cache.inputs, plan.pieces, plan.kept, x_TC.stride(0), channels, length, _CHANNELS, num_warps=4
-        )
+            x_TC, cache.inputs, plan.pieces, plan.kept, x_TC.stride(0), channels, length, _CHANNELS,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
         u_THV = x_TC.new_empty((len(x_TC), heads, rule.value_dim), dtype=torch.float32)
         w_THK = x_TC.new_empty((len(x_TC), heads, rule.key_dim), dtype=torch.float32)
         sums_TH = x_TC.new_empty((len(x_TC), heads), dtype=torch.float32)
@@ -380,13 +381,13 @@ class TritonDelta:
         _solve[(len(plan.chunks), heads)](
             mixed_TC, g_TH, beta_TH, u_THV, w_THK, sums_TH, plan.chunks, g_TH.stride(0), beta_TH.stride(0),
             *sizes, EPSILON, _CHUNK, keys, values, precision,
-            num_warps=4, num_stages=1,
+            num_warps=4, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
         values = min(32, values)
         _scan[(len(plan.pieces), heads, triton.cdiv(rule.value_dim, values))](
             mixed_TC, u_THV, w_THK, sums_TH, cache.states, out_THV, plan.pieces, plan.chunks,
             *sizes, rule.key_dim**-0.5, EPSILON, _CHUNK, keys, values, precision,
-            num_warps=4, num_stages=1,
+            num_warps=4, num_stages=1, enable_fp_fusion=True,
         )  # fmt: skip
 
 

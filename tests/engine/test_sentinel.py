@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
+from beheld.attention import cpu_decode
 from beheld.core.plan import StepPlan
 from beheld.scheduler.cache.paged import PagedGroup
 from tests import tiny
@@ -167,6 +168,8 @@ def test_60_what_reads_unwritten_memory_would_be_seen(monkeypatch: pytest.Monkey
         assert torch.empty(7).isnan().all()
         assert torch.zeros(3).new_empty(7).isnan().all()
         assert torch.empty_like(torch.zeros(2, 2)).isnan().all()
+    # Dense copies are what decoding reads where the call of cpu_decode is not there.
+    monkeypatch.setattr(cpu_decode, "attends", lambda *_: False)
     options = cases.options("qwen2_vl", "overlap")
     with LLM(str(tiny.checkpoint("qwen2_vl")), dtype="float32", seed=0, media_workers=0, **options) as llm:
         sentinel = Sentinel(llm)

@@ -61,6 +61,7 @@ def test_what_is_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     monkeypatch.setattr(cuda, "HAS_TRITON", True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # AWQ's and GPTQ's checkpoints are mostly of float16.
     assert objection() is objection(torch.bfloat16) is None
     # A file's tied head would need a product on a GPU that is there for CPUs alone.
