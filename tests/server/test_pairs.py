@@ -71,6 +71,7 @@ FACTORS: dict[str, list[Any]] = {
     "prompt_logprobs": [None, 0, 5],
     "echo": [None, True],
     "truncate_prompt_tokens": [None, 1, 3],
+    "truncation_side": [None, "left", "right"],
     "priority": [None, -(2**31), 5],
     "cache_salt": [None, "s"],
     "model": [None, "tiny", "blue"],
@@ -125,6 +126,7 @@ NO_COLUMN = {
         "length_penalty",
         "grounding",
         "prompt_embeds",
+        "thinking_token_budget",
     ),
 }
 
