@@ -24,7 +24,7 @@ from training.mote.dialogue import Dialogue
 # attention library a plan, half a second.
 _USUAL = 960
 _LENGTHS = (384, 448, 640, 1152, 1792, 2304)
-_MEDIA_IDS = (SPECIALS.index("<|image_pad|>"), SPECIALS.index("<|video_pad|>"))
+MEDIA_IDS = (SPECIALS.index("<|image_pad|>"), SPECIALS.index("<|video_pad|>"))
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -116,7 +116,7 @@ def _rectangle(dialogues: list[tuple[Dialogue, list[int]]], length: int, device:
         targets[row, :used] = dialogue.targets
         segments[row, :used] = dialogue.segments
         positions[:, row, :used] = dialogue.positions
-        spots.append(row * length + np.flatnonzero(np.isin(dialogue.ids, _MEDIA_IDS)))
+        spots.append(row * length + np.flatnonzero(np.isin(dialogue.ids, MEDIA_IDS)))
         source += [start + np.arange(item.tokens) for start, item in zip(starts, dialogue.media, strict=True)]
     marked = np.flatnonzero(targets)
     heads = np.flatnonzero(np.diff(marked, prepend=-2) != 1)
@@ -147,7 +147,8 @@ def _embed(visual: Any, flat: Tensor) -> Tensor:
     return F.linear(_normalised(flat, kernel.dtype), kernel.reshape(kernel.shape[0], -1))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary positions."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -156,7 +157,7 @@ def _block(block: Any, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Ten
     attn = block.attn
     pictures, patches, width = x.shape
     qkv = attn.qkv(block.norm1(x)).view(pictures, patches, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)
-    q, k = _rotate(qkv[0], cos, sin), _rotate(qkv[1], cos, sin)
+    q, k = rotate(qkv[0], cos, sin), rotate(qkv[1], cos, sin)
     mixed = F.scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask)
     x = x + attn.proj(mixed.transpose(1, 2).reshape(pictures, patches, width))
     return x + block.mlp(block.norm2(x))

@@ -1,277 +1,294 @@
-"""Teaches mote to say that it does not know what a picture shows: one more decoder layer, and nothing else is changed.
+"""Teaches mote to say that it does not know what a picture shows, in the weights that it has.
 
-    python -m training.mote.teach_unknown cache --photos FOLDER --out STATES.pt --known 3600 --unknown 2600
-    python -m training.mote.teach_unknown train STATES.pt --out CHECKPOINT
-    python -m training.mote.teach_unknown check CHECKPOINT --photos OTHER_FOLDER --num 200
+    python -m training.mote.gather PHOTOS FOLDER...
+    python -m training.mote.teach_unknown cache PHOTOS --base FOLDER --out STATES --known 16 --unknown 36
+    python -m training.mote.teach_unknown train STATES --base FOLDER --out CHECKPOINT
+    python -m training.mote.teach_unknown check CHECKPOINT --photos OTHER_PHOTOS --num 100
 
-`cache` runs the model as it is over scenes of every topic and over pictures of other things (`unknown.py`), and keeps
-what its last layer gives. `train` adds a layer to that, which begins as the identity: on scenes it must leave the
-probabilities of the answers as they are (Kullback-Leibler divergence), on other pictures it must give the sentence.
-`check` counts how often pictures of other things, none of them trained on, get the sentence.
+`cache` runs all but the last layer over scenes as training made them and over pictures of other things (`unknown.py`),
+with dialogues about them, and keeps what enters that layer, 40 pictures a file. `train` goes on training the last layer
+alone: on scenes the probabilities of the answers stay as they are (Kullback-Leibler divergence from the model before),
+on other pictures the answer to any question is one sentence. Both go on where they were stopped.
+`check` counts how often pictures of other things, none of them trained on, get the sentence through `generate`.
 """
 
 import argparse
-import json
-import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional
 from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
-from training.mote.evaluate import Case, Input, answer, processed, sample_case
-from training.mote.questions import Exchange
-from training.mote.unknown import DRAWN, photo_files, photograph, unknown
-from training.mote.wording import COLOURS_SEEN, COUNT_ALL, DESCRIBE, READ, SHAPES_SEEN, SYSTEMS, fill, roughen
+from training.mote.checkpoint import build_tokenizer, read_words
+from training.mote.dialogue import Dialogue, Media, Writer, write_dialogue
+from training.mote.evaluate import Case, Input, answer, processed
+from training.mote.forward import lay_out_patches, see
+from training.mote.last_layer import Item, divergence, entered, entropy, right_answers
+from training.mote.patches import clip_patches, picture_patches
+from training.mote.questions import Exchange, ask_clip, ask_scenes
+from training.mote.sample import sample_clip, sample_scene
+from training.mote.shard import exchanges_about, make_shard
+from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, unknown
+from training.mote.wording import SYSTEMS, roughen
 
-SENTENCE = "I only know drawn shapes and printed text."
 MOTE = Path(__file__).resolve().parents[2] / "beheld" / "mote"
-# Scenes of `evaluate` have smaller numbers.
-FIRST_NUMBER = 1_000_000
-END_ID = 2
-WIDEST = 900
-LARGEST = 900
+# Neither training nor evaluation reaches these seeds.
+FIRST_SEED = 2_000_000_000
+PICTURES, CLIPS, GROUPS = 40, 2, 5
 ASKED = (
-    *(
-        "What is this?",
-        "What is in this picture?",
-        "What do you see?",
-        "Describe this image in detail.",
-        "Caption this.",
-    ),
-    *("What is shown here?", "Who is this?", "Where was this taken?", "What animal is this?", "Is there a dog?"),
-    *("What colour is the car?", "How many people are there?", "What is the person doing?", "Is it day or night?"),
-    *("What does the sign say?", "What text is in the image?", "Summarize this page.", "What is the weather like?"),
-    *("Read this document.", "What is the total on this receipt?", "Which year is it?", "Is this a photo?"),
-    *("What is the main object?", "Is there a red circle?", "What shape is in the middle?", "What is on the left?"),
-    *("Describe the picture.", "What can you see in the photo?", "Tell me about this picture.", "What is it?"),
-    *("Explain this chart.", "What does the error message say?", "Is this safe to eat?", "What brand is this?"),
-    *(
-        "Write a short description of the image.",
-        "List the objects.",
-        "What is happening here?",
-        "Hello! What is this?",
-    ),
+    "What is this?",
+    "What is in this picture?",
+    "What is shown here?",
+    "Who is this?",
+    "What animal is this?",
+    "Is there a dog?",
+    "What colour is the car?",
+    "How many people are there?",
+    "What is the person doing?",
+    "Is it day or night?",
+    "What does the sign say?",
+    "Summarize this page.",
+    "What is the weather like?",
+    "Read this document.",
+    "What is the total on this receipt?",
+    "Which year is it?",
+    "Is this a photo?",
+    "What is the main object?",
+    "What shape is in the middle?",
+    "What is on the left?",
+    "Explain this chart.",
+    "What does the error message say?",
+    "Is this safe to eat?",
+    "List the objects.",
+    "What is happening here?",
+    "Hello! What is this?",
 )
-_POOLS = (DESCRIBE, COUNT_ALL, READ, COLOURS_SEEN, SHAPES_SEEN)
+# Never trained on, to the letter.
+ASKED_IN_CHECK = (
+    "What is this?",
+    "Describe this image.",
+    "What do you see here?",
+    "What is the woman holding?",
+    "How many windows does the house have?",
+    "Read all the text in this screenshot.",
+    "Which colors dominate?",
+    "Is the cat asleep?",
+    "Give me three keywords for this photograph.",
+    "Does this look like a forest?",
+    "What is the highest bar in the chart?",
+    "How many shapes are there?",
+    "What does the text say?",
+    "Is there a circle in the picture?",
+)
 
 
-def unknown_case(rng: Random, pictures: list[Image.Image]) -> Case:
-    """A question about pictures of other things."""
-    question = rng.choice(ASKED) if rng.random() < 0.6 else fill(rng, rng.choice(_POOLS))
-    system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
-    exchange = Exchange("unknown", question, SENTENCE)
-    return Case(exchange, pictures, [], roughen(rng, question), system, rng.random() < 0.2)
-
-
-def cases(known: int, others: int, photos: list[list[Path]]) -> Iterator[tuple[str, Case]]:
-    """Scenes of all topics and other pictures, in turn."""
-    rng = Random("teach unknown")
-    topics = ("attributes", "attributes", "description", "description", "text", "text", "several", "motion", "talk")
-    share = others / max(1, known + others)
-    for number in range(known + others):
-        if rng.random() < share:
-            count = rng.choices((1, 2, 3), (88, 8, 4))[0]
-            yield "unknown", unknown_case(rng, [unknown(rng, photos) for _ in range(count)])
+def ask_unknown(rng: Random, kind: str, count: int) -> list[Exchange]:
+    """Questions that have one answer: of those about a scene, several or a clip, or of those about photographs."""
+    made: list[Exchange] = []
+    while len(made) < count:
+        if kind == "clip":
+            asked = [ask_clip(rng, sample_clip(rng))]
+        elif kind == "group":
+            asked = [ask_scenes(rng, [sample_scene(rng, "few") for _ in range(2)])]
+        elif rng.random() < 0.4:
+            asked = [Exchange("description", rng.choice(ASKED), "")]
         else:
-            topic = topics[number % len(topics)]
-            yield topic, sample_case(topic, FIRST_NUMBER + number, LARGEST)
+            asked = exchanges_about(rng, sample_scene(rng, rng.choice(("shapes", "text", "both", "few"))))[:2]
+        made += [replace(each, topic="description", answer=UNKNOWN) for each in asked]
+    return made[:count]
 
 
-class States:
-    """Runs the model and keeps what its last layer gives, with the positions that the next layer needs."""
-
-    def __init__(self) -> None:
-        self.processor = AutoProcessor.from_pretrained(MOTE)
-        self.model: Any = Qwen2VLForConditionalGeneration.from_pretrained(MOTE, dtype=torch.float32).eval()
-        text = self.model.model.language_model
-        text.layers[-1].register_forward_hook(lambda _, given, made: self._take(made))
-        text.rotary_emb.register_forward_pre_hook(self._place, with_kwargs=True)
-
-    def _take(self, made: Any) -> None:
-        self._hidden = (made[0] if isinstance(made, tuple) else made)[0]
-
-    def _place(self, _: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._positions = (named["position_ids"] if "position_ids" in named else given[1])[:, 0]
-
-    @torch.inference_mode()
-    def of(self, topic: str, case: Case) -> dict[str, Any]:
-        """What is kept of one case."""
-        item = processed(self.processor, topic, case)
-        said = self.processor.tokenizer(case.exchange.answer, add_special_tokens=False)["input_ids"]
-        more = torch.tensor([*said, END_ID])
-        ids = torch.cat([item.ids, more])
-        types = torch.cat([item.types, torch.zeros_like(more)])
-        given: dict[str, Any] = {"input_ids": ids[None], "mm_token_type_ids": types[None]}
-        if item.pixels is not None:
-            given["pixel_values_videos" if item.is_clip else "pixel_values"] = item.pixels
-            given["video_grid_thw" if item.is_clip else "image_grid_thw"] = item.grids
-        self.model(**given, attention_mask=torch.ones_like(ids)[None], logits_to_keep=1)
-        return {
-            "hidden": self._hidden.half(),
-            "positions": self._positions.short(),
-            "said": ids.short(),
-            "begin": len(item.ids),
-            "unknown": topic == "unknown",
-        }
+def pan(rng: Random, image: Image.Image) -> list[Image.Image]:
+    """A clip that goes over a picture."""
+    count, part = rng.randint(4, 10), rng.uniform(0.5, 0.9)
+    wide, high = max(32, int(image.width * part)), max(32, int(image.height * part))
+    ends = [(rng.randint(0, max(0, image.width - wide)), rng.randint(0, max(0, image.height - high))) for _ in range(2)]
+    frames = []
+    for index in range(count):
+        done = index / (count - 1)
+        left, top = (int(first + (last - first) * done) for first, last in zip(*ends, strict=True))
+        frames.append(image.crop((left, top, left + wide, top + high)))
+    return frames
 
 
-def cache(options: argparse.Namespace) -> None:
-    """Keep the states of all cases."""
-    torch.set_num_threads(1)
-    states, kept, begun = States(), [], time.monotonic()
-    photos = photo_files(options.photos) if options.photos else []
-    for number, (topic, case) in enumerate(cases(options.known, options.unknown, photos)):
-        if number % options.parts != options.part:
-            continue
-        made = states.of(topic, case)
-        if made["hidden"].shape[0] <= WIDEST:
-            kept.append(made)
-        if len(kept) % 100 == 0:
-            print(f"{len(kept)} in {time.monotonic() - begun:.0f} s", flush=True)
-    torch.save(kept, options.out)
+def tell_unknown(seed: int, photos: list[list[Path]]) -> tuple[list[Any], list[Any], list[Dialogue]]:
+    """Patches with grids of 40 pictures and of 2 clips of other things, and the dialogues about them."""
+    rng, writer = Random(f"unknown/{seed}"), Writer(build_tokenizer(read_words()))
+    images = [unknown(rng, photos) for _ in range(PICTURES)]
+    stills = [picture_patches(image) for image in images]
+    clips = [clip_patches(pan(rng, rng.choice(images))) for _ in range(CLIPS)]
+    media = [Media(index, False, grid) for index, (_, grid) in enumerate(stills)]
+    dialogues = []
+    for item in media:
+        dialogues.append(write_dialogue(writer, rng, [item], ask_unknown(rng, "one", 5)))
+        if rng.random() < 0.25:
+            dialogues.append(write_dialogue(writer, rng, [item], ask_unknown(rng, "one", 1), media_last=True))
+    for _ in range(GROUPS):
+        several = rng.sample(media, rng.choice((2, 2, 3, 4)))
+        dialogues.append(write_dialogue(writer, rng, several, ask_unknown(rng, "group", 3)))
+    for index, (_, grid) in enumerate(clips):
+        dialogues.append(write_dialogue(writer, rng, [Media(index, True, grid)], ask_unknown(rng, "clip", 3)))
+    return stills, clips, dialogues
 
 
-def batch_of(items: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Items padded on the right."""
-    longest = max(item["hidden"].shape[0] for item in items)
-    rows, width = len(items), items[0]["hidden"].shape[1]
-    made = {
-        "hidden": torch.zeros(rows, longest, width),
-        "positions": torch.zeros(3, rows, longest, dtype=torch.long),
-        "next": torch.zeros(rows, longest, dtype=torch.long),
-        "answers": torch.zeros(rows, longest, dtype=torch.bool),
-        "unknown": torch.tensor([item["unknown"] for item in items]),
-    }
-    for row, item in enumerate(items):
-        count = item["hidden"].shape[0]
-        made["hidden"][row, :count] = item["hidden"]
-        made["positions"][:, row, :count] = item["positions"]
-        made["next"][row, : count - 1] = item["said"][1:]
-        made["answers"][row, item["begin"] - 1 : count - 1] = True
+def _split(flat: np.ndarray, grids: np.ndarray) -> list[tuple[np.ndarray, Any]]:
+    ends = np.cumsum(grids.prod(1))
+    return [(flat[end - int(grid.prod()) : end], grid) for end, grid in zip(ends, grids, strict=True)]
+
+
+@torch.inference_mode()
+def seen_by(model: Any, stills: Sequence[Any], clips: Sequence[Any]) -> list[Tensor]:
+    """The embeddings of each picture and then of each clip, a few at a time."""
+    made: list[Tensor] = []
+    for items in (stills, clips):
+        for start in range(0, len(items), 8):
+            group = items[start : start + 8]
+            grids = np.array([grid for _, grid in group])
+            patches = lay_out_patches(torch.from_numpy(np.concatenate([flat for flat, _ in group])), grids)
+            made += see(model, patches).half().split((grids.prod(1) // 4).tolist())
     return made
 
 
-def losses(model: Any, layer: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """The divergence on scenes, the cross-entropy on others, and the share of others whose first token is right."""
-    text = model.model.language_model
-    hidden = batch["hidden"]
-    count = hidden.shape[1]
-    causal = torch.full((count, count), float("-inf")).triu(1)[None, None]
-    places = text.rotary_emb(hidden, batch["positions"])
-    made = layer(hidden, attention_mask=causal, position_embeddings=places)
-    made = made[0] if isinstance(made, tuple) else made
-    answers, others = batch["answers"], batch["unknown"][:, None]
-    log_probs = model.lm_head(text.norm(made[answers])).log_softmax(-1)
-    with torch.no_grad():
-        before = model.lm_head(text.norm(hidden[answers])).log_softmax(-1)
-    is_other = others.expand_as(answers)[answers]
-    wanted = batch["next"][answers]
-    divergence = functional.kl_div(log_probs, before, log_target=True, reduction="none").sum(-1)
-    entropy = functional.nll_loss(log_probs, wanted, reduction="none")
-    right = (log_probs.argmax(-1) == wanted)[is_other].float()
-    zero = log_probs.sum() * 0.0
-    return (
-        divergence[~is_other].mean() if (~is_other).any() else zero,
-        entropy[is_other].mean() if is_other.any() else zero,
-        right.mean() if is_other.any() else zero + 1.0,
-    )
+def cache(options: argparse.Namespace) -> None:
+    """Write the files that are not there yet."""
+    torch.set_num_threads(1)
+    load: Any = Qwen2VLForConditionalGeneration.from_pretrained
+    tower, model = (load(options.base, dtype=dtype).eval() for dtype in (torch.bfloat16, torch.float32))
+    tokenizer, photos, begun = build_tokenizer(read_words()), photo_files(options.photos), time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = [(kind, number) for kind in ("known", "unknown") for number in range(getattr(options, kind))]
+    for kind, number in sorted(names, key=lambda pair: pair[1]):
+        path = options.out / f"{kind}-{number:03}.pt"
+        if path.exists() or number % options.parts != options.part:
+            continue
+        if time.monotonic() - begun > options.seconds:
+            return
+        if kind == "known":
+            shard = make_shard(tokenizer, FIRST_SEED + number)
+            stills = _split(shard.picture_patches, shard.picture_grids)
+            clips, dialogues = _split(shard.clip_patches, shard.clip_grids), list(shard.dialogues)
+        else:
+            stills, clips, dialogues = tell_unknown(number, photos)
+        seen = seen_by(tower, stills, clips)
+        torch.save(entered(model, dialogues, seen, len(stills)), path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+        print(f"{path.name} after {time.monotonic() - begun:.0f} s", flush=True)
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train the layer and write the checkpoint with it."""
-    torch.manual_seed(0)
-    model: Any = Qwen2VLForConditionalGeneration.from_pretrained(MOTE, dtype=torch.float32).eval().requires_grad_(False)
-    config = model.config.text_config
-    index = config.num_hidden_layers
-    if hasattr(config, "layer_types") and config.layer_types is not None:
-        config.layer_types = [*config.layer_types, config.layer_types[-1]]
-    layer = type(model.model.language_model.layers[-1])(config, index)
-    for name, weight in layer.named_parameters():
+    """Train the last layer for some seconds; then write the checkpoint as it is."""
+    torch.set_num_threads(1)
+    load: Any = Qwen2VLForConditionalGeneration.from_pretrained
+    model = load(options.base, dtype=torch.float32).eval().requires_grad_(False)
+    inner = model.model.language_model
+    inner.layers[-1].requires_grad_(True)
+    inner.norm.requires_grad_(True)
+    learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    best = torch.optim.AdamW(learned.values(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.0)
+    step, begun = 0, time.monotonic()
+    state = options.out.with_suffix(".state")
+    if state.exists():
+        saved = torch.load(state)
+        step = saved["step"]
+        best.load_state_dict(saved["optimiser"])
         with torch.no_grad():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.zero_()
-            elif weight.dim() == 2:
-                weight.normal_(0, 0.04)
-    items = [item for file in options.states for item in torch.load(file)]
-    Random(1).shuffle(items)
-    held, items = items[: len(items) // 12], items[len(items) // 12 :]
-    print(f"{len(items)} items, {sum(item['unknown'] for item in items)} of other things", flush=True)
-    best = torch.optim.AdamW(layer.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.02)
-    rng, begun = Random(2), time.monotonic()
-    for step in range(options.steps):
-        part = step / options.steps
+            for name, weight in saved["weights"].items():
+                learned[name].copy_(weight)
+    paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in ("known", "unknown")}
+    # The first files of each kind are held out.
+    held = {kind: load_items(found[: options.held]) for kind, found in paths.items()}
+    known, others = (load_items(found[options.held :]) for found in paths.values())
+    print(f"{len(known)} dialogues about scenes, {len(others)} about others", flush=True)
+    while step < options.steps and time.monotonic() - begun < options.seconds:
+        rng = Random(step)
         for group in best.param_groups:
-            group["lr"] = options.rate * min(1.0, step / 50) * (1.0 - part * part)
-        layer.train()
-        divergence, entropy, _ = losses(model, layer, batch_of(rng.sample(items, options.batch)))
-        loss = options.keep * divergence + entropy
+            group["lr"] = options.rate * min(1.0, (step + 1) / 30) * (1.0 - (step / options.steps) ** 2)
+        kept = divergence(model, _near(rng, known, options.batch))
+        taught = entropy(model, _near(rng, others, options.batch))
         best.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        (options.keep * kept + taught).backward()
+        torch.nn.utils.clip_grad_norm_(learned.values(), 1.0)
         best.step()
-        if step % 50 == 0 or step == options.steps - 1:
-            layer.eval()
-            with torch.no_grad():
-                found = [losses(model, layer, batch_of(held[i : i + 24])) for i in range(0, len(held), 24)]
-            means = [float(torch.stack([each[k] for each in found]).mean()) for k in range(3)]
-            print(
-                f"{step}: held {means[0]:.4f} {means[1]:.4f} {means[2]:.4f}; {time.monotonic() - begun:.0f} s",
-                flush=True,
-            )
-    write(
-        options.out, {f"model.language_model.layers.{index}.{n}": w for n, w in layer.state_dict().items()}, index + 1
-    )
+        step += 1
+        if step % 20 == 0:
+            spent = time.monotonic() - begun
+            print(f"{step}: {kept.item():.5f} {taught.item():.5f}; {spent:.0f} s", flush=True)
+    torch.save({"step": step, "optimiser": best.state_dict(), "weights": learned}, state)
+    for kind, items in held.items():
+        print(f"{step}: held {kind}: {right_answers(model, items)} (now, before, of)", flush=True)
+    write(options.out, learned, options.base)
 
 
-def write(folder: Path, more: dict[str, Tensor], num_layers: int) -> None:
-    """Write mote with further weights."""
-    shutil.copytree(MOTE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    weights = load_file(MOTE / "model.safetensors")
-    prefix = next(name for name in weights if ".layers.0." in name and "visual" not in name).split("layers.0.")[0]
-    for name, weight in more.items():
-        weights[prefix + name.partition("language_model.")[2]] = weight.to(torch.bfloat16).contiguous()
+def load_items(paths: Sequence[Path]) -> list[Item]:
+    """The items of files of the cache, the shortest first, those of one length in any order."""
+    items = [item for path in paths for item in torch.load(path, weights_only=False)]
+    Random(1).shuffle(items)
+    return sorted(items, key=lambda item: len(item.segments))
+
+
+def _near(rng: Random, items: Sequence[Item], count: int) -> Sequence[Item]:
+    """Some items of nearly one length, so that little of a batch is padding."""
+    start = rng.randrange(max(1, len(items) - count + 1))
+    return items[start : start + count]
+
+
+def write(folder: Path, learned: dict[str, Tensor], base: Path) -> None:
+    """Write the checkpoint `base` with the learned weights in place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in base.iterdir():
+        if path.suffix in (".json", ".jinja"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    weights = load_file(base / "model.safetensors")
+    for name, weight in learned.items():
+        stored = next(each for each in weights if each.endswith(name.partition("language_model.")[2]))
+        weights[stored] = weight.detach().to(weights[stored].dtype).contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] = num_layers
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check(options: argparse.Namespace) -> None:
     """Count the sentence on other pictures: photographs of a folder, and each drawn kind, with other seeds."""
+    torch.set_num_threads(1)
     processor = AutoProcessor.from_pretrained(options.checkpoint)
     model: Any = Qwen2VLForConditionalGeneration.from_pretrained(options.checkpoint, dtype=torch.bfloat16).eval()
-    photos = [path for group in photo_files(options.photos) for path in group] if options.photos else []
-    each = options.num // (1 + len(DRAWN))
-    kinds: dict[str, list[Image.Image]] = {"photographs": []}
-    for number, path in enumerate(photos[: options.num]):
-        with Image.open(path) as opened:
-            whole = opened.convert("RGB")
-        whole.thumbnail((1600, 1600))
-        kinds["photographs"].append(whole)
-        if len(photos) < each:
-            kinds["photographs"].append(photograph(Random(f"check/{number}"), path))
+    kinds: dict[str, list[Image.Image]] = {}
+    groups = photo_files(options.photos) if options.photos else []
+    for group in groups:
+        made = kinds.setdefault(group[0].parent.name, [])
+        for number, path in enumerate(group):
+            with Image.open(path) as opened:
+                made.append(opened.convert("RGB"))
+            made += [photograph(Random(f"check/{number}/{part}"), [[path]]) for part in range(options.parts)]
     for draw in DRAWN:
-        kinds[draw.__name__] = [draw(Random(f"check/{draw.__name__}/{number}")) for number in range(each)]
+        name = draw.__name__
+        kinds[name] = [draw(Random(f"check/{name}/{number}")) for number in range(options.num)]
     total = said = 0
     for kind, pictures in kinds.items():
-        right = 0
+        inputs: list[Input] = []
         for number, picture in enumerate(pictures):
-            case = unknown_case(Random(f"ask/{kind}/{number}"), [picture])
-            item: Input = processed(processor, "unknown", case)
-            text = processor.tokenizer.decode(answer(model, [item])[0], skip_special_tokens=True)
-            right += text == SENTENCE
-            if text != SENTENCE:
-                print(f"{kind} {number}: {case.question!r} -> {text!r}", flush=True)
+            rng = Random(f"ask/{kind}/{number}")
+            question = ASKED_IN_CHECK[number % len(ASKED_IN_CHECK)]
+            system = rng.choice(SYSTEMS) if rng.random() < 0.3 else None
+            exchange = Exchange("unknown", question, UNKNOWN)
+            case = Case(exchange, [picture], [], roughen(rng, question), system, rng.random() < 0.2)
+            inputs.append(processed(processor, "unknown", case))
+        right = 0
+        for start in range(0, len(inputs), 8):
+            some = inputs[start : start + 8]
+            for offset, (item, ids) in enumerate(zip(some, answer(model, some), strict=True)):
+                text = processor.tokenizer.decode(ids, skip_special_tokens=True)
+                right += text == UNKNOWN
+                if text != UNKNOWN:
+                    print(f"{kind} {start + offset}: {item.question!r} -> {text!r}", flush=True)
         total, said = total + len(pictures), said + right
-        print(f"{kind}: {right} of {len(pictures)}", flush=True)
+        print(f"| {kind} | {right} | {len(pictures)} | {right / max(1, len(pictures)):.1%} |", flush=True)
     print(f"{said} of {total}: {said / max(1, total):.1%}")
 
 
@@ -280,25 +297,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     acts = parser.add_subparsers(required=True)
     caching = acts.add_parser("cache")
-    caching.add_argument("--photos", type=Path)
+    caching.add_argument("photos", type=Path)
     caching.add_argument("--out", type=Path, required=True)
-    caching.add_argument("--known", type=int, default=3600)
-    caching.add_argument("--unknown", type=int, default=2600)
+    caching.add_argument("--known", type=int, default=16, help="files of 40 scenes and 5 clips")
+    caching.add_argument("--unknown", type=int, default=36, help="files of 40 pictures and 2 clips")
     caching.add_argument("--part", type=int, default=0, help="of several processes, which one this is")
     caching.add_argument("--parts", type=int, default=1)
+    caching.add_argument("--seconds", type=float, default=1e9, help="how long this call may take")
     caching.set_defaults(act=cache)
     training = acts.add_parser("train")
-    training.add_argument("states", type=Path, nargs="+")
+    training.add_argument("states", type=Path)
     training.add_argument("--out", type=Path, required=True)
-    training.add_argument("--steps", type=int, default=1500)
-    training.add_argument("--batch", type=int, default=16)
-    training.add_argument("--rate", type=float, default=1.5e-3)
+    training.add_argument("--steps", type=int, default=400)
+    training.add_argument("--batch", type=int, default=8, help="dialogues of each kind in a step")
+    training.add_argument("--rate", type=float, default=4e-4)
     training.add_argument("--keep", type=float, default=4.0, help="weight of leaving scenes as they are")
+    training.add_argument("--held", type=int, default=1, help="held-out files of each kind")
+    training.add_argument("--seconds", type=float, default=1e9, help="how long this call may train")
     training.set_defaults(act=train)
+    for parser_of_act in (caching, training):
+        parser_of_act.add_argument("--base", type=Path, default=MOTE, help="the checkpoint that is taught")
     checking = acts.add_parser("check")
     checking.add_argument("checkpoint", type=Path)
-    checking.add_argument("--photos", type=Path)
-    checking.add_argument("--num", type=int, default=200)
+    checking.add_argument("--photos", type=Path, help="a folder of folders of photographs")
+    checking.add_argument("--parts", type=int, default=2, help="parts of each photograph, further to the whole")
+    checking.add_argument("--num", type=int, default=100, help="pictures of each drawn kind")
     checking.set_defaults(act=check)
     options = parser.parse_args()
     options.act(options)

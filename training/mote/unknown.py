@@ -9,11 +9,13 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageStat
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageStat
 
 from training.mote.fonts import font_paths, load_font
 from training.mote.words import WORDS
 
+# What mote is to answer to any question about such a picture.
+UNKNOWN = "I only know drawn shapes and printed text."
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 _LEAST_SIDE, _MOST_SIDE = 120, 1200
 _LEAST_DEVIATION = 16.0
@@ -29,13 +31,11 @@ def photo_files(folder: Path) -> list[list[Path]]:
     return list(groups.values())
 
 
-def photograph(rng: Random, path: Path) -> Image.Image:
-    """A part of the file's picture, at least a third of each side, in some size."""
-    with Image.open(path) as opened:
-        opened.draft("RGB", (1600, 1600))
-        image = opened.convert("RGBA")
-    ground = Image.new("RGBA", image.size, (*_colour(rng), 255))
-    image = Image.alpha_composite(ground, image).convert("RGB")
+def photograph(rng: Random, photos: list[list[Path]]) -> Image.Image:
+    """A part of a picture, at least a third of each side, in some size; one that is cut out lies on another."""
+    image = _opened(rng.choice(rng.choice(photos)))
+    if image.mode == "RGBA":
+        image = _laid(rng, image, photos)
     width, height = image.size
     part_x, part_y = (1.0 if rng.random() < 0.4 else rng.uniform(0.35, 1.0) for _ in range(2))
     wide, high = max(16, int(width * part_x)), max(16, int(height * part_y))
@@ -46,7 +46,41 @@ def photograph(rng: Random, path: Path) -> Image.Image:
     if rng.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     scale = rng.uniform(200, 1000) / max(image.size)
-    return image.resize((max(32, int(image.width * scale)), max(32, int(image.height * scale))))
+    image = image.resize((max(32, int(image.width * scale)), max(32, int(image.height * scale))))
+    if rng.random() < 0.1:
+        image = image.convert("L").convert("RGB")
+    if rng.random() < 0.4:
+        image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.5, 1.4))
+        image = ImageEnhance.Contrast(image).enhance(rng.uniform(0.6, 1.4))
+        image = ImageEnhance.Color(image).enhance(rng.uniform(0.3, 1.6))
+    return image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 2.5))) if rng.random() < 0.1 else image
+
+
+def _opened(path: Path) -> Image.Image:
+    with Image.open(path) as opened:
+        has_alpha = opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info
+        return opened.convert("RGBA" if has_alpha else "RGB")
+
+
+def _laid(rng: Random, item: Image.Image, photos: list[list[Path]]) -> Image.Image:
+    """The picture with transparent parts, and perhaps others, on one colour, on a texture or on a photograph."""
+    draw = rng.random()
+    if draw < 0.35:
+        # As large as the thing itself: on an empty ground it must fill much of the picture.
+        ground = Image.new("RGBA", item.size, (*_colour(rng), 255))
+        return Image.alpha_composite(ground, item).convert("RGB")
+    ground = texture(rng) if draw < 0.6 else _opened(rng.choice(rng.choice(photos))).convert("RGB")
+    for other in range(rng.choice((1, 1, 2, 3))):
+        thing = item
+        if other:
+            thing = _opened(rng.choice(rng.choice(photos)))
+            if thing.mode != "RGBA":
+                continue
+        scale = rng.uniform(0.3, 1.0) * min(ground.width / thing.width, ground.height / thing.height)
+        thing = thing.resize((max(8, int(thing.width * scale)), max(8, int(thing.height * scale))))
+        place = rng.randint(0, ground.width - thing.width), rng.randint(0, ground.height - thing.height)
+        ground.paste(thing, place, thing)
+    return ground
 
 
 def screenshot(rng: Random) -> Image.Image:
@@ -147,7 +181,7 @@ DRAWN: tuple[Callable[[Random], Image.Image], ...] = (screenshot, noise, texture
 def unknown(rng: Random, photos: list[list[Path]]) -> Image.Image:
     """One picture of any kind; photographs are the half of them, where there are any, and each group is as frequent."""
     if photos and rng.random() < 0.55:
-        return photograph(rng, rng.choice(rng.choice(photos)))
+        return photograph(rng, photos)
     return rng.choice(DRAWN)(rng)
 
 
