@@ -248,7 +248,8 @@ def write(folder: Path, learned: dict[str, Tensor], base: Path) -> None:
             (folder / path.name).write_bytes(path.read_bytes())
     weights = load_file(base / "model.safetensors")
     for name, weight in learned.items():
-        stored = next(each for each in weights if each.endswith(name.partition("language_model.")[2]))
+        # The file's names are those of the class before the text model had a name of its own, or today's.
+        stored = name if name in weights else name.replace("model.language_model.", "model.")
         weights[stored] = weight.detach().to(weights[stored].dtype).contiguous()
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
