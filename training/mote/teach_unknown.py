@@ -1,7 +1,7 @@
 """Teaches mote to say that it does not know what a picture shows, in the weights that it has.
 
     python -m training.mote.gather PHOTOS FOLDER...
-    python -m training.mote.teach_unknown cache PHOTOS --base FOLDER --out STATES --known 16 --unknown 36
+    python -m training.mote.teach_unknown cache PHOTOS --base FOLDER --out STATES --known 16 --rare 10 --unknown 36
     python -m training.mote.teach_unknown train STATES --base FOLDER --out CHECKPOINT
     python -m training.mote.teach_unknown check CHECKPOINT --photos OTHER_PHOTOS --num 100
 
@@ -34,7 +34,9 @@ from training.mote.forward import lay_out_patches, see
 from training.mote.last_layer import Item, divergence, entered, entropy, right_answers
 from training.mote.patches import clip_patches, picture_patches
 from training.mote.questions import Exchange, ask_clip, ask_scenes
+from training.mote.render import render
 from training.mote.sample import sample_clip, sample_scene
+from training.mote.scene import Scene
 from training.mote.shard import exchanges_about, make_shard
 from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, unknown
 from training.mote.wording import SYSTEMS, roughen
@@ -119,6 +121,26 @@ def pan(rng: Random, image: Image.Image) -> list[Image.Image]:
     return frames
 
 
+def tell_rare(seed: int) -> tuple[list[Any], list[Dialogue]]:
+    """Patches with grids of 40 scenes that pass for other things most easily, and the dialogues about them.
+
+    A half of them are empty and not of one colour; in the other half one shape lies over another.
+    """
+    rng, writer = Random(f"rare/{seed}"), Writer(build_tokenizer(read_words()))
+    scenes: list[Scene] = []
+    while len(scenes) < PICTURES:
+        empty = len(scenes) % 2 == 0
+        scene = sample_scene(rng, "nothing" if empty else "shapes", 480)
+        if scene.background.kind != "plain" if empty else scene.overlap is not None:
+            scenes.append(scene)
+    stills = [picture_patches(render(scene)) for scene in scenes]
+    dialogues = []
+    for index, (scene, (_, grid)) in enumerate(zip(scenes, stills, strict=True)):
+        asked = [exchange for _ in range(2) for exchange in exchanges_about(rng, scene)]
+        dialogues.append(write_dialogue(writer, rng, [Media(index, False, grid)], asked))
+    return stills, dialogues
+
+
 def tell_unknown(seed: int, photos: list[list[Path]]) -> tuple[list[Any], list[Any], list[Dialogue]]:
     """Patches with grids of 40 pictures and of 2 clips of other things, and the dialogues about them."""
     rng, writer = Random(f"unknown/{seed}"), Writer(build_tokenizer(read_words()))
@@ -164,7 +186,7 @@ def cache(options: argparse.Namespace) -> None:
     tower, model = (load(options.base, dtype=dtype).eval() for dtype in (torch.bfloat16, torch.float32))
     tokenizer, photos, begun = build_tokenizer(read_words()), photo_files(options.photos), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = [(kind, number) for kind in ("known", "unknown") for number in range(getattr(options, kind))]
+    names = [(kind, number) for kind in ("known", "rare", "unknown") for number in range(getattr(options, kind))]
     for kind, number in sorted(names, key=lambda pair: pair[1]):
         path = options.out / f"{kind}-{number:03}.pt"
         if path.exists() or number % options.parts != options.part:
@@ -175,6 +197,9 @@ def cache(options: argparse.Namespace) -> None:
             shard = make_shard(tokenizer, FIRST_SEED + number)
             stills = _split(shard.picture_patches, shard.picture_grids)
             clips, dialogues = _split(shard.clip_patches, shard.clip_grids), list(shard.dialogues)
+        elif kind == "rare":
+            clips = []
+            stills, dialogues = tell_rare(number)
         else:
             stills, clips, dialogues = tell_unknown(number, photos)
         seen = seen_by(tower, stills, clips)
@@ -202,10 +227,11 @@ def train(options: argparse.Namespace) -> None:
         with torch.no_grad():
             for name, weight in saved["weights"].items():
                 learned[name].copy_(weight)
-    paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in ("known", "unknown")}
+    paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in ("known", "rare", "unknown")}
     # The first files of each kind are held out.
     held = {kind: load_items(found[: options.held]) for kind, found in paths.items()}
-    known, others = (load_items(found[options.held :]) for found in paths.values())
+    scenes, rare, others = (found[options.held :] for found in paths.values())
+    known, others = load_items([*scenes, *rare]), load_items(others)
     print(f"{len(known)} dialogues about scenes, {len(others)} about others", flush=True)
     while step < options.steps and time.monotonic() - begun < options.seconds:
         rng = Random(step)
@@ -301,6 +327,7 @@ def main() -> None:
     caching.add_argument("photos", type=Path)
     caching.add_argument("--out", type=Path, required=True)
     caching.add_argument("--known", type=int, default=16, help="files of 40 scenes and 5 clips")
+    caching.add_argument("--rare", type=int, default=10, help="files of 40 scenes that pass for other things")
     caching.add_argument("--unknown", type=int, default=36, help="files of 40 pictures and 2 clips")
     caching.add_argument("--part", type=int, default=0, help="of several processes, which one this is")
     caching.add_argument("--parts", type=int, default=1)
