@@ -140,10 +140,12 @@ class Parser(argparse.ArgumentParser):
 
     def _place_of(self, name: str) -> str:
         """Return where a flag of subcommands stands; empty if it belongs to none."""
-        commands = [] if self._subparsers is None else self._subparsers._group_actions
-        parsers: dict[str, Parser] = {} if not commands else dict(commands[0].choices or {})  # type: ignore[arg-type]
-        owners = [key for key, parser in parsers.items() if name in parser._option_string_actions]
-        return f"It stands after a command: {self.prog} {owners[0]} {name}" if owners else ""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command, parser in action.choices.items():
+                    if name in parser._option_string_actions:
+                        return f"It stands after a command: {self.prog} {command} {name}"
+        return ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuse what is not among the choices, as argparse does, and name the nearest."""
