@@ -17,6 +17,7 @@ absent    the server did not start: an option, or a model without a tiny checkpo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -129,8 +130,9 @@ def run(
     try:
         process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        pass
+    finally:
+        _end(process, made.folder / "server.log.pids")
     found: dict[str, dict[str, tuple[str, str]]] = {}
     if record.is_file():
         for place, tests in json.loads(record.read_text(encoding="utf-8")).items():
@@ -138,6 +140,16 @@ def run(
     log = (made.folder / "pytest.log").read_text(encoding="utf-8").strip().splitlines()
     why = next((line for line in log if line.startswith("E  ")), "no test ran")[:200]
     return {str(file): found.get(str(file), {"(the file)": ("absent", why)}) for file in files}
+
+
+def _end(process: subprocess.Popen[bytes], pids: Path) -> None:
+    """End the tests, and the servers that they started and did not end."""
+    servers = pids.read_text(encoding="utf-8").split() if pids.is_file() else []
+    for pid in (process.pid, *map(int, servers)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    process.wait()
+    pids.unlink(missing_ok=True)
 
 
 def _groups(files: list[Path], *, parsers: bool) -> list[list[Path]]:
@@ -158,6 +170,7 @@ def main() -> None:
     parser.add_argument("--stage", type=Path, help="where checkpoints are laid; kept for the next time")
     parser.add_argument("--python", default=sys.executable)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     made = examples.stage(arguments.stage or Path(tempfile.mkdtemp(prefix="beheld-peer-")))
     folder = made.folder / "peer"
     tests = lay_out(arguments.source, folder)

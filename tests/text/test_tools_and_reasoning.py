@@ -16,6 +16,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import THINK, ReasoningSplit
 from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
+from beheld.text.tools.literal import unescaped_keywords_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
 LOOK = Piece("look", '{"at": "the \\"sky\\""}')
@@ -281,6 +282,26 @@ def test_words_before_calls_in_a_frame_keep_their_whitespace(form: str) -> None:
         words, found = read(form, pieces)
         assert (words, [call.name for call in found]) == (kept, ["look"])
     assert read(form, [f" \n{calls}"])[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("command='sed -n '3,4p' a.py'", {"command": "sed -n '3,4p' a.py"}),
+        ("""command='c -e "f('\\,'))"', at="b" """, {"command": """c -e "f('\\,'))\"""", "at": "b"}),
+    ],
+)
+def test_texts_whose_quotes_are_not_escaped_are_read(written: str, expected: dict[str, str]) -> None:
+    text = f"<|tool_call_start|>[look({written})]<|tool_call_end|>\nDone."
+    for pieces in ([text], list(text)):
+        words, (call,) = read("lfm2", pieces)
+        assert (words, call.name, json.loads(call.arguments)) == ("\nDone.", "look", expected)
+
+
+@pytest.mark.parametrize("written", ["a='x' 'y", "a='x', a='y' z'", "='x'y'", "a='b'c', 1"])
+def test_other_texts_with_quotes_are_no_arguments(written: str) -> None:
+    with pytest.raises(ValueError, match=r"keyword|early"):
+        unescaped_keywords_of(written)
 
 
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "mistral"])

@@ -54,6 +54,9 @@ class RemoteOpenAIServer:
             stderr=self._log,
             start_new_session=True,
         )
+        # The runner ends it if this process cannot.
+        with open(os.environ["PEER_LOG"] + ".pids", "a", encoding="utf-8") as pids:
+            pids.write(f"{self.proc.pid}\n")
         until = time.monotonic() + _START_S
         while not self._answers():
             if self.proc.poll() is not None or time.monotonic() > until:
