@@ -376,12 +376,12 @@ class ReasoningParserManager:
 
 def attribute(module: str, name: str) -> Any:
     """What a module of vLLM holds under a name; None if it is not here."""
-    if module.startswith("vllm.tool_parsers") or module.startswith("vllm.reasoning"):
-        folder = module.split(".")[1]
-        make: Callable[[str], Any] = tool_parser if folder == "tool_parsers" else reasoning_parser
-        for parser, (_, kind) in _registered(folder).items():
-            if kind == name:
-                return make(parser)
+    makers: dict[str, Callable[[str], Any]] = {"tool_parsers": tool_parser, "reasoning": reasoning_parser}
+    for folder, make in makers.items():
+        if module.startswith((f"vllm.{folder}", "vllm.parser.engine.registered_adapters")):
+            found = next((parser for parser, (_, kind) in _registered(folder).items() if kind == name), None)
+            if found is not None:
+                return make(found)
     return _NAMES[name] if name in _NAMES else _constant(module, name)
 
 
@@ -395,9 +395,21 @@ def _constant(module: str, name: str) -> Any:
     return None if found is None else ast.literal_eval(found[1])
 
 
+def detokenize_incrementally(
+    tokenizer: Any, all_input_ids: list[int], prev_tokens: Any, prefix_offset: int, read_offset: int, *_: Any, **__: Any
+) -> tuple[list[str], str, int, int]:
+    """The text of the last token; `prefix_offset` counts the letters that were returned."""
+    text = tokenizer.decode(all_input_ids)
+    tokens = tokenizer.convert_ids_to_tokens(all_input_ids if prev_tokens is None else all_input_ids[-1:])
+    if text.endswith("\N{REPLACEMENT CHARACTER}"):
+        return tokens, "", prefix_offset, read_offset
+    return tokens, text[prefix_offset:], len(text), read_offset
+
+
 _NAMES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
+        detokenize_incrementally,
         *(FunctionCall, ToolCall, DeltaFunctionCall, DeltaToolCall, DeltaMessage, ExtractedToolCallInformation),
         *(FunctionDefinition, ChatCompletionToolsParam, ChatCompletionRequest, ResponsesRequest),
         *(ToolParser, ReasoningParser, ToolParserManager, ReasoningParserManager),
