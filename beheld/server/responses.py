@@ -83,7 +83,9 @@ _USAGE = _object(
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-    }
+        "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+    },
+    "completion_tokens_details",
 )
 _RECEIPT = _object(
     {

