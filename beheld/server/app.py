@@ -509,6 +509,8 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "beheld",
+            # The model that an adapter adapts.
+            "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,
             "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
         }

@@ -241,6 +241,7 @@ RESPONSES: dict[str, Any] = {
             "object": {"const": "model"},
             "created": _COUNT,
             "owned_by": _TEXT,
+            "parent": _maybe(_TEXT),
             "max_model_len": _COUNT,
             "modalities": _list({"enum": ["image", "video", "audio"]}),
         }
