@@ -339,7 +339,10 @@ def _registered(folder: str) -> dict[str, tuple[str, str]]:
 _TOOLS = SAME["tool-call-parser"]
 _REASONING = SAME["reasoning-parser"]
 _INSIDE = frozenset(
-    {"deepseek_r1", "qwen3", "glm45", "holo2", "nemotron_v3", "step3", "minimax_m2", "kimi_k2", "ernie45", "olmo3"}
+    (
+        *("deepseek_r1", "qwen3", "glm45", "holo2", "nemotron_v3", "step3", "step3p5", "minimax_m2", "kimi_k2"),
+        *("ernie45", "olmo3"),
+    )
 )
 
 
