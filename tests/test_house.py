@@ -278,7 +278,9 @@ def test_plain_words(path: Path) -> None:
 # File -> names that are a model type too, and stand there for something else.
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.
-    "beheld/cli/vllm_flags.py": {"qwen3", "deepseek_v3", "kimi_k2"},
+    "beheld/cli/vllm_flags.py": {
+        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "olmo3", "qwen3", "step3p5"),
+    },
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},
     # The files' names of kinds of tokenizers, and of rules that cut a text into words.

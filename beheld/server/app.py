@@ -377,7 +377,9 @@ class Service:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
         stored = self._store.get(request.path_params["name"], self._owner(request) or "")
         if stored.response["status"] not in ("in_progress", "cancelled"):
-            raise HttpError(400, "The response is complete.", "Retrieve it.", code="response_complete")
+            raise HttpError(
+                400, "Cannot cancel a synchronous response.", "It is complete: retrieve it.", code="response_complete"
+            )
         await self.llm.abort(stored.response["id"])
         await stored.over.wait()
         return JSONResponse(stored.response)
@@ -512,6 +514,8 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "beheld",
+            # The model that an adapter adapts.
+            "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,
             "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -126,6 +126,9 @@ def chunks(
         body.messages.clear()
         head.used()
 
+    async def count(text: str) -> int:
+        return len(await llm.token_ids(text, add_special_tokens=False)) if text else 0
+
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
     begun = _last_words(messages[-1]) if body.echo else ""
     asked: dict[str, Any] = {
@@ -144,7 +147,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun)
+        return _chunks(outputs, body, head, tools, marks, begun, count)
     outputs = llm.chat(
         messages,
         params,
@@ -158,7 +161,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun)
+    return _chunks(outputs, body, head, tools, marks, begun, count)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -335,8 +338,9 @@ async def _chunks(
     tools: ToolUse,
     marks: ReasoningMarks | None,
     begun: str,
+    count: Callable[[str], Awaitable[int]],
 ) -> AsyncGenerator[Chunk, None]:
-    """The chunks of the answers, which begin with the text `begun`."""
+    """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
     counts: dict[int, int] = {}
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
@@ -365,7 +369,8 @@ async def _chunks(
                     yield {**base, "choices": [choice], **usage}
             if output.finished:
                 head.ended(output, sum(counts.values()))
-                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()))}
+                reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
+                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()), reasoned)}
     finally:
         await outputs.aclose()
 

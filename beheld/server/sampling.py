@@ -234,14 +234,13 @@ def _check_fields(form: ResponseFormat) -> None:
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
+    wrong = [name for name in given if not (name.isascii() and name.isdigit() and len(name) < 10)]
+    if wrong:
+        shown = ", ".join(repr(name[:20]) for name in wrong[:8])
+        kind = "is not a token id" if len(wrong) == 1 else "are not token ids"
+        raise ParamsError(f"logit_bias names {shown}, which {kind}.", "Give {token id: bias}.", param="logit_bias")
     bias: dict[int, float] = {}
     for name, value in given.items():
-        if not (name.isascii() and name.isdigit() and len(name) < 10):
-            raise ParamsError(
-                f"logit_bias names {name[:20]!r}, which is not a token id.",
-                "Give {token id: bias}.",
-                param="logit_bias",
-            )
         if int(name) in bias:
             raise ParamsError(f"logit_bias names the token {int(name)} twice.", "List it once.", param="logit_bias")
         bias[int(name)] = value

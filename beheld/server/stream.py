@@ -24,14 +24,16 @@ SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def usage_of(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def usage_of(output: RequestOutput, completion_tokens: int, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """OpenAI's usage object; `reasoning_tokens` is what the reasoning's text takes, None where none is split off."""
     prompt = output.usage.prompt_tokens
+    reasoned = None if reasoning_tokens is None else {"reasoning_tokens": min(reasoning_tokens, completion_tokens)}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        **({} if reasoned is None else {"completion_tokens_details": reasoned}),
     }
 
 
