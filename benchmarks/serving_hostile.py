@@ -395,8 +395,13 @@ def _outcome(
             grown = peak_mib(process.pid) - calm
         alive = process.poll() is None
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        # What stands before the server's command removes what it made; it cannot when it is killed.
+        process.send_signal(signal.SIGTERM if given.prefix else signal.SIGKILL)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     most = 4 * sum(attack.body_mib for attack in attacks) + 256
     return {
         "idle": idle,
