@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _GROUPS = Path("/sys/fs/cgroup")
-# (limit, use, statistics, the entry of files that the system would give up) of versions 2 and 1 of control groups.
+_OWN_GROUPS = Path("/proc/self/cgroup")
+# Versions 2 and 1 of control groups: the controller in a process's list of groups, the folder, and the files of limit,
+# use and statistics with the entry of files that the system would give up.
 _GROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ("", "", ("memory.max", "memory.current", "memory.stat", "inactive_file")),
+    (
+        "memory",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"),
+    ),
 )
 
 
@@ -52,18 +59,37 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def group_memory(root: Path = _GROUPS) -> tuple[int, int] | None:
-    """Bytes that this process's control group leaves, and its limit; None if it has no limit."""
-    for limit_name, used_name, statistics, reclaimable in _GROUP_FILES:
+def group_memory(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> tuple[int, int] | None:
+    """Bytes that this process's control group and those around it leave, and the lowest limit; None without a limit.
+
+    In a container the root that is mounted is usually the container's own group. Elsewhere, for example in a service
+    of systemd, `own` names the group below the root.
+    """
+    found = []
+    for group, (limit_name, used_name, statistics, reclaimable) in _groups(root, own):
         try:
-            limit = int((root / limit_name).read_text(encoding="ascii"))
-            used = int((root / used_name).read_text(encoding="ascii"))
+            limit = int((group / limit_name).read_text(encoding="ascii"))
+            used = int((group / used_name).read_text(encoding="ascii"))
         except (OSError, ValueError):
             # No such version, or no limit: version 2 then says "max".
             continue
-        used -= entry(root / statistics, reclaimable) or 0
-        return max(0, limit - used), limit
-    return None
+        used -= entry(group / statistics, reclaimable) or 0
+        found.append((max(0, limit - used), limit))
+    return (min(left for left, _ in found), min(limit for _, limit in found)) if found else None
+
+
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
+    """The folders of this process's groups and of those around them, with the names of their files."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    paths = {controllers: path.strip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
+    for controller, folder, names in _GROUP_FILES:
+        path = next((path for controllers, path in paths.items() if controller in controllers.split(",")), "")
+        parts = path.split("/") if path and ".." not in path.split("/") else []
+        for depth in range(len(parts), -1, -1):
+            yield root.joinpath(folder, *parts[:depth]), names
 
 
 def entry(path: str | Path, name: str) -> int | None:
