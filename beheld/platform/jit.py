@@ -131,12 +131,14 @@ class ProgramStep(NamedTuple):
         job: its words.
         parts: the number of parts; None for the number of rows.
         waits: whether all threads wait for each other after it.
+        rows_word: the word of the job that gets the number of rows; None for none.
     """
 
     act: int
     job: Any
     parts: int | None
     waits: bool
+    rows_word: int | None = None
 
 
 class Program:
@@ -161,6 +163,8 @@ class Program:
             for index, step in enumerate(self._steps):
                 if step.parts is None:
                     self._words[STEP_WORDS * index + 2] = rows
+                if step.rows_word is not None:
+                    step.job[step.rows_word] = rows
             self._rows = rows
         _program().run_shared("program", self._job, threads)
 

@@ -15,12 +15,15 @@ from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.one_row_layer import one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import host, jit
 from beheld.quant.grouped_linear import GroupedLinear
 
 pytestmark = pytest.mark.skipif(
     not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors"
 )
+# Weights of 16 bits.
+_BFLOAT16 = pytest.mark.skipif(not can_multiply(), reason="needs a CPU that multiplies bfloat16")
 _SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16,
@@ -55,11 +58,16 @@ def _text(family: str, bits: int, dtype: torch.dtype, layers: int = 1) -> Any:
             module.bias.data.normal_()
         if type(module).__name__.endswith("RMSNorm"):
             module.weight.data.normal_().add_(1)
-    replace_children(
-        text.layers, lambda child: GroupedLinear.of(child, bits, 32) if type(child) is nn.Linear else None, Changes()
-    )
+    if bits < 16:
+        _replace(text, lambda linear: GroupedLinear.of(linear, bits, 32))
     assert fuse_linears(text, Changes()) == 2 * layers
+    if bits == 16:
+        _replace(text, VectorLinear)
     return text
+
+
+def _replace(text: Any, kind: Any) -> None:
+    replace_children(text.layers, lambda child: kind(child) if type(child) is nn.Linear else None, Changes())
 
 
 def _attention(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
@@ -102,7 +110,10 @@ def threads(request: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "tanh"])
-@pytest.mark.parametrize(("bits", "dtype", "off"), [(4, torch.float32, 0.02), (8, torch.bfloat16, 0.03)])
+@pytest.mark.parametrize(
+    ("bits", "dtype", "off"),
+    [(4, torch.float32, 0.02), (8, torch.bfloat16, 0.03), pytest.param(16, torch.bfloat16, 0.01, marks=_BFLOAT16)],
+)
 def test_computes_as_transformers_does(family: str, bits: int, dtype: torch.dtype, off: float) -> None:
     layer, made = _form(family, bits, dtype)
     x, angles = _inputs(5, dtype)
@@ -113,10 +124,11 @@ def test_computes_as_transformers_does(family: str, bits: int, dtype: torch.dtyp
     assert (found - wanted).norm() <= off * (wanted - x.float()).norm() + rounding
 
 
-def test_a_row_has_the_same_bits_alone_and_among_many(threads: int) -> None:
-    _, made = _form("qwen3", 4, torch.float32)
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.float32), pytest.param(16, torch.bfloat16, marks=_BFLOAT16)])
+def test_a_row_has_the_same_bits_alone_and_among_many(threads: int, bits: int, dtype: torch.dtype) -> None:
+    _, made = _form("qwen3", bits, dtype)
     rows = 2 * cpu_layer._ROWS + 3
-    x, (cos, sin) = _inputs(rows, torch.float32)
+    x, (cos, sin) = _inputs(rows, dtype)
     together = made(x, position_embeddings=(cos, sin))
     for row in (0, 255, 256, rows - 1):
         own = slice(row, row + 1)

@@ -1,11 +1,11 @@
-"""Decoder layers with weights of few bits on a CPU, each computed in two calls, before attention and after it.
+"""Decoder layers of few bits or bfloat16 on a CPU, each computed in two calls, before attention and after it.
 
     norm | q, k, v | rotation        o + residual | norm | gate, up | gate x up | down + residual
 
 PyTorch computes such a layer of one row by some forty small operations, each of which wakes the threads and costs more
 than its work. Here each half is one program of compiled functions (platform/jit.py), during which threads stay awake.
 Any number of rows is computed so, _ROWS at a time, and each row alone: a row's result has the same bits alone and among
-others. Numbers are float32 within a layer, whatever their type outside.
+others. Numbers are float32 within a layer, whatever their type outside; products round what they get.
 
 Which layers have this form is found out as for a single row on a GPU: see one_row_layer.py.
 
@@ -27,8 +27,9 @@ from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.platform import host, jit
-from beheld.quant.byte_products import KINDS, ROWS
+from beheld.quant.byte_products import KINDS
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.utils.log import get_logger
 
@@ -72,8 +73,6 @@ class _Half:
 
     def run(self, rows: int) -> None:
         """Compute this many rows."""
-        for job in self.products:
-            job[ROWS] = rows
         self.program.run(rows, torch.get_num_threads())
 
 
@@ -88,9 +87,9 @@ class CpuLayer(OneRowLayer):
     def computes(self) -> bool:
         """See OneRowLayer: products must be of few bits, and all sizes multiples of a vector's."""
         products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
-        if not all(isinstance(each, GroupedLinear) and each.plain_order for each in products):
-            return False
         before, after, _, after_mlp = self.norms
+        if not all(_has_steps(each, before.weight_H.dtype) for each in products):
+            return False
         heads = self.heads[0] + 2 * self.heads[1]
         sizes = [before.weight_H.numel(), self.down.in_features, self.qkv.out_features // heads]
         fits = all(size % _LANES == 0 for size in sizes) and self.turned % (2 * _LANES) == 0
@@ -238,6 +237,13 @@ class CpuLayer(OneRowLayer):
         return {"weight": weight, "eps": struct.unpack("<i", struct.pack("<f", norm.eps))[0]}
 
 
+def _has_steps(product: Any, dtype: torch.dtype) -> bool:
+    """Return whether a product can be steps of a program, in a layer of this type."""
+    if isinstance(product, GroupedLinear):
+        return product.plain_order
+    return isinstance(product, VectorLinear) and product.weight.dtype == dtype
+
+
 def _job(words: dict[str, Any]) -> Any:
     job = (ctypes.c_int64 * len(ir.JOB))()
     for name, word in words.items():
@@ -247,7 +253,7 @@ def _job(words: dict[str, Any]) -> Any:
 
 def compute_layers(text: Any, changes: Changes) -> int:
     """Let the text model's layers of this form compute so; returns how many."""
-    if not any(isinstance(module, GroupedLinear) for module in text.modules()):
+    if not any(isinstance(module, GroupedLinear | VectorLinear) for module in text.modules()):
         return 0
     try:
         # Before the trial, where an error means that a layer has another form.

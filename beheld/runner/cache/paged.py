@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from mmap import mmap
+
 import torch
 from torch import Tensor
 
@@ -82,8 +84,11 @@ class PagedCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; in the host's memory from numpy, whose zero pages take no memory and no time until they are written."""
+    """Zeros; in the host's memory pages of their own, which take no memory and no time until they are written.
+
+    An allocator would reuse what was freed, and write zeros there.
+    """
     if not platform_of(device).shares_host_memory or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    count = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+    pages = mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
