@@ -31,7 +31,6 @@ def _compiled() -> jit.CompiledModule:
     return jit.CompiledModule((ir.module,), ir.NAMES, ir.JOB)
 
 
-@functools.cache
 def can_multiply() -> bool:
     """Return whether this CPU sums products of bfloat16 in vectors of 16, and LLVM compiles functions that do."""
     products = host.byte_products()
