@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.parallel.connections import Connections
 from beheld.parallel.meeting import Folder, Meeting, interface_of
 from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
@@ -66,6 +67,7 @@ class RankGroup:
         self._host: Any = None
         self._device: Any = None
         self._holds = False
+        self._connections: Connections | None = None
         self._peers: PeerSums | None = None
         self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
@@ -85,7 +87,10 @@ class RankGroup:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = _LIMIT
+        opening = Connections(address)
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
+        opening.opened()
+        self._connections = opening
         self._device = self._host
         if self._backend == "nccl":
             VARIABLES.hold(interface_of(address))
@@ -234,8 +239,10 @@ class RankGroup:
         return found
 
     def abort(self) -> None:
-        """End what waits on the device for ranks that are gone; any thread may call it."""
+        """End what waits for ranks that are gone, on the device and on the host; any thread may call it."""
         device, peers = self._device, self._peers
+        if self._connections is not None:
+            self._connections.cut()
         if peers is not None:
             peers.abort()
         if device is not None and device is not self._host:
