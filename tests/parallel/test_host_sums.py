@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from beheld.parallel import host_sums
 from beheld.parallel.group import RankGroup
 from beheld.parallel.host_sums import HostSums
 
-pytestmark = pytest.mark.skipif(host_sums.platform.machine() not in host_sums._ORDERED, reason="gloo sums here")
+pytestmark = pytest.mark.skipif(platform.machine() not in host_sums._ORDERED, reason="gloo sums here")
 
 
 def side_by_side(ranks: list[Any], work: Callable[[int, Any], Any]) -> list[Any]:
