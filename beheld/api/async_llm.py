@@ -89,6 +89,13 @@ class EngineLocation(StrEnum):
     PROCESS = "process"
 
 
+def _read_at_end(request: Request, params: Params) -> Request:
+    """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
+    if not isinstance(params, SamplingParams) or params.stop or params.logprobs is not None:
+        return request
+    return replace(request, at_end=True)
+
+
 @dataclass(eq=False)
 class _LiveRequest:
     """A submitted request that has not ended."""
@@ -598,6 +605,8 @@ class AsyncLLM:
         seed = seed_of(chosen, self.config.seed, number)
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
         first = await self._prepared(order)
+        if pieces is Pieces.FINAL:
+            first = _read_at_end(first, chosen)
         requests = answers(first, chosen, seed)
         collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
@@ -613,7 +622,7 @@ class AsyncLLM:
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
         live = _LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
         self._live[request.id] = live
-        self._engine.send(Submit((request,)))
+        self._engine.send(Submit((_read_at_end(request, params),)))
         return live
 
     async def _ended(self, live: _LiveRequest) -> Any:
