@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import contextlib
 import math
 import mmap
-=======
-import math
-from mmap import mmap
->>>>>>> s39-cpu39
 
 import torch
 from torch import Tensor
@@ -90,7 +85,6 @@ class PagedCache:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-<<<<<<< HEAD
     """Zeros; in the host's memory as pages that take no memory and no time until they are written.
 
     They are mapped here: the heap, which the allocator settings let serve up to 32 MiB, writes zeros over what it has.
@@ -102,13 +96,4 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
         # Kernels without such pages refuse.
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
-=======
-    """Zeros; in the host's memory pages of their own, which take no memory and no time until they are written.
-
-    An allocator would reuse what was freed, and write zeros there.
-    """
-    if not platform_of(device).shares_host_memory or 0 in shape:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap(-1, math.prod(shape) * dtype.itemsize)
->>>>>>> s39-cpu39
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
