@@ -19,11 +19,11 @@ from beheld.checkpoint.weights import check_weights, has_weights, in_parts
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
-from beheld.models import out_of_memory, pooling_head, towers, unread
+from beheld.models import disabled_towers, out_of_memory, pooling_head, unread
 from beheld.models.find_shards import find
+from beheld.models.load_progress import shard_bar
 from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
-from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_part
@@ -116,7 +116,7 @@ def load_model(
 def _needed(model_class: Any, info: ModelInfo, limits: Mapping[str, int]) -> Any:
     """Return the class of models that are made without the towers of disabled media, and without what is not read."""
     family = registry.model(info.family)
-    return unread.without(towers.without(model_class, family.towers, limits), family.unread)
+    return unread.without(disabled_towers.without(model_class, family.towers, limits), family.unread)
 
 
 def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
@@ -350,7 +350,7 @@ def _from_files(
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
     absent = (*getattr(model, "left_out", ()), *getattr(model, "unread", ()))
-    unused = sorted(key for key in unexpected if not towers.belongs(key, absent))
+    unused = sorted(key for key in unexpected if not disabled_towers.belongs(key, absent))
     if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
