@@ -88,6 +88,7 @@ def test_answers_read_at_their_end_are_those_that_are_streamed() -> None:
                 held = not options.keys() & {"logprobs", "stop"}
                 most = 5 * len(whole) if held else 40
                 assert len(events) <= most, (options, len(events))
-                assert held or len(events) == len(whole[0])
+                # A stop string is found here: the engine may have sent a token more by then.
+                assert held or len(events) >= len(whole[0])
 
     asyncio.run(ask())
