@@ -111,7 +111,10 @@ def test_they_are_bounded(served: Running) -> None:
         refused = served.post(path, body)
         assert refused.status_code == 400, (path, body, refused.text[:300])
         error = refused.json()["error"]
-        assert (error["param"], "log-probabilities of this request take up to" in error["message"]) == (param, True)
+        assert (error["param"], f"The log-probabilities that {param} asks for take up to" in error["message"]) == (
+            param,
+            True,
+        )
     assert served.post(COMPLETIONS, TEXT | {"max_tokens": 400, "logprobs": 5}).status_code == 200
     served.idle()
     assert served.admission.held_bytes == 0
