@@ -87,7 +87,7 @@ def speech_tokens(path: Path) -> SpeechTokens:
             window_s=float(read_json(path / "preprocessor_config.json").get("chunk_length") or 30),
             silence=silence,
             alignment_heads=alignment_heads(generation.get("alignment_heads"), config),
-            median_width=config.get("median_filter_width") or 7,
+            median_width=median_width(config),
         )
     except KeyError as error:
         raise ModelError(
@@ -114,6 +114,20 @@ def alignment_heads(given: Any, config: Mapping[str, Any]) -> tuple[tuple[int, i
             "Fetch the file again.",
         )
     return tuple((layer, head) for layer, head in pairs)
+
+
+def median_width(config: Mapping[str, Any]) -> int:
+    """Read how many states config.json's median filter has; see SpeechTokens.
+
+    Raises:
+        ModelError: it is no odd number.
+    """
+    width = config.get("median_filter_width", 7)
+    if type(width) is not int or width < 1 or width % 2 == 0:
+        raise ModelError(
+            f"config.json: median_filter_width must be an odd number, got {width!r:.100}.", "Fetch the file again."
+        )
+    return width
 
 
 INPUTS = FamilyInputs(
