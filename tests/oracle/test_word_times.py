@@ -112,8 +112,12 @@ def test_times_of_tokens_equal_transformers(llm: AsyncLLM) -> None:
 def test_times_survive_preemption_and_overlap() -> None:
     llm = make(num_gpu_blocks_override=8, async_scheduling=True)
     try:
-        asyncio.run(check(llm, 3))
-        assert asyncio.run(llm.ping()).scheduler.num_preemptions > 0
+        # How many are preempted depends on when each is ready.
+        for _ in range(10):
+            asyncio.run(check(llm, 1))
+            if preempted := asyncio.run(llm.ping()).scheduler.num_preemptions:
+                break
+        assert preempted
     finally:
         llm.close()
 
