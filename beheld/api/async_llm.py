@@ -24,7 +24,7 @@ from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
-from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
+from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.data_parallel import DataParallelEngines
@@ -388,6 +388,37 @@ class AsyncLLM:
             async for piece in pieces:
                 yield piece
 
+    async def aligned(
+        self,
+        prompt: PromptType,
+        alignment: Alignment,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        client: str = "",
+    ) -> Any:
+        """How strongly the tokens of a prompt attend to its audio: weights (N, E), float32.
+
+        N tokens from `alignment.start` on and E states; the weights of a state have mean 0 over the tokens.
+
+        Raises:
+            UserError, EngineError: the request failed.
+        """
+        self._check_alive()
+        self._attach()
+        started = time.monotonic()
+        name = str(next(self._numbers)) if request_id is None else request_id
+        order = RequestOrder(prompt, self._cheapest(), name, lora=lora_request, arrival=started, client=client)
+        request = replace(await self._prepared(order), params=Pooling(alignment=alignment))
+        live = self._begin(request, PoolingParams(), started)
+        try:
+            output = await self._ended(live)
+        finally:
+            self._forget(live)
+        if output.outputs is None:
+            raise StepError("The request was aborted.", "Send it again.")
+        return output.outputs.data.numpy()
+
     async def waveform(self, audio: Any, *, client: str = "") -> Any:
         """The samples of an audio at the rate that the model hears, decoded as a request's are.
 
@@ -616,7 +647,7 @@ class AsyncLLM:
         self._engine.send(Submit(tuple(requests)))
         return live
 
-    def _begin(self, request: Request, params: SamplingParams, started: float) -> _LiveRequest:
+    def _begin(self, request: Request, params: Params, started: float) -> _LiveRequest:
         """Submit a prepared request, of which only the end is wanted."""
         self._check_alive()
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)

@@ -146,6 +146,8 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
         ModelError: the pass has no states for this layer.
     """
     cross, index = _crossing(layer)
+    if layer in cross.watched:
+        cross.watched[layer] = q_1THC[0].float() * scale
     return cross.backend.attend(q_1THC[0], index, cross.metadata, scale).unsqueeze(0)
 
 

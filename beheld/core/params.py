@@ -155,6 +155,23 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Alignment:
+    """Which weights of cross-attention say when a prompt's tokens are spoken; see pool/alignment.py.
+
+    Attributes:
+        heads: pairs (decoder layer, query head).
+        start: the first position whose weights are read.
+        num_states: how many of the item's first states were heard; what follows is silence that fills it up.
+        width: states of the median filter, an odd number.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    start: int
+    num_states: int
+    width: int = 7
+
+
+@dataclass(frozen=True)
 class Pooling:
     """Resolved pooling parameters of one sequence: nothing is sampled; the prompt gives a vector or scores.
 
@@ -167,6 +184,8 @@ class Pooling:
         step_id: see `method`.
         returned_ids: the classes whose scores are given, in this order; empty gives all.
         second: the position where the second text of a pair starts; None for one text.
+        alignment: if given, no hidden state is pooled: a model that generates gives the weights (N, E) of the prompt's
+            positions from `alignment.start` on.
     """
 
     task: str = "embed"
@@ -176,11 +195,12 @@ class Pooling:
     step_id: int | None = None
     returned_ids: tuple[int, ...] = ()
     second: int | None = None
+    alignment: Alignment | None = None
 
     @property
     def reads_all(self) -> bool:
-        """True if pooling needs hidden states before the last position. They exist only for positions computed now."""
-        return self.method != "last"
+        """True if pooling needs what is computed before the last position; only positions computed now have it."""
+        return self.method != "last" or self.alignment is not None
 
 
 @dataclass
