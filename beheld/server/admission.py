@@ -111,8 +111,8 @@ class AdmissionControl:
         if num_bytes > self._max_held:
             raise HttpError(
                 400,
-                f"The log-probabilities that {param} asks for take up to {num_bytes >> 20} MiB; the server holds at most "
-                f"{self._max_held >> 20} MiB.",
+                f"The log-probabilities that {param} asks for take up to {num_bytes >> 20} MiB; "
+                f"the server holds at most {self._max_held >> 20} MiB.",
                 "Ask for fewer candidates, fewer or shorter answers (max_tokens), or send fewer prompts at once.",
                 param=param,
             )
