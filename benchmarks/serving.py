@@ -441,6 +441,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=256)
     parser.add_argument("--warm", type=int, default=6144, help="answers before memory is looked at, for own and soak")
     parser.add_argument("--count", type=int, default=100_000, help="requests of soak")
+    parser.add_argument("--rate", type=float, default=0.0, help="of soak: requests a second at most; 0 is no limit")
     parser.add_argument("--times", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")

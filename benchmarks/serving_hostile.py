@@ -12,11 +12,16 @@ The same process first asks while nobody attacks, and its line stands as `idle` 
 server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
 the server's main thread, which runs the event loop, computed and how long it was ready but had no core. Time without a
 core goes to other processes or to the server's other threads; a wait without either is a lock or a long callback.
+Attackers and canaries use the same cores as the server. `floor` is what a request to an idle asyncio server of its own
+waits meanwhile: the share of a wait that no server on these cores avoids.
+
+    --prefix "python -m benchmarks.memory_limit 2048"     the server in a memory cgroup of 2 GiB, if root may make one
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import http.client
@@ -279,21 +284,22 @@ def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[s
 # ---------------------------------------------------------------------- canaries
 
 
-def watch(port: int) -> None:
-    """Ask for `/health` and for a chat until standard input ends; print the waits."""
+def watch(port: int, idle_port: int) -> None:
+    """Ask for `/health`, for a chat, and an idle server, until standard input ends; print the waits."""
     stop = threading.Event()
     talk = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8, "temperature": 0}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    waits: dict[str, list[float]] = {"health": [], "chat": []}
+    waits: dict[str, list[float]] = {"health": [], "chat": [], "floor": []}
     refused: dict[str, int] = {}
 
     def ask(name: str, method: str, path: str, body: str | None, pause_s: float) -> None:
+        at = idle_port if name == "floor" else port
         while not stop.wait(pause_s):
             begin = time.perf_counter()
             status = "lost"
             with contextlib.suppress(OSError, http.client.HTTPException):
                 # From another address than the attackers', which makes it another client.
-                link = http.client.HTTPConnection("127.0.0.1", port, timeout=120, source_address=("127.0.0.2", 0))
+                link = http.client.HTTPConnection("127.0.0.1", at, timeout=120, source_address=("127.0.0.2", 0))
                 link.request(method, path, body, headers)
                 status = str(_status(link))
                 link.close()
@@ -301,7 +307,11 @@ def watch(port: int) -> None:
             if status != "200":
                 refused[f"{name} {status}"] = refused.get(f"{name} {status}", 0) + 1
 
-    asks = (("health", "GET", "/health", None, 0.02), ("chat", "POST", CHAT, json.dumps(talk), 0.05))
+    asks = (
+        ("health", "GET", "/health", None, 0.02),
+        ("chat", "POST", CHAT, json.dumps(talk), 0.05),
+        ("floor", "GET", "/", None, 0.02),
+    )
     threads = [threading.Thread(target=ask, args=one) for one in asks]
     for thread in threads:
         thread.start()
@@ -318,6 +328,24 @@ def watch(port: int) -> None:
             "worst_ms": round(ranked[-1], 1),
         }
     print(json.dumps(told))
+
+
+def answer_idly() -> None:
+    """Serve an empty answer to every request, on the event loop and with nothing else to do; print the port."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    asyncio.run(serve())
 
 
 def _status(link: http.client.HTTPConnection) -> int:
@@ -367,8 +395,13 @@ def _outcome(
             grown = peak_mib(process.pid) - calm
         alive = process.poll() is None
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        # What stands before the server's command removes what it made; it cannot when it is killed.
+        process.send_signal(signal.SIGTERM if given.prefix else signal.SIGKILL)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     most = 4 * sum(attack.body_mib for attack in attacks) + 256
     return {
         "idle": idle,
@@ -386,9 +419,11 @@ def _outcome(
 def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
     """Canaries ask while the block runs; after it, the mapping holds what they waited and what the main thread did."""
     told: dict[str, Any] = {}
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.serving_hostile", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-m", "benchmarks.serving_hostile"]
+    idler = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert idler.stdout is not None
+    idle_port = int(idler.stdout.readline())
+    watcher = subprocess.Popen([*command, str(port), str(idle_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     before = _main_thread_s(pid)
     try:
         yield told
@@ -396,8 +431,10 @@ def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
         told |= json.loads(watcher.communicate(b"")[0])
         told["main_thread"] = {"computed_s": round(computed, 2), "without_core_s": round(waited, 2)}
     finally:
-        watcher.kill()
-        watcher.wait()
+        for process in (watcher, idler):
+            process.kill()
+            process.wait()
+        idler.stdout.close()
 
 
 def within_bounds(told: Mapping[str, Any]) -> bool:
@@ -452,4 +489,7 @@ def peak_mib(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]))
+    if len(sys.argv) > 1:
+        watch(*map(int, sys.argv[1:]))
+    else:
+        answer_idly()

@@ -43,7 +43,7 @@ def soak(
     """Marks while the traffic goes on, then the slopes after `--warm` requests, in MiB for each thousand."""
     os.environ.setdefault("BEHELD_CPU_KV_CACHE_GIB", _KV_CACHE_GIB)
     process, port = begun(given, "--max-model-len", "1024")
-    traffic = Traffic(port, given.count)
+    traffic = Traffic(port, given.count, given.rate)
     marks: list[tuple[int, dict[str, float]]] = []
     begin = time.monotonic()
     try:
@@ -72,11 +72,13 @@ def soak(
 
 
 class Traffic:
-    """Requests of several threads, each with its own connection, until there were `most`."""
+    """Requests of several threads, each with its own connection, until there were `most`; at most `rate` a second."""
 
-    def __init__(self, port: int, most: int) -> None:
+    def __init__(self, port: int, most: int, rate: float = 0.0) -> None:
         self._port = port
         self._most = most
+        self._pause_s = 1 / rate if rate else 0.0
+        self._next = 0.0
         self._images = [_image(seed) for seed in range(12)]
         self._lock = threading.Lock()
         self.stop = threading.Event()
@@ -100,6 +102,9 @@ class Traffic:
                 if self.count >= self._most:
                     return
                 self.count += 1
+                self._next = max(self._next + self._pause_s, time.monotonic())
+                due = self._next
+            time.sleep(max(0.0, due - time.monotonic()))
             try:
                 chance = rng.random()
                 if chance < 0.05:

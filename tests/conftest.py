@@ -116,8 +116,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class FilesAndFamilies(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path, _, test = nodeid.partition("::")
-            family = test.partition("[")[2].rstrip("]").partition("-")[0] if path.startswith("tests/oracle/") else ""
-            return f"{path} {family}"
+            if path.startswith("tests/oracle/"):
+                # All of a family in one process: transformers' answers are computed once.
+                return "tests/oracle " + test.partition("[")[2].rstrip("]").partition("-")[0]
+            return path
 
     return FilesAndFamilies(config, log)
 

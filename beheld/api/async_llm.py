@@ -24,7 +24,7 @@ from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
-from beheld.core.params import PoolingParams, RequestOutputKind, SamplingParams
+from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.data_parallel import DataParallelEngines
@@ -87,6 +87,13 @@ class EngineLocation(StrEnum):
 
     THREAD = "thread"
     PROCESS = "process"
+
+
+def _read_at_end(request: Request, params: Params) -> Request:
+    """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
+    if not isinstance(params, SamplingParams) or params.stop or params.logprobs is not None:
+        return request
+    return replace(request, at_end=True)
 
 
 @dataclass(eq=False)
@@ -381,6 +388,37 @@ class AsyncLLM:
             async for piece in pieces:
                 yield piece
 
+    async def aligned(
+        self,
+        prompt: PromptType,
+        alignment: Alignment,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        client: str = "",
+    ) -> Any:
+        """How strongly the tokens of a prompt attend to its audio: weights (N, E), float32.
+
+        N tokens from `alignment.start` on and E states; the weights of a state have mean 0 over the tokens.
+
+        Raises:
+            UserError, EngineError: the request failed.
+        """
+        self._check_alive()
+        self._attach()
+        started = time.monotonic()
+        name = str(next(self._numbers)) if request_id is None else request_id
+        order = RequestOrder(prompt, self._cheapest(), name, lora=lora_request, arrival=started, client=client)
+        request = replace(await self._prepared(order), params=Pooling(alignment=alignment))
+        live = self._begin(request, PoolingParams(), started)
+        try:
+            output = await self._ended(live)
+        finally:
+            self._forget(live)
+        if output.outputs is None:
+            raise StepError("The request was aborted.", "Send it again.")
+        return output.outputs.data.numpy()
+
     async def waveform(self, audio: Any, *, client: str = "") -> Any:
         """The samples of an audio at the rate that the model hears, decoded as a request's are.
 
@@ -598,6 +636,8 @@ class AsyncLLM:
         seed = seed_of(chosen, self.config.seed, number)
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
         first = await self._prepared(order)
+        if pieces is Pieces.FINAL:
+            first = _read_at_end(first, chosen)
         requests = answers(first, chosen, seed)
         collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
@@ -607,13 +647,13 @@ class AsyncLLM:
         self._engine.send(Submit(tuple(requests)))
         return live
 
-    def _begin(self, request: Request, params: SamplingParams, started: float) -> _LiveRequest:
+    def _begin(self, request: Request, params: Params, started: float) -> _LiveRequest:
         """Submit a prepared request, of which only the end is wanted."""
         self._check_alive()
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
         live = _LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
         self._live[request.id] = live
-        self._engine.send(Submit((request,)))
+        self._engine.send(Submit((_read_at_end(request, params),)))
         return live
 
     async def _ended(self, live: _LiveRequest) -> Any:

@@ -42,9 +42,10 @@ _PATIENCE_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One prompt to be answered: `requests()` prepares it and returns one request per answer.
+    """One prompt to be answered.
 
     Attributes:
+        requests: LLM._requests of this prompt (api/llm.py): prepares it and returns one request per answer.
         light: preparing takes a fraction of a millisecond, all of it in the interpreter, so a thread would not help.
     """
 

@@ -11,12 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from beheld.api.speech_windows import Stretch, compression, cuts, divided
+from beheld.api.word_times import last_states, word_groups
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ParamsError, PromptError
 from beheld.core.outputs import RequestOutput
-from beheld.core.params import SamplingParams, nearest
+from beheld.core.params import Alignment, SamplingParams, nearest
 from beheld.core.request import LoRARequest
-from beheld.core.speech import LANGUAGES, SPACELESS, SpeechForm, SpeechOrder, SpeechPiece, SpeechSegment, SpeechTokens
+from beheld.core.speech import (
+    LANGUAGES,
+    SPACELESS,
+    SpeechForm,
+    SpeechOrder,
+    SpeechPiece,
+    SpeechSegment,
+    SpeechTokens,
+    SpeechWord,
+)
 
 # Windows of one audio that are computed at once, where they do not depend on each other.
 _AT_ONCE = 8
@@ -46,6 +56,15 @@ class SpeechEngine(Protocol):
 
     async def text_of(self, token_ids: Sequence[int]) -> str:
         """Decodes tokens."""
+
+    async def aligned(
+        self, prompt: Any, alignment: Alignment, request_id: str, *, lora_request: LoRARequest | None, client: str
+    ) -> Any:
+        """Gives the weights of a prompt's tokens."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,12 @@ class Transcription:
         decoded: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         check(order, form, tokens, llm.info.name)
+        if order.words and llm.config.tensor_parallel_size * llm.config.pipeline_parallel_size > 1:
+            raise ParamsError(
+                "The times of words are not available on several ranks.",
+                "Ask for 'segment', or serve the model with tensor_parallel_size=1 and pipeline_parallel_size=1.",
+                param="timestamp_granularities",
+            )
         self._llm, self._form, self._tokens, self._order = llm, form, tokens, order
         self._params, self._fallback = params, fallback
         self._names = (f"{request_id}-{number}" for number in itertools.count())
@@ -132,7 +157,7 @@ class Transcription:
         whole = {"seconds": wave.seconds, "given": dict(wave.given)}
         if self._tokens is None:
             made = self._independent(wave, self._form)
-        elif not self._order.timestamps and wave.seconds <= self._tokens.window_s:
+        elif not (self._order.timestamps or self._order.words) and wave.seconds <= self._tokens.window_s:
             made = self._one_window(wave, self._tokens)
         else:
             made = self._in_sequence(wave, self._tokens)
@@ -223,13 +248,18 @@ class Transcription:
             samples = wave.samples[seek : seek + most]
             length_s = len(samples) / rate
             made = await self._tried(prompt, (samples, rate), tokens)
-            skipped = self._silent(made)
             stretches, next_s = divided(made.token_ids, tokens.first, tokens.end, tokens.step_s, length_s)
+            stretches = [] if self._silent(made) else [stretch for stretch in stretches if stretch.token_ids]
+            words: list[tuple[SpeechWord, ...]] = [()] * len(stretches)
+            if self._order.words and stretches:
+                times = await self._times(prompt, made, (samples, rate), tokens)
+                spaceless = language in SPACELESS
+                words = await asyncio.to_thread(self._words, stretches, times, seek / rate, spaceless=spaceless)
             segments: list[SpeechSegment] = []
-            for stretch in () if skipped else stretches:
-                text = await self._llm.text_of(stretch.token_ids) if stretch.token_ids else ""
+            for stretch, own in zip(stretches, words, strict=True):
+                text = await self._llm.text_of(stretch.token_ids)
                 if text.strip():
-                    segments.append(self._segment(index, seek / rate, length_s, stretch, text, made))
+                    segments.append(self._segment(index, seek / rate, length_s, stretch, text, made, own))
                     index += 1
             # As many samples as the next timestamp says, but never none.
             step = round(next_s * rate)
@@ -240,8 +270,60 @@ class Transcription:
             begun = begun or bool(shown)
             yield SpeechPiece(shown, tuple(segments), language, 0.0, made.num_prompt_tokens, made.num_tokens)
 
+    async def _times(
+        self, prompt: Sequence[int], made: _Window, audio: tuple[Any, int], tokens: SpeechTokens
+    ) -> list[tuple[float, float]]:
+        """Return when each of a window's text tokens is spoken, (start, stop) in seconds from the window's start.
+
+        A token's weights are those of the position that reads it: what follows it has not been heard yet, so there its
+        speech ends, and that of the next token starts.
+        """
+        (samples, rate), ids = audio, made.token_ids
+        # The last token is the end, or has no successor.
+        read = ids[:-1] or ids
+        per_state = round(rate * tokens.step_s)
+        heard = max(1, (len(samples) + per_state // 2 - 1) // per_state)
+        alignment = Alignment(tokens.alignment_heads, len(prompt), heard, tokens.median_width)
+        asked = {"prompt_token_ids": [*prompt, *read], "multi_modal_data": {"audio": audio}, **self._salt}
+        weights_NE = await self._llm.aligned(asked, alignment, next(self._names), **self._options)
+        found = await asyncio.to_thread(last_states, weights_NE)
+        found += found[-1:] * (len(ids) - len(found))
+        stops = [state * tokens.step_s for state in found]
+        both = zip([0.0, *stops], stops, ids, strict=False)
+        return [(start, stop) for start, stop, token in both if token < tokens.end]
+
+    def _words(
+        self, stretches: Sequence[Stretch], times: Sequence[tuple[float, float]], offset_s: float, *, spaceless: bool
+    ) -> list[tuple[SpeechWord, ...]]:
+        """Return the words of each segment; `times` are those of their tokens, one segment after another."""
+
+        def decode(ids: list[int]) -> str:
+            return str(self._llm.tokenizer.decode(ids, False))
+
+        made, first = [], 0
+        for stretch in stretches:
+            own = times[first : first + len(stretch.token_ids)]
+            first += len(stretch.token_ids)
+            made.append(
+                tuple(
+                    SpeechWord(
+                        text.strip(), round(offset_s + own[places[0]][0], 3), round(offset_s + own[places[-1]][1], 3)
+                    )
+                    for text, places in word_groups(stretch.token_ids, decode, spaceless=spaceless)
+                    if text.strip()
+                )
+            )
+        return made
+
     def _segment(
-        self, index: int, offset_s: float, length_s: float, stretch: Stretch, text: str, made: _Window
+        self,
+        index: int,
+        offset_s: float,
+        length_s: float,
+        stretch: Stretch,
+        text: str,
+        made: _Window,
+        words: tuple[SpeechWord, ...],
     ) -> SpeechSegment:
         return SpeechSegment(
             index,
@@ -254,6 +336,7 @@ class Transcription:
             made.silence,
             made.temperature,
             offset_s,
+            words,
         )
 
     async def _tried(self, prompt: Sequence[int], audio: Any, tokens: SpeechTokens) -> _Window:
@@ -349,6 +432,12 @@ def check(order: SpeechOrder, form: SpeechForm, tokens: SpeechTokens | None, nam
     translates = bool(form.translate) if tokens is None else "translate" in tokens.tasks
     if order.translate and not translates:
         raise ParamsError(f"{name} does not translate audio.", "Transcribe it.", param="model")
+    if order.words and (tokens is None or not tokens.alignment_heads):
+        raise ParamsError(
+            f"{name} gives no times of words.",
+            "Ask for 'segment'. Whisper gives them where generation_config.json has alignment_heads.",
+            param="timestamp_granularities",
+        )
     if order.prompt and form.written:
         raise ParamsError(f"{name} takes no prompt for transcripts.", "Leave it out.", param="prompt")
 

@@ -20,12 +20,14 @@ class CrossContext:
     Attributes:
         index_by_layer: layer -> its index in the group.
         called: calls per layer.
+        watched: layers whose queries are wanted -> these, scaled, (T, H, C); None until the layer is called.
     """
 
     backend: CrossBackend
     metadata: CrossMetadata
     index_by_layer: Mapping[int, int]
     called: dict[int, int] = field(default_factory=dict)
+    watched: dict[int, Tensor | None] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

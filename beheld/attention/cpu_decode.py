@@ -12,6 +12,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,22 @@ from beheld.platform.registry import platform_of
 from beheld.platform.vector_ir import EXP, TYPES, float_text, load, spread, stored, words
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# `row` is the numbers of a row of q; with `store`, the row's keys and values follow its queries.
 _JOB = (
-    "q", "keys", "values", "tables", "first", "stop", "y", "scores",
-    "heads", "group", "shift", "mask", "width", "scale", "most", *jit.SHARED_WORDS,
+    "q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots",
+    "heads", "group", "shift", "mask", "width", "scale", "most", "row", *jit.SHARED_WORDS,
 )  # fmt: skip
-_POINTERS = ("q", "keys", "values", "tables", "first", "stop", "y", "scores")
+_POINTERS = ("q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots")
 _LANES, _LARGEST = 16, 256
 # Numbers of keys that one thread reads before others are worth being woken.
 _FEW_NUMBERS = 1 << 14
 _V = "<16 x float>"
+_KEYS, _VALUES = _JOB.index("keys"), _JOB.index("values")
+
+
+def has_steps(size: int, softcap: float | None, device: torch.device) -> bool:
+    """Return whether `steps` can be made for heads of this size."""
+    return softcap is None and size % _LANES == 0 and size <= _LARGEST and _vectors(device)
 
 
 def attends(q_BHC: Tensor, kv: LayerKV, block_size: int) -> bool:
@@ -63,19 +71,76 @@ def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tupl
     start = ctypes.addressof(places)
     job = (ctypes.c_int64 * len(_JOB))(
         q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
-        y_BHC.data_ptr(), scores.data_ptr(), key_heads, heads // key_heads, block_size.bit_length() - 1,
-        block_size - 1, tables_BN.shape[1], struct.unpack("<i", struct.pack("<f", scale))[0], most, 0, 0,
+        y_BHC.data_ptr(), scores.data_ptr(), 0, key_heads, heads // key_heads, block_size.bit_length() - 1,
+        block_size - 1, tables_BN.shape[1], _bits(scale), most, heads * size, 0, 0,
     )  # fmt: skip
     kind = _KINDS[q_BHC.dtype]
     _compiled(kind, size).run("decode", job, parts, threads)
     return y_BHC
 
 
+class SequenceWords:
+    """The words of jobs that are the same in all layers of a group in a step of decoding sequences alone.
+
+    Args:
+        seen_BL: the positions that each sequence sees, a first and a stop.
+        slots_B: int64, where each sequence's newest key and value are stored.
+    """
+
+    def __init__(self, tables_BN: Tensor, seen_BL: Sequence[tuple[int, int]], slots_B: Tensor, block_size: int) -> None:
+        sequences = len(seen_BL)
+        self._tables_BN, self._slots_B = tables_BN[:sequences].to(torch.int32).contiguous(), slots_B.long().contiguous()
+        most = max(stop - first for first, stop in seen_BL)
+        most += -most % _LANES
+        # A row for each thread.
+        self._scores = torch.empty(torch.get_num_threads() * most)
+        self._places = (ctypes.c_int64 * (2 * sequences))(*(f for f, _ in seen_BL), *(s for _, s in seen_BL))
+        start = ctypes.addressof(self._places)
+        values = {
+            "tables": self._tables_BN.data_ptr(), "first": start, "stop": start + 8 * sequences,
+            "scores": self._scores.data_ptr(), "slots": self._slots_B.data_ptr(), "most": most,
+            "shift": block_size.bit_length() - 1, "mask": block_size - 1, "width": self._tables_BN.shape[1],
+        }  # fmt: skip
+        self._words = [(_JOB.index(name), value) for name, value in values.items()]
+
+    def set(self, job: Any, kv: LayerKV) -> None:
+        """Let a job of `steps` compute a layer of this step."""
+        job[_KEYS], job[_VALUES] = kv.keys.data_ptr(), kv.values.data_ptr()
+        for place, value in self._words:
+            job[place] = value
+
+
+def steps(
+    q: int, y: int, kind: str, heads: tuple[int, int], size: int, scale: float
+) -> tuple[Any, list[jit.ProgramStep]]:
+    """Return a job and a program's steps that store each row's key and value and attend; see SequenceWords.
+
+    Args:
+        q: the address of rows of queries, keys and values, (B, H + 2 K, C).
+        y: the address of the result, (B, H, C).
+        kind: their type, "f32" or "bf16".
+        heads: H and K.
+    """
+    job = (ctypes.c_int64 * len(_JOB))(q)
+    values = {"y": y, "heads": heads[1], "group": heads[0] // heads[1], "scale": _bits(scale)}
+    for name, value in (values | {"row": (heads[0] + 2 * heads[1]) * size}).items():
+        job[_JOB.index(name)] = value
+    functions = _compiled(kind, size)
+    stores = jit.ProgramStep(functions.address("store"), job, None, True)
+    return job, [stores, jit.ProgramStep(functions.address("decode"), job, None, True, per_row=heads[1])]
+
+
+def _bits(number: float) -> int:
+    """Return the bits of a float32 as a word."""
+    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return found
+
+
 @functools.cache
 def _compiled(kind: str, size: int) -> jit.CompiledModule:
     products = host.byte_products()
     assert products is not None, "see `attends`"
-    return jit.CompiledModule((functools.partial(_module, kind, size, products.bfloat16),), ("decode",), _JOB)
+    return jit.CompiledModule((functools.partial(_module, kind, size, products.bfloat16),), ("decode", "store"), _JOB)
 
 
 def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
@@ -149,13 +214,18 @@ part:
   %table.off = mul i64 %b, %width
   %table = getelementptr i32, ptr %tables, i64 %table.off
   %first.query = mul i64 %p, %group
+  %own.query = mul i64 %head, %group
+  %q.row = mul i64 %b, %row
   br label %query
 query:
   %g = phi i64 [0, %part], [%g.next, %query.end]
   %h = add i64 %first.query, %g
-  %q.off = mul i64 %h, {size}
+  %y.off = mul i64 %h, {size}
+  %own.head = add i64 %own.query, %g
+  %own.off = mul i64 %own.head, {size}
+  %q.off = add i64 %q.row, %own.off
   %q.head = getelementptr {type_}, ptr %q, i64 %q.off
-  %y.head = getelementptr {type_}, ptr %y, i64 %q.off
+  %y.head = getelementptr {type_}, ptr %y, i64 %y.off
 {queries}
   br label %key
 key:
@@ -220,6 +290,45 @@ part.end:
   %p.next = add i64 %p, 1
   %p.more = icmp ult i64 %p.next, %end
   br i1 %p.more, label %part, label %done
+done:
+  ret void
+}}
+define void @store(ptr %job, i64 %begin, i64 %end) {{
+entry:
+{words(_JOB, _POINTERS, "q", "keys", "values", "slots", "heads", "group", "row")}
+  %queries = mul i64 %heads, %group
+  %own.numbers = mul i64 %heads, {size}
+  %before.keys = mul i64 %queries, {size}
+  %none = icmp uge i64 %begin, %end
+  br i1 %none, label %done, label %part
+part:
+  %b = phi i64 [%begin, %entry], [%b.next, %part.end]
+  %slot.at = getelementptr i64, ptr %slots, i64 %b
+  %slot = load i64, ptr %slot.at
+  %to = mul i64 %slot, %own.numbers
+  %q.row = mul i64 %b, %row
+  %from = add i64 %q.row, %before.keys
+  br label %moving
+moving:
+  %c = phi i64 [0, %part], [%c.next, %moving]
+  %k.from = add i64 %from, %c
+  %v.from = add i64 %k.from, %own.numbers
+  %k.to = add i64 %to, %c
+  %k.at = getelementptr {type_}, ptr %q, i64 %k.from
+  %v.at = getelementptr {type_}, ptr %q, i64 %v.from
+  %key.at = getelementptr {type_}, ptr %keys, i64 %k.to
+  %value.at = getelementptr {type_}, ptr %values, i64 %k.to
+  %k = load <16 x {type_}>, ptr %k.at, align 2
+  %v = load <16 x {type_}>, ptr %v.at, align 2
+  store <16 x {type_}> %k, ptr %key.at, align 2
+  store <16 x {type_}> %v, ptr %value.at, align 2
+  %c.next = add i64 %c, 16
+  %more = icmp ult i64 %c.next, %own.numbers
+  br i1 %more, label %moving, label %part.end
+part.end:
+  %b.next = add i64 %b, 1
+  %left = icmp ult i64 %b.next, %end
+  br i1 %left, label %part, label %done
 done:
   ret void
 }}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.attention import cpu_decode
 from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import CrossContext, current
 from beheld.attention.cross import attend_with_sums, read_states
@@ -71,6 +72,34 @@ def attend_layer(
     ).unsqueeze(0)  # fmt: skip
 
 
+def decodes_alone(layer: int, q_BHC: Tensor, window: int | None, job: Any) -> bool:
+    """Let a job of cpu_decode's `steps` compute this layer, if the current pass is of decoding sequences alone.
+
+    Args:
+        q_BHC: memory as the queries'.
+
+    Returns:
+        Whether the job computes the layer, which then counts as called; otherwise `attend_layer` does.
+    """
+    context = current()
+    kv, metadata, backend = context.kv.get(layer), context.metadata, context.backend
+    rows = q_BHC.shape[0]
+    if type(backend) is not TorchBackend or type(kv) is not LayerKV or context.tail is not None:
+        return False
+    if metadata.stored or not metadata.num_decodes == len(metadata.starts) == rows:
+        return False
+    group = metadata.groups[kv.group]
+    if window != (group.window if group.chunk is None else None) or len(group.slots_T) != rows:
+        return False
+    if "alone" not in group.extra:
+        group.extra["alone"] = cpu_decode.attends(q_BHC, kv, metadata.block_size)
+    if not group.extra["alone"]:
+        return False
+    context.called[layer] = context.called.get(layer, 0) + 1
+    backend.decode_words(group, metadata).set(job, kv)
+    return True
+
+
 def _shape_of(sizes: tuple[int, ...]) -> str:
     return f"{sizes[0]} key-value heads of {sizes[1]} and {sizes[2]} numbers"
 
@@ -117,6 +146,8 @@ def attend_cross(layer: int, q_1THC: Tensor, scale: float) -> Tensor:
         ModelError: the pass has no states for this layer.
     """
     cross, index = _crossing(layer)
+    if layer in cross.watched:
+        cross.watched[layer] = q_1THC[0].float() * scale
     return cross.backend.attend(q_1THC[0], index, cross.metadata, scale).unsqueeze(0)
 
 

@@ -105,10 +105,7 @@ class TorchBackend:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
         simple = softcap is None and sinks_H is None and bias_HD is None and further is None
         if simple and cpu_decode.attends(q_BHC, kv, metadata.block_size):
-            if "seen" not in group.extra:
-                lengths = metadata.lengths[: metadata.num_decodes]
-                group.extra["seen"] = [(n - _seen_from(n - 1, group), n) for n in lengths]
-            return cpu_decode.attend(q_BHC, kv, group.tables_BN, group.extra["seen"], scale)
+            return cpu_decode.attend(q_BHC, kv, group.tables_BN, _seen(group, metadata), scale)
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
             return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)
@@ -116,6 +113,14 @@ class TorchBackend:
             group.extra["decode"] = _decode_slots(metadata, group)
         slots_BL, hidden_BL = group.extra["decode"]
         return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H, bias_HD, further)
+
+    def decode_words(self, group: GroupMetadata, metadata: AttnMetadata) -> cpu_decode.SequenceWords:
+        """Return the words of a step of decoding sequences alone, made once for all layers of a group."""
+        if "words" not in group.extra:
+            seen = _seen(group, metadata)
+            group.extra["words"] = cpu_decode.SequenceWords(group.tables_BN, seen, group.slots_T, metadata.block_size)
+        words: cpu_decode.SequenceWords = group.extra["words"]
+        return words
 
     def attend_latent(
         self, q_THC: Tensor, latent_TW: Tensor, up_HDR: Tensor, kv: LayerLatent, metadata: AttnMetadata, scale: float
@@ -181,6 +186,15 @@ def _decode_slots(metadata: AttnMetadata, group: GroupMetadata) -> tuple[Tensor,
     # Padding reads slot 0 of the null block, which is never written: a freed block may hold NaN, and 0 * NaN is NaN.
     slots_BL.masked_fill_(hidden_BL, 0)
     return slots_BL, None if min(seen) == longest else hidden_BL
+
+
+def _seen(group: GroupMetadata, metadata: AttnMetadata) -> list[tuple[int, int]]:
+    """Return the positions that each decoding sequence sees, a first and a stop."""
+    if "seen" not in group.extra:
+        lengths = metadata.lengths[: metadata.num_decodes]
+        group.extra["seen"] = [(n - _seen_from(n - 1, group), n) for n in lengths]
+    found: list[tuple[int, int]] = group.extra["seen"]
+    return found
 
 
 def _seen_from(position: int, group: GroupMetadata) -> int:

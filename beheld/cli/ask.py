@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import engine_options
-from beheld.cli.media import content, references
+from beheld.cli.media import check_question, content, references
 from beheld.flags.engine import add_engine_flags
 from beheld.utils.gc_tuning import paused_collector
 
@@ -42,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         from beheld.core.params import SamplingParams
 
     *media, question = arguments.words
+    check_question(question)
     refs = references(media)
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
     options = {"max_num_seqs": 1, "use_tqdm_on_load": False, **engine_options(arguments)}

@@ -26,6 +26,20 @@ def references(names: Sequence[str]) -> list[MediaRef]:
     return [_reference(name) for name in names]
 
 
+def check_question(text: str) -> None:
+    """Refuse a file in the question's place: the question was forgotten, and the model would answer a file's name.
+
+    Raises:
+        UserError: the text names a file.
+    """
+    path = Path(text)
+    if path.suffix.lower() in IMAGE | VIDEO | AUDIO and path.is_file():
+        raise UserError(
+            f"There is no question: the last argument, {text!r}, is a file.",
+            'Put the question after the media: beheld ask photo.jpg "What is this?"',
+        )
+
+
 def content(refs: Sequence[MediaRef]) -> list[dict[str, Any]]:
     """Return the parts of a chat message for these media."""
     return [{"type": ref.modality, ref.modality: ref.source} for ref in refs]

@@ -136,7 +136,24 @@ class Parser(argparse.ArgumentParser):
         known = [flag[2:] for flag in self._option_string_actions if flag.startswith("--") and "_" not in flag]
         # The leading dashes, common to all flags, do not count as similarity.
         near = nearest(key.lstrip("-"), known).replace("'", "'--", 1)
-        self.error(f"unknown flag {name}. {near}".strip())
+        self.error(f"unknown flag {name}. {self._place_of(name) or near}".strip())
+
+    def _place_of(self, name: str) -> str:
+        """Return where a flag of subcommands stands; empty if it belongs to none."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command, parser in action.choices.items():
+                    if name in parser._option_string_actions:
+                        return f"It stands after a command: {self.prog} {command} {name}"
+        return ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is not among the choices, as argparse does, and name the nearest."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = nearest(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}. {near}" if near else error.message) from None
 
 
 def _takes_entries(action: argparse.Action | None) -> TypeGuard[argparse.Action]:

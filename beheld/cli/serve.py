@@ -16,13 +16,17 @@ from beheld.cli.flags import add_server_flags, apply_file, engine_options, serve
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.flags.engine import add_engine_flags
+from beheld.platform import host
 from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
 from beheld.utils.gc_tuning import paused_collector, set_aside
+from beheld.utils.log import get_logger
 
 if TYPE_CHECKING:
     from beheld.engine.process import Spawned
     from beheld.server.options import ServerOptions
+
+logger = get_logger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +82,25 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
         llm = AsyncLLM(model, engine=place, **options)
     try:
         set_aside()
-        serve(llm, server, listener)
+        serve(llm, fit_bodies(server), listener)
         return 0 if llm.alive else 3
     finally:
         llm.close()
+
+
+def fit_bodies(server: ServerOptions) -> ServerOptions:
+    """Fit the limit on request bodies to the memory that the process's control group leaves, if it has a limit."""
+    group = host.group_memory()
+    if group is None:
+        return server
+    fitting = server.within(group[0])
+    if fitting != server:
+        logger.info(
+            "The container leaves %d MiB: all request bodies together may have %d MiB (--max-reading-mib).",
+            group[0] >> 20,
+            fitting.max_reading_bytes >> 20,
+        )
+    return fitting
 
 
 def _spawned(options: dict[str, Any]) -> list[Spawned]:

@@ -84,7 +84,11 @@ SHORT = {
 # By flag: vLLM's name of a parser -> beheld's parser of the same format.
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "ernie45", "nemotron_v3", "holo2"), "think"
+        (
+            *("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
+            *("mimo", "minicpmv", "minimax_m2", "olmo3", "step3", "step3p5"),
+        ),
+        "think",
     )
     | {"openai_gptoss": "openai"},
     "tool-call-parser": {
@@ -92,6 +96,11 @@ SAME: dict[str, dict[str, str]] = {
         "qwen3_xml": "qwen3_coder",
         "glm47": "glm45",
         "deepseek_v31": "deepseek_v3",
+        "ernie45": "hermes",
+        "granite4": "hermes",
+        "llama4_pythonic": "pythonic",
+        "qwen3_json": "hermes",
+        "step3p5": "qwen3_coder",
     },
 }
 

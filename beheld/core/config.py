@@ -367,6 +367,7 @@ class EngineConfig:
         max_cpu_loras: the most adapters in host memory.
         media_loras: pairs (modality, adapter) for requests that name no adapter, most important modality first.
         num_draft_tokens: the most draft tokens that one slice checks; 0 turns speculation off.
+        max_logprobs: the most candidates that a request may ask for at each token; -1 for the whole vocabulary.
         quantization: the method by which weights are quantized as they are loaded, of QUANTIZED_AT_LOAD; None for none.
         exact_weights: whether weights of few bits are dequantized everywhere, because float32 was asked for.
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
@@ -410,6 +411,7 @@ class EngineConfig:
     max_cpu_loras: int = 1
     media_loras: tuple[tuple[str, LoRARequest], ...] = ()
     num_draft_tokens: int = 0
+    max_logprobs: int = 20
     quantization: str | None = None
     exact_weights: bool = False
     tensor_parallel_size: int = 1

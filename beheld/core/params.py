@@ -17,6 +17,8 @@ from beheld.core.repetition import RepetitionDetectionParams
 GREEDY_BELOW = 1e-5
 # Logits over a smaller one, and over a temperature, are not finite in float32.
 MIN_REPETITION_PENALTY = 1e-6
+# The most tokens of `logprob_token_ids`, as in vLLM.
+MAX_LOGPROB_TOKEN_IDS = 128
 LogitsProcessor = Callable[..., Any]
 
 
@@ -102,6 +104,7 @@ class Sampling:
         allowed_token_ids: if given, no other ids are sampled.
         bad_words_ids: token sequences that the answer must not contain.
         logprobs, prompt_logprobs: number of candidates to report besides the token itself; None means no report.
+        logprob_ids: the candidates of `logprobs`, in this order; empty for the likeliest.
         grammar: the answer's grammar; the sequence then has at most one token in flight.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
         no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
@@ -130,6 +133,7 @@ class Sampling:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     no_repeat_ngram: int = 0
@@ -151,6 +155,23 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Alignment:
+    """Which weights of cross-attention say when a prompt's tokens are spoken; see pool/alignment.py.
+
+    Attributes:
+        heads: pairs (decoder layer, query head).
+        start: the first position whose weights are read.
+        num_states: how many of the item's first states were heard; what follows is silence that fills it up.
+        width: states of the median filter, an odd number.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    start: int
+    num_states: int
+    width: int = 7
+
+
+@dataclass(frozen=True)
 class Pooling:
     """Resolved pooling parameters of one sequence: nothing is sampled; the prompt gives a vector or scores.
 
@@ -163,6 +184,8 @@ class Pooling:
         step_id: see `method`.
         returned_ids: the classes whose scores are given, in this order; empty gives all.
         second: the position where the second text of a pair starts; None for one text.
+        alignment: if given, no hidden state is pooled: a model that generates gives the weights (N, E) of the prompt's
+            positions from `alignment.start` on.
     """
 
     task: str = "embed"
@@ -172,11 +195,12 @@ class Pooling:
     step_id: int | None = None
     returned_ids: tuple[int, ...] = ()
     second: int | None = None
+    alignment: Alignment | None = None
 
     @property
     def reads_all(self) -> bool:
-        """True if pooling needs hidden states before the last position. They exist only for positions computed now."""
-        return self.method != "last"
+        """True if pooling needs what is computed before the last position; only positions computed now have it."""
+        return self.method != "last" or self.alignment is not None
 
 
 @dataclass
@@ -200,7 +224,9 @@ class StructuredOutputs:
 class SamplingParams:
     """How to choose tokens. Names, meaning and defaults follow vLLM's class of the same name.
 
-    numpy's numbers are accepted and become Python's.
+    numpy's numbers are accepted and become Python's. `logprobs` and `prompt_logprobs` of -1 report the whole
+    vocabulary, which max_logprobs must allow. `logprob_token_ids` names the tokens that are reported in place of the
+    likeliest, up to 128; they have no rank.
 
     Raises:
         ParamsError: a keyword is unknown or a value is wrong; the error names the parameter. The constructor raises it,
@@ -226,6 +252,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -271,8 +298,8 @@ class SamplingParams:
         self.seed = whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         self.top_k = whole("top_k", self.top_k, -1)
         # The engine's max_logprobs limits them when the request is resolved.
-        self.logprobs = whole("logprobs", self.logprobs, 0, optional=True)
-        self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, 0, optional=True)
+        self.logprobs = whole("logprobs", self.logprobs, -1, optional=True)
+        self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, -1, optional=True)
         self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, optional=True)
         if self.truncate_prompt_tokens == 0:
             raise ParamsError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
@@ -302,9 +329,9 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise ParamsError("stop strings need detokenize=True.", "Use stop_token_ids instead.", param="stop")
         strings("bad_words", self.bad_words)
-        for name in ("stop_token_ids", "allowed_token_ids", "logits_processors"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logits_processors"):
             sequence(name, getattr(self, name))
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             given = getattr(self, name) or ()
             # Lists as long as a vocabulary are common, so a list of Python's own ints is not copied.
             if set(map(type, given)) <= {int} and (not given or min(given) >= 0):
@@ -315,6 +342,7 @@ class SamplingParams:
             raise ParamsError(
                 "allowed_token_ids must not be empty.", "Leave it out to allow all.", param="allowed_token_ids"
             )
+        self._verify_reported()
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise ParamsError("logit_bias must map token ids to numbers.", "Give {token_id: bias}.", param="logit_bias")
         for token, bias in (self.logit_bias or {}).items():
@@ -350,6 +378,24 @@ class SamplingParams:
                 "spaces_between_special_tokens=False is not available.",
                 "Leave it out.",
                 param="spaces_between_special_tokens",
+            )
+
+    def _verify_reported(self) -> None:
+        """Check the tokens whose log-probabilities are reported."""
+        if not self.logprob_token_ids:
+            return
+        count = len(self.logprob_token_ids)
+        if count > MAX_LOGPROB_TOKEN_IDS:
+            raise ParamsError(
+                f"logprob_token_ids has {count} tokens; at most {MAX_LOGPROB_TOKEN_IDS} are allowed.",
+                "Name fewer, or ask for logprobs=-1, which are those of all tokens.",
+                param="logprob_token_ids",
+            )
+        if self.logprobs is not None and self.logprobs != count:
+            raise ParamsError(
+                f"logprobs is {self.logprobs}, and logprob_token_ids has {count} tokens.",
+                "Leave logprobs out: the named tokens are reported in place of the likeliest.",
+                param="logprob_token_ids",
             )
 
     def clone(self) -> SamplingParams:

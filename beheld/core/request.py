@@ -71,6 +71,7 @@ class Request:
         receipts: one per media item.
         prompt: the prompt's text, if the user gave text.
         grounding: how to read the places that the answer names; None if nobody asks for them.
+        at_end: nobody reads the answer before its end, so its tokens may come several at a time.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Request:
     receipts: tuple[MediaReceipt, ...] = ()
     prompt: str | None = None
     grounding: AnswerGrounding | None = None
+    at_end: bool = False
 
     @property
     def grammar(self) -> Grammar | None:

@@ -36,12 +36,14 @@ class SpeechOrder:
         prompt: text before the audio's, or its style and names.
         translate: write English, whatever is spoken.
         timestamps: say when each segment is spoken.
+        words: say when each word is spoken, and each segment.
     """
 
     language: str = ""
     prompt: str = ""
     translate: bool = False
     timestamps: bool = False
+    words: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,9 @@ class SpeechTokens:
         languages: code -> token; empty for models of English alone.
         window_s: the longest audio of one request, in seconds.
         silence: the token whose probability after `start` is that of silence; None if there is none.
+        alignment_heads: pairs (decoder layer, head) whose attention follows the audio as the words do, so that words
+            have times; empty if none are known.
+        median_width: states of the median filter over that attention.
     """
 
     start: int
@@ -70,6 +75,8 @@ class SpeechTokens:
     window_s: float = 30.0
     silence: int | None = None
     step_s: float = 0.02
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    median_width: int = 7
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,15 @@ class SpeechForm:
 
 
 @dataclass(frozen=True)
+class SpeechWord:
+    """A word of a transcript with its punctuation; times in seconds from the audio's start."""
+
+    text: str
+    start_s: float
+    stop_s: float
+
+
+@dataclass(frozen=True)
 class SpeechSegment:
     """A stretch of a transcript; times in seconds from the audio's start.
 
@@ -127,6 +143,7 @@ class SpeechSegment:
         silence: the probability that nothing is spoken in its window; None if the model does not tell.
         temperature: with which its window was sampled.
         window_s: where its window starts.
+        words: if they were asked for.
     """
 
     index: int
@@ -139,6 +156,7 @@ class SpeechSegment:
     silence: float | None = None
     temperature: float = 0.0
     window_s: float = 0.0
+    words: tuple[SpeechWord, ...] = ()
 
 
 @dataclass(frozen=True)

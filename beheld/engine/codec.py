@@ -14,6 +14,7 @@ CODEC = Codec(
         *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
         *(outputs.TokenEvent, plan.TokenLogprobs, plan.PromptLogprobs),
         *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
+        params.Alignment,
         repetition.RepetitionDetectionParams,
         *(request.Request, request.LoRARequest, request.FinishReason),
         *(grounding.AnswerGrounding, grounding.GroundedImage),

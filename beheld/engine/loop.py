@@ -13,6 +13,7 @@ from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.engine.core import EngineCore, InFlight
+from beheld.engine.held_tokens import HeldTokens
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -58,6 +59,15 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
         reply: sends a reply; called after every step with events.
     """
     in_flight: InFlight | None = None
+    held = HeldTokens()
+
+    def send(message: Reply) -> None:
+        if isinstance(message, Events):
+            message = Events(held.take(message.events))
+            if not message.events:
+                return
+        reply(message)
+
     waiting = _WaitingRequests(inbox)
     core.executor.on_loss(lambda: inbox.put(Lost()))
     try:
@@ -66,11 +76,15 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
             while message is not None:
                 if isinstance(message, Close):
                     return
-                _handle(core, message, reply, waiting)
+                if isinstance(message, Submit):
+                    held.add(message.requests)
+                elif isinstance(message, Unread):
+                    held.drop(message.request_ids)
+                _handle(core, message, send, waiting)
                 message = inbox.poll()
             in_flight, events = core.step(in_flight)
             if events:
-                reply(Events(tuple(events)))
+                send(Events(tuple(events)))
     except Exception as error:
         # The state is unknown now, so no later result is reliable.
         logger.exception("The engine has died.")

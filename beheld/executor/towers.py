@@ -1,4 +1,4 @@
-"""The towers of a model alone, in the caller's process."""
+"""Offers runner/towers.py to the engine, which does not import the runner."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ CODEC = Codec(
         *config.MODEL_CLASSES,
         *(config.EngineConfig, config.Capacity, config.MediaWork),
         *(media.MediaItem, plan.SpanView, plan.Admission, plan.EncodeItem),
-        *(params.Sampling, params.Pooling, request.LoRARequest),
+        *(params.Sampling, params.Pooling, params.Alignment, request.LoRARequest),
         *(StartRank, Joining, Started, Beat, Step, StepFailed, Sync, Synced, AskMissing, Missing, RankItems),
         *(AddRankLoRA, Added, RemoveLoRA, PinLoRA, RankFailed, CloseRank),
     )

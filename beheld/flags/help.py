@@ -49,7 +49,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     ),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; `int8`: 8 bits and a scale by position and head, on a CPU"),
     "seed": ("random", "seed of requests that set none"),
-    "max_logprobs": ("", "most candidates that a request may ask for at each token"),
+    "max_logprobs": ("", "most candidates that a request may ask for at each token; -1 for the whole vocabulary"),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),
     "max_num_seqs": ("64 on a CPU, else 256; 1024 for a small model that pools", "sequences computed at once"),
     "max_num_batched_tokens": (

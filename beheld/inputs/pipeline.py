@@ -248,7 +248,7 @@ class InputPipeline:
 
     @asynccontextmanager
     async def fetched(self, read: ReadRequest, reserve: Reserve | None = None) -> AsyncGenerator[ReadRequest, None]:
-        """Yield the same draft with remote media fetched; their bytes are reserved within the block.
+        """Yield the same request with remote media fetched; their bytes are reserved within the block.
 
         Without this step, `make_items` fetches them and holds a thread meanwhile.
 
@@ -390,7 +390,7 @@ class InputPipeline:
         """Make one item of each modality, for the engine's self-test.
 
         Args:
-            large: pictures of the usual size instead of small ones.
+            large: images of the usual size instead of small ones.
 
         Raises:
             ModelError: the checkpoint's processor cannot make one.

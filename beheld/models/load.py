@@ -19,11 +19,11 @@ from beheld.checkpoint.weights import check_weights, has_weights, in_parts
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, ModelError, first_line
 from beheld.families import registry
-from beheld.models import out_of_memory, pooling_head, towers, unread
+from beheld.models import disabled_towers, out_of_memory, pooling_head, unread
 from beheld.models.find_shards import find
+from beheld.models.load_progress import shard_bar
 from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
-from beheld.models.shards import shard_bar
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_part
@@ -31,6 +31,7 @@ from beheld.models.surgery.staged import bounds_of, empty_others, staged
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
+from beheld.platform import host
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
@@ -40,6 +41,8 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 _GREATEST = 1e18
+# Numbers whose absolute values are taken at a time.
+_PIECE = 1 << 18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -113,7 +116,7 @@ def load_model(
 def _needed(model_class: Any, info: ModelInfo, limits: Mapping[str, int]) -> Any:
     """Return the class of models that are made without the towers of disabled media, and without what is not read."""
     family = registry.model(info.family)
-    return unread.without(towers.without(model_class, family.towers, limits), family.unread)
+    return unread.without(disabled_towers.without(model_class, family.towers, limits), family.unread)
 
 
 def _limits(config: EngineConfig, piped: RankGroup | None) -> Mapping[str, int]:
@@ -347,7 +350,7 @@ def _from_files(
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
     absent = (*getattr(model, "left_out", ()), *getattr(model, "unread", ()))
-    unused = sorted(key for key in unexpected if not towers.belongs(key, absent))
+    unused = sorted(key for key in unexpected if not disabled_towers.belongs(key, absent))
     if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
@@ -369,14 +372,27 @@ def _check_finite(model: Any, name: str) -> None:
         ModelError: it names one.
     """
     named = [(key, value) for key, value in model.named_parameters() if value.dtype in _FLOATS and value.numel()]
-    # Greatest absolute values: NaN if any number is one, and never out of range, as a sum may be.
-    greatest = torch.stack([torch.linalg.vector_norm(value.detach(), math.inf).float() for _, value in named])
+    pages = host.FilePages()
+    greatest = torch.stack([_greatest(value.detach(), pages) for _, value in named])
+    pages.end()
     wrong = [key for (key, _), finite in zip(named, (greatest < _GREATEST).tolist(), strict=True) if not finite]
     if wrong:
         raise ModelError(
             f"Of the weights of {name!r} {len(wrong)} hold NaN or infinity, or come near it, for example {wrong[0]!r}.",
             "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
         )
+
+
+def _greatest(values: torch.Tensor, pages: host.FilePages) -> torch.Tensor:
+    """Return the greatest absolute value: NaN if any number is one, and never out of range, as a sum may be."""
+    if not platform_of(values.device).shares_host_memory or not values.is_contiguous():
+        return torch.linalg.vector_norm(values, math.inf).float()
+    # On a CPU a norm is slow; pieces of absolute values stay in the caches.
+    pieces = values.view(-1).split(_PIECE)
+    absolute = torch.empty_like(pieces[0])
+    greatest = torch.stack([torch.abs(piece, out=absolute[: len(piece)]).amax() for piece in pieces]).amax().float()
+    pages.read(values.data_ptr(), values.nbytes)
+    return greatest
 
 
 def _settling(method: QuantMethod, model_class: Any) -> Operation:

@@ -36,7 +36,8 @@ from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, 
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.models.surgery.sharded import resize, sum_up
-from beheld.platform import jit
+from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
+from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -148,11 +149,17 @@ def _pack_convolutions(target: Target, changes: Changes) -> None:
 
 
 def _pack(target: Target, changes: Changes) -> None:
-    kind = PackedLinear if can_pack() else SmallBatchLinear
+    packed = PackedLinear if can_pack() else SmallBatchLinear
+    compiles = can_multiply()
+
+    def kind(linear: nn.Linear) -> nn.Module:
+        return VectorLinear(linear) if compiles and VectorLinear.fits(linear) else packed(linear)
+
     # A head that shares the embeddings' weights keeps a separate packed copy from now on.
     changes.undo_with(target.model.tie_weights)
     found = replace_linears(target.model, kind, _dtype(target), changes)
-    logger.debug("Replaced %d linear layers by %s.", found, kind.__name__)
+    host.give_back_freed()
+    logger.debug("Replaced %d linear layers by %s.", found, "VectorLinear" if compiles else packed.__name__)
 
 
 def _pad_rows(target: Target, changes: Changes) -> None:
@@ -294,7 +301,8 @@ OPERATIONS = (
         "packed linears",
         Stage.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware",
-        replaces="linear layers, by ones with weights in oneDNN's order (or, without oneDNN, with tiled outputs)",
+        replaces="linear layers, by ones with weights in the order of products compiled for this CPU (bfloat16, with "
+        "llvmlite), in oneDNN's order, or, without oneDNN, with tiled outputs",
         apply=_pack,
         suits=_packs,
     ),
@@ -357,7 +365,7 @@ OPERATIONS = (
     Operation(
         "layers in two calls",
         Stage.COMPILE,
-        needs="a CPU, and weights of few bits that it multiplies as they are; decoder layers of the usual form",
+        needs="a CPU, and weights of few bits or bfloat16 that it multiplies so; decoder layers of the usual form",
         replaces="their forward: functions compiled for this CPU compute all but attention",
         apply=_cpu_layers,
         suits=lambda target: _on_cpu(target) and not _shared(target) and jit.available() and env.FUSE(),

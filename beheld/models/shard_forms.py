@@ -1,6 +1,6 @@
-"""The forms of modules that ranks share out, in parts that know nothing of each other.
+"""Checks of a module's parts, and cuts of its linear layers, for the code that finds what ranks share out.
 
-A module that has anything else with weights has another form.
+A module that has further parts with weights is of another form, and is not cut.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.parallel.connections import Connections
+from beheld.parallel.host_sums import HostSums
 from beheld.parallel.meeting import Folder, Meeting, interface_of
 from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
@@ -66,6 +68,8 @@ class RankGroup:
         self._host: Any = None
         self._device: Any = None
         self._holds = False
+        self._connections: Connections | None = None
+        self._near: HostSums | None = None
         self._peers: PeerSums | None = None
         self._peers_known = backend != "nccl" or not env.PEER_SUMS() or not self._meeting.one_host
         # What is being sent must stay.
@@ -85,7 +89,10 @@ class RankGroup:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = _LIMIT
+        opening = Connections(address)
         self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), self.rank, self.size, options)
+        opening.opened()
+        self._connections = opening
         self._device = self._host
         if self._backend == "nccl":
             VARIABLES.hold(interface_of(address))
@@ -100,6 +107,8 @@ class RankGroup:
             dist.BroadcastOptions(),
         )
         self._least.reduceOp = dist.ReduceOp.MIN
+        if self._backend == "gloo" and isinstance(self._meeting, Folder) and self.size > 1:
+            self._near = self._find_near(self._meeting.file("memory"))
         # On the caller's stream, so that a CUDA graph captured on it holds the collective.
         for each in (self._sum, self._gather, self._cast):
             each.asyncOp = False
@@ -130,12 +139,25 @@ class RankGroup:
             self._peers_known = True
             self._peers = self._find_peers(x.device)
         with self._waiting():
-            if self._peers is not None and self._peers.takes(dense):
+            if self._near is not None and self._near.takes(dense):
+                self._near.sum_(dense)
+            elif self._peers is not None and self._peers.takes(dense):
                 self._peers.sum_(dense)
             else:
                 _finish(self._device.allreduce([dense], self._sum))
         if dense.data_ptr() != x.data_ptr():
             x.copy_(dense)
+
+    def _find_near(self, path: Path) -> HostSums | None:
+        """Return memory that all ranks share, if each has it; called while they connect."""
+        found: HostSums | None = None
+        try:
+            found = HostSums(path, self.rank, self.size)
+        except (OSError, RuntimeError) as error:
+            logger.debug("Sums are gloo's: %s.", error)
+        have = torch.tensor([found is not None], dtype=torch.int64)
+        _finish(self._host.allreduce([have], self._least))
+        return found if have.item() else None
 
     def _find_peers(self, device: torch.device) -> PeerSums | None:
         """Return sums by the GPUs' own memory if all ranks can have them and agree on a trial."""
@@ -179,9 +201,12 @@ class RankGroup:
         if not x.numel():
             return x.new_empty(sizes)
         dense = x.contiguous()
-        out = dense.new_empty(self.size * dense.numel())
         with self._waiting():
-            _finish(self._device._allgather_base(out, dense.view(-1), self._gather))
+            if self._near is not None and self._near.takes(dense):
+                out = self._near.joined(dense)
+            else:
+                out = dense.new_empty(self.size * dense.numel())
+                _finish(self._device._allgather_base(out, dense.view(-1), self._gather))
         return out.view(self.size, *dense.shape).movedim(0, -2).reshape(sizes)
 
     def copy_from(self, x: Tensor, source: int) -> None:
@@ -234,8 +259,12 @@ class RankGroup:
         return found
 
     def abort(self) -> None:
-        """End what waits on the device for ranks that are gone; any thread may call it."""
+        """End what waits for ranks that are gone, on the device and on the host; any thread may call it."""
         device, peers = self._device, self._peers
+        if self._connections is not None:
+            self._connections.cut()
+        if self._near is not None:
+            self._near.abort()
         if peers is not None:
             peers.abort()
         if device is not None and device is not self._host:
@@ -252,7 +281,7 @@ class RankGroup:
             self._holds = False
             VARIABLES.leave()
         device, host, peers = self._device, self._host, self._peers
-        self._device = self._host = self._peers = None
+        self._device = self._host = self._peers = self._near = None
         if peers is not None:
             peers.close()
         if device is None or device is host:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 _GROUPS = Path("/sys/fs/cgroup")
-# (limit, use, statistics, the entry of files that the system would give up) of versions 2 and 1 of control groups.
+_OWN_GROUPS = Path("/proc/self/cgroup")
+# Versions 2 and 1 of control groups: the controller in a process's list of groups, the folder, and the files of limit,
+# use and statistics with the entry of files that the system would give up.
 _GROUP_FILES = (
-    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ("", "", ("memory.max", "memory.current", "memory.stat", "inactive_file")),
+    (
+        "memory",
+        "memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"),
+    ),
 )
 
 
@@ -52,18 +60,37 @@ def reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def group_memory(root: Path = _GROUPS) -> tuple[int, int] | None:
-    """Bytes that this process's control group leaves, and its limit; None if it has no limit."""
-    for limit_name, used_name, statistics, reclaimable in _GROUP_FILES:
+def group_memory(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> tuple[int, int] | None:
+    """Bytes that this process's control group and those around it leave, and the lowest limit; None without a limit.
+
+    In a container the root that is mounted is usually the container's own group. Elsewhere, for example in a service
+    of systemd, `own` names the group below the root.
+    """
+    found = []
+    for group, (limit_name, used_name, statistics, reclaimable) in _groups(root, own):
         try:
-            limit = int((root / limit_name).read_text(encoding="ascii"))
-            used = int((root / used_name).read_text(encoding="ascii"))
+            limit = int((group / limit_name).read_text(encoding="ascii"))
+            used = int((group / used_name).read_text(encoding="ascii"))
         except (OSError, ValueError):
             # No such version, or no limit: version 2 then says "max".
             continue
-        used -= entry(root / statistics, reclaimable) or 0
-        return max(0, limit - used), limit
-    return None
+        used -= entry(group / statistics, reclaimable) or 0
+        found.append((max(0, limit - used), limit))
+    return (min(left for left, _ in found), min(limit for _, limit in found)) if found else None
+
+
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str, str, str]]]:
+    """The folders of this process's groups and of those around them, with the names of their files."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    paths = {controllers: path.strip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
+    for controller, folder, names in _GROUP_FILES:
+        path = next((path for controllers, path in paths.items() if controller in controllers.split(",")), "")
+        parts = path.split("/") if path and ".." not in path.split("/") else []
+        for depth in range(len(parts), -1, -1):
+            yield root.joinpath(folder, *parts[:depth]), names
 
 
 def entry(path: str | Path, name: str) -> int | None:
@@ -73,6 +100,78 @@ def entry(path: str | Path, name: str) -> int | None:
     except (OSError, UnicodeDecodeError):
         return None
     return next((int(line.split()[1]) for line in lines if line.split(maxsplit=1)[:1] == [name]), None)
+
+
+# Bytes that are read of a mapped file before its pages are given back.
+_READ_AT_A_TIME = 128 << 20
+_DONTNEED = 4
+# Entries of smaps that count what was written to private pages; what was written to shared ones is the file's.
+_WRITTEN = ("Anonymous:", "Swap:")
+
+
+class FilePages:
+    """Gives back the memory of mapped files while weights are copied from them.
+
+    The system keeps the files' pages in its own cache, so that they are there when they are read again, but they are no
+    longer counted as memory of this process.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[int, int], int] = {}
+        self._maps: list[tuple[int, int]] | None = None
+
+    def read(self, address: int, num_bytes: int) -> None:
+        """Note that bytes were read; if they are of a mapped file, give it back now and then."""
+        if self._maps is None:
+            self._maps = _file_maps()
+        found = next(((start, stop) for start, stop in self._maps if start <= address < stop), None)
+        if found is None:
+            return
+        self._read[found] = self._read.get(found, 0) + num_bytes
+        if self._read[found] >= _READ_AT_A_TIME:
+            _give_back(*found)
+            self._read[found] = 0
+
+    def end(self) -> None:
+        """Give back what was read since the last time."""
+        for (start, stop), num_bytes in self._read.items():
+            if num_bytes:
+                _give_back(start, stop)
+        self._read.clear()
+
+
+def _file_maps() -> list[tuple[int, int]]:
+    """Addresses of the files that are mapped and not run: start and stop."""
+    found = []
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            place, mode, _, _, inode, *_ = line.split(maxsplit=5)
+            if inode != "0" and "x" not in mode:
+                start, stop = (int(each, 16) for each in place.split("-"))
+                found.append((start, stop))
+    return found
+
+
+def _give_back(start: int, stop: int) -> None:
+    """Give back a mapped file's pages, unless one was written: what was written would be lost."""
+    inside = whole = False
+    with suppress(OSError), Path("/proc/self/smaps").open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            first = line.split(maxsplit=1)[0]
+            if not first.endswith(":"):
+                inside = first == f"{start:x}-{stop:x}"
+                whole = whole or inside
+            elif inside and first in _WRITTEN and int(line.split()[1]):
+                return
+    # A mapping that changed meanwhile has other addresses.
+    if whole:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
+
+
+def give_back_freed() -> None:
+    """Let the allocator give the system what was freed, where it is GNU's."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def cpu_flags() -> str:

@@ -131,12 +131,16 @@ class ProgramStep(NamedTuple):
         job: its words.
         parts: the number of parts; None for the number of rows.
         waits: whether all threads wait for each other after it.
+        rows_word: the word of the job that gets the number of rows; None for none.
+        per_row: the parts of a row, if `parts` is None.
     """
 
     act: int
     job: Any
     parts: int | None
     waits: bool
+    rows_word: int | None = None
+    per_row: int = 1
 
 
 class Program:
@@ -149,6 +153,7 @@ class Program:
     def __init__(self, steps: Sequence[ProgramStep]) -> None:
         self._steps = steps
         self._rows = 0
+        self._counted = [(step.job, step.rows_word) for step in steps if step.rows_word is not None]
         words = [
             word for step in steps for word in (step.act, ctypes.addressof(step.job), step.parts or 0, int(step.waits))
         ]
@@ -160,8 +165,11 @@ class Program:
         if rows != self._rows:
             for index, step in enumerate(self._steps):
                 if step.parts is None:
-                    self._words[STEP_WORDS * index + 2] = rows
+                    self._words[STEP_WORDS * index + 2] = rows * step.per_row
             self._rows = rows
+        # Always: another program may share a job.
+        for job, word in self._counted:
+            job[word] = rows
         _program().run_shared("program", self._job, threads)
 
 

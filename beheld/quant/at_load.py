@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import host
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, TextOf
@@ -66,6 +67,7 @@ class RoundedAtLoad(Unquantized):
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Replace layers one by one, so that only one layer's weights are ever held twice."""
         linears = experts = size = 0
+        pages = host.FilePages()
         for parent, name, child in self._covered(model, text_of(model)):
             head = child is model.get_output_embeddings()
             made: Any = (
@@ -78,8 +80,12 @@ class RoundedAtLoad(Unquantized):
                 replace(parent, name, made, lambda module: tied_again(model, module))
             else:
                 replace(parent, name, made, lambda module: module.restored())  # type: ignore[operator]
+            if isinstance(child, nn.Linear):
+                pages.read(child.weight.data_ptr(), child.weight.nbytes)
             # The loop's own reference would keep the old weights during the next layer.
             del child, made
+        pages.end()
+        host.give_back_freed()
         logger.info(
             "quantization=%r: %d linear layers and %d blocks of experts take %.2f GiB. "
             "They are %s. Embeddings and towers keep their type.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,6 @@ from beheld.platform.host import ByteProducts
 from beheld.quant.byte_products_ir import JOB, module
 from beheld.quant.grouped import GROUP_UNIT
 
-# The word of a job that holds the number of rows.
-ROWS = JOB.index("rows")
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
@@ -95,6 +94,33 @@ class PackedWeights:
         self.scales_BG2L = both_BLG2.permute(0, 2, 3, 1).to(torch.float16).contiguous()
         self._bias_N = torch.zeros(padded)
 
+    @staticmethod
+    def can_join(parts: Sequence[PackedWeights]) -> bool:
+        """Return whether the outputs of all parts but the last fill their blocks."""
+        return all(part.outputs % part.lanes == 0 for part in parts[:-1])
+
+    @classmethod
+    def joined(cls, parts: Iterable[PackedWeights], outputs: int) -> PackedWeights:
+        """Join weights of one form, so many outputs in order, without bias; see `can_join`."""
+        made, first_block = cls.__new__(cls), 0
+        for part in parts:
+            if not first_block:
+                made.bits, made.products, made.lanes, made.groups = part.bits, part.products, part.lanes, part.groups
+                made.outputs, made.inputs = outputs, part.inputs
+                blocks = -(-outputs // part.lanes)
+                made.packed = part.packed.new_empty(blocks * part.inputs * part.lanes * part.bits // 8)
+                made.factor_N = part.factor_N.new_empty(blocks * part.lanes)
+                made.scales_BG2L = part.scales_BG2L.new_empty(blocks, *part.scales_BG2L.shape[1:])
+            stop = first_block + part.scales_BG2L.shape[0]
+            for name in ("packed", "factor_N", "scales_BG2L"):
+                getattr(made, name).view(blocks, -1)[first_block:stop] = getattr(part, name).view(
+                    stop - first_block, -1
+                )
+            first_block = stop
+        assert first_block == blocks, "a block has outputs of one part"
+        made._bias_N = torch.zeros(len(made.factor_N))
+        return made
+
     @property
     def num_bytes(self) -> int:
         """Return the bytes of numbers, scales and lows."""
@@ -119,13 +145,13 @@ class PackedWeights:
         return rows * (self.inputs + 8 * self.groups)
 
     def steps(self, x: int, kind: str, y: int, work: int, capacity: int) -> tuple[Any, list[jit.ProgramStep]]:
-        """Return a job, and the steps of a program that compute y (T, N) of x (T, K) by it.
+        """Return a job, whose first word is the address of x, and a program's steps that compute y (T, N) of x (T, K).
 
         Args:
             x, kind: the address of activations, and their type, "f32" or "bf16".
             y: the address of the product, in float32.
             work: the address of `work_bytes(capacity)` bytes.
-            capacity: the most rows. The job's word `ROWS` holds their number.
+            capacity: the most rows.
         """
         groups = capacity * self.groups
         job = (ctypes.c_int64 * len(JOB))(
@@ -136,7 +162,8 @@ class PackedWeights:
         rounds = compiled(self.products, kind).address(f"rounded_{kind}")
         multiplies = compiled(self.products, "f32").address(f"product_{self.bits}_f32")
         blocks = len(self.factor_N) // self.lanes
-        return job, [jit.ProgramStep(rounds, job, None, True), jit.ProgramStep(multiplies, job, blocks, True)]
+        rows = JOB.index("rows")
+        return job, [jit.ProgramStep(rounds, job, None, True), jit.ProgramStep(multiplies, job, blocks, True, rows)]
 
     def product(self, x_TK: Tensor) -> Tensor:
         """Return x W^T + bias, (T, N), in the type of x, which is float32 or bfloat16 and contiguous."""

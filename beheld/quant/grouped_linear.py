@@ -5,18 +5,23 @@ Shapes: N outputs, K inputs, T rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import host
 from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
-from beheld.quant.grouped import GROUP_UNIT, GroupedNumbers, concatenated, rounded
+from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
+# Numbers that are rounded at a time, which stay in the caches, in whole blocks of outputs of any kind of vectors.
+_CHUNK, _OUTPUTS = 1 << 19, 16
+# Bytes of a weight whose file's pages are given back on the way.
+_LARGE = 64 << 20
 
 
 class GroupedLinear(StoredLinear):
@@ -29,22 +34,40 @@ class GroupedLinear(StoredLinear):
 
     cuts_in_place: ClassVar[bool] = False
 
-    def __init__(self, numbers: GroupedNumbers, bias_N: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        numbers: GroupedNumbers | PackedWeights,
+        bias_N: Tensor | None,
+        dtype: torch.dtype,
+        order_K: Tensor | None = None,
+    ) -> None:
         super().__init__()
-        self.out_features, self.in_features = numbers.numbers_NK.shape
-        self.form = numbers.form
+        if isinstance(numbers, GroupedNumbers):
+            order_K, numbers = numbers.order_K, _packed(numbers)
+        self.out_features, self.in_features = numbers.outputs, numbers.inputs
+        self.form = GroupedForm(numbers.bits, numbers.inputs, numbers.groups)
         self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
         self.weight = torch.empty(0, dtype=dtype)
-        self._order_K = numbers.order_K
-        self._weights = PackedWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
+        self._order_K = order_K
+        self._weights = numbers
         self._bias_of: Tensor | None = None
         self.packed_bytes = self._weights.num_bytes
 
     @classmethod
     def of(cls, linear: nn.Linear, bits: int, group: int) -> GroupedLinear:
-        """Round the weights of a plain linear layer, in groups of this size."""
+        """Round the weights of a plain linear layer, in groups of this size, some outputs at a time."""
         bias = None if linear.bias is None else linear.bias.data
-        return cls(rounded(linear.weight.data, bits, group), bias, linear.weight.dtype)
+        weight_NK = linear.weight.data
+        pieces = weight_NK.split(max(_OUTPUTS, _CHUNK // linear.in_features // _OUTPUTS * _OUTPUTS))
+        pages = host.FilePages() if weight_NK.nbytes > _LARGE else None
+
+        def each() -> Iterator[PackedWeights]:
+            for piece in pieces:
+                yield _packed(rounded(piece, bits, group))
+                if pages is not None:
+                    pages.read(piece.data_ptr(), piece.nbytes)
+
+        return cls(PackedWeights.joined(each(), weight_NK.shape[0]), bias, linear.weight.dtype)
 
     @property
     def numbers(self) -> GroupedNumbers:
@@ -66,8 +89,12 @@ class GroupedLinear(StoredLinear):
     @classmethod
     def joined(cls, layers: Sequence[GroupedLinear]) -> GroupedLinear:
         """Join several layers with the same input into one; exact, because each output keeps its scales."""
-        numbers = concatenated([layer.numbers for layer in layers])
-        return cls(numbers, joined_bias(layers), layers[0].weight.dtype)
+        bias, dtype, order_K = joined_bias(layers), layers[0].weight.dtype, layers[0]._order_K
+        weights = [layer._weights for layer in layers]
+        if PackedWeights.can_join(weights):
+            outputs = sum(part.outputs for part in weights)
+            return cls(PackedWeights.joined(weights, outputs), bias, dtype, order_K)
+        return cls(concatenated([layer.numbers for layer in layers]), bias, dtype)
 
     def part(self, outputs: slice) -> GroupedLinear:
         """Return a layer of these outputs alone."""
@@ -113,6 +140,10 @@ class GroupedLinear(StoredLinear):
         taken = x_TK if x_TK.dtype in _MULTIPLIED else x_TK.float()
         y_TN = self._weights.product(taken.contiguous())
         return y_TN.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def _packed(numbers: GroupedNumbers) -> PackedWeights:
+    return PackedWeights(numbers.numbers_NK, numbers.scale_NG, numbers.low_NG, numbers.bits)
 
 
 def fitting_group(inputs: int, wanted: int) -> int | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from beheld.core.errors import StatesLostError
 from beheld.core.plan import PromptLogprobs, SeqSlice, StepPlan
+from beheld.pool.pooler import PooledValues
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Computed:
         best: what `greedy` makes of the logits, if the pass did that.
         prompt_logprobs: see StepResult.
         drafts: whether some slice checks draft tokens.
+        aligned: the weights of transcripts that are complete; models with recurrent states give none.
     """
 
     slices: Sequence[SeqSlice] = ()
@@ -36,6 +38,7 @@ class Computed:
     best: tuple[Tensor, Tensor] | None = None
     prompt_logprobs: Mapping[int, PromptLogprobs] = field(default_factory=dict)
     drafts: bool = False
+    aligned: Sequence[PooledValues] = ()
 
     def of(self, rows: set[int]) -> Computed:
         """What it gives for these rows alone."""

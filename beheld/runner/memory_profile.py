@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,7 +23,7 @@ _CALL_ROWS = 4 * 4096
 # What the driver takes for captured graphs.
 _GRAPH_BYTES = 1 << 30
 # The sampler at its most expensive: penalties need counts of every token, and a filter by sums needs all logits sorted.
-_DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=5)
+_DEAR = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=20)
 # Other forms of the kernels: logits as the model gives them, and the best token after penalties.
 _CHEAPER = (Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=0.0, repetition_penalty=1.1))
 
@@ -80,7 +80,10 @@ def measure(
     text, _ = _peak(platform, lambda: probe.dry_run(lengths))
     dtype: torch.dtype = getattr(torch, config.dtype)
     sampling, counts = _peak(
-        platform, lambda: sample_full_batch(probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device)
+        platform,
+        lambda: sample_full_batch(
+            probe.sampler, config.max_num_seqs, info.vocab_size, dtype, adapter.device, config.max_logprobs
+        ),
     )
     width = adapter.embed(torch.zeros(1, dtype=torch.int64, device=adapter.device)).shape[-1]
     holds = (info.modalities and info.cross is None) or config.prompt_embeds
@@ -100,7 +103,12 @@ def graph_rows(config: EngineConfig) -> int:
 
 
 def sample_full_batch(
-    sampler: Sampler | RankSampler, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+    sampler: Sampler | RankSampler,
+    num_rows: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_logprobs: int = 20,
 ) -> None:
     """Sample a token for every row with the options that take most memory; the rows are free again afterwards.
 
@@ -109,9 +117,10 @@ def sample_full_batch(
     """
     logits_BV = torch.zeros(num_rows, vocab_size, dtype=dtype, device=device)
     pieces_TV = [torch.zeros(PROMPT_ROWS, vocab_size, dtype=dtype, device=device) for _ in range(3)]
-    sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), 5)
+    num_top = vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size)
+    sampler.prompt_logprobs(pieces_TV[-1], torch.zeros(PROMPT_ROWS, dtype=torch.int64, device=device), num_top)
     pieces_TV.clear()
-    for options in (_DEAR, *_CHEAPER):
+    for options in (replace(_DEAR, logprobs=num_top), *_CHEAPER):
         for rows in (range(num_rows), range(1)):
             for row in rows:
                 sampler.admit(row, options, (0,), 1)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from beheld.attention.backend import AttentionBackend, StateOf
-from beheld.attention.context import CrossContext, ForwardContext, Tail, forward_context
+from beheld.attention.context import CrossContext, ForwardContext, Tail, current, forward_context
 from beheld.attention.cross import CrossBackend, CrossMetadata
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, LoRAError, ModelError, first_line
@@ -33,6 +33,7 @@ from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
+from beheld.pool.alignment import Aligner
 from beheld.pool.pooler import PooledValues, Pooler
 from beheld.runner import cross_inputs
 from beheld.runner.batch import Batch, build, lay_out
@@ -118,6 +119,7 @@ class ModelRunner:
             sends = adapter.layers_see_embeds  # type: ignore[attr-defined]
             self._pipe = Pipeline(piped, adapter.device, adapter.dtype, sends_embeds=sends)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
+        self.aligner = Aligner()
         # How wide a pass's outputs are.
         self._width = info.vocab_size if info.pooler is None else info.pooler.width
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
@@ -167,6 +169,7 @@ class ModelRunner:
         for row in plan.released:
             self.rows.release(row)
             self.sampler.release(row)
+            self.aligner.release(row)
             if self.pooler is not None:
                 self.pooler.release(row)
         self.encoder.forget(plan.forget)
@@ -177,6 +180,8 @@ class ModelRunner:
             params = admission.params
             if isinstance(params, Sampling):
                 self.sampler.admit(admission.row, params, admission.token_ids, admission.num_prompt)
+            elif params.alignment is not None:
+                self.aligner.admit(admission.row, params.alignment, len(admission.token_ids))
             else:
                 assert self.pooler is not None, "a prompt to be pooled by a model that generates"
                 self.pooler.admit(admission.row, params, admission.token_ids)
@@ -199,6 +204,9 @@ class ModelRunner:
     def _finish(self, handle: Handle, plan: StepPlan, computed: Computed) -> Handle:
         """Report on prompts and sample, after a step's pass."""
         handle.prompt_logprobs = dict(computed.prompt_logprobs)
+        if computed.aligned:
+            handle.pooled = [values.start_copy() for values in computed.aligned]
+            self._marked(handle)
         if computed.logits_BV is None or computed.places_B is None:
             return handle
         with self._changed.kept_if_failing(computed):
@@ -232,29 +240,47 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan) -> Computed:
         """Run the pass of a step."""
-        replayed = None if self._graphs is None else self._graphs.replay(plan.slices)
+        # Graphs have no place for queries.
+        watched = self.aligner.layers(plan.slices)
+        replayed = None if self._graphs is None or watched else self._graphs.replay(plan.slices)
         if replayed is not None:
             self._changed.change(plan.slices)
             logits_BV, places_B, best = replayed
             return Computed(plan.slices, logits_BV, places_B, best)
         laid = lay_out(plan.slices, self.rows, self._info, self.config.block_size)
-        mixed = None if self._mixed_graphs is None else self._mixed_graphs.replay(laid)
+        mixed = None if self._mixed_graphs is None or watched else self._mixed_graphs.replay(laid)
         if mixed is not None:
             return Computed(laid.sampling, *mixed) if laid.sampling else Computed()
         batch = build(laid, self.rows, self.caches, self.config.block_size)
-        sampled_SV, prompts = self._forward(batch)
+        sampled_SV, prompts, aligned = self._forward(batch)
         if sampled_SV is None:
-            return Computed(prompt_logprobs=prompts)
-        return Computed(batch.sampling, sampled_SV, batch.sampled_P, None, prompts, laid.drafts)
+            return Computed(prompt_logprobs=prompts, aligned=aligned)
+        return Computed(batch.sampling, sampled_SV, batch.sampled_P, None, prompts, laid.drafts, aligned)
 
-    def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, PromptLogprobs]]:
-        """Logits (S, V) of what is sampled, if anything is, and reports of prompts by row."""
+    def _forward(self, batch: Batch) -> tuple[torch.Tensor | None, dict[int, PromptLogprobs], Sequence[PooledValues]]:
+        """Logits (S, V) of what is sampled, if anything is, reports of prompts by row, and prompts that are aligned."""
         with self._pass(batch) as hidden_TH:
             logits_SV = self._head(of_wanted(hidden_TH, batch.wanted_S[: batch.num_sampled]))
             prompts = self._report_prompts(batch, hidden_TH)
+            aligned = self._align(batch, current().cross)
         if self.watch is not None:
             self.watch("logits", logits_SV)
-        return logits_SV if batch.sampling else None, prompts
+        return logits_SV if batch.sampling else None, prompts, aligned
+
+    def _align(self, batch: Batch, cross: CrossContext | None) -> Sequence[PooledValues]:
+        """Align prompts whose queries the pass has kept."""
+        # Without any: the step aligns nothing, or what stands in for a sequence has no item.
+        queries = {} if cross is None else {layer: q for layer, q in cross.watched.items() if q is not None}
+        if cross is None or not queries:
+            return ()
+
+        def keys(row: int, layer: int) -> torch.Tensor:
+            (span,) = self.rows[row].spans
+            return self.encoder.states(span)[:, cross.index_by_layer[layer], 0]
+
+        found = [place for place, piece in enumerate(batch.slices) if self.rows[piece.row].spans]
+        slices, first_token = [batch.slices[place] for place in found], [batch.first_token[place] for place in found]
+        return self.aligner.align(slices, first_token, queries, keys)
 
     def _pool(self, handle: Handle, plan: StepPlan, pooler: Pooler) -> Handle:
         """Pool the hidden states of the step, and send what complete prompts give to the host."""
@@ -289,8 +315,11 @@ class ModelRunner:
             found = cross_inputs.gather(batch.slices, batch.first_token, self.rows, self.encoder)
         slots = self._adapter.lora
         lora = None if slots is None else slots.runs(batch.lora_slots_T, self._adapter.device)
-        tail = None if lora is not None else self._tail(batch)
-        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=self._cross(found), tail=tail)
+        cross, watched = self._cross(found), self.aligner.layers(batch.slices)
+        if cross is not None:
+            cross.watched = dict.fromkeys(watched)
+        tail = None if lora is not None or watched else self._tail(batch)
+        context = ForwardContext(self._backend, batch.metadata, self.kv, lora, cross=cross, tail=tail)
         self._changed.change(batch.slices)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)

@@ -1,4 +1,4 @@
-"""The towers of a model alone, in the caller's process."""
+"""Encodes media with a model of which only the towers are loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of the raw logits: of the sampled token, its rank, and the best few.
+"""Log-probabilities of the raw logits: of the sampled token, its rank, and the best few, or those of given tokens.
 
 Shapes: L rows that request a report, T positions, V vocabulary, K candidates.
 """
@@ -20,7 +20,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True, eq=False)
 class LogprobTensors:
-    """A report as tensors: ids (L), their log-probabilities (L) and ranks (L), and the best K of each row."""
+    """A report as tensors: ids (L), their log-probabilities (L) and ranks (L), and the candidates (L, K)."""
 
     ids_L: Tensor
     logprobs_L: Tensor
@@ -33,7 +33,7 @@ class LogprobTensors:
         return LogprobTensors(*(copied(column) for column in self._columns()))
 
     def to_host(self, num_top: Sequence[int]) -> list[TokenLogprobs]:
-        """Convert the report; row l keeps its best `num_top[l]`. Waits for the device if the tensors are there."""
+        """Convert the report; row l keeps its first `num_top[l]` candidates. Waits for the device if they are there."""
         return [
             TokenLogprobs(token, logprob, rank, tuple(top_ids[:k]), tuple(top_logprobs[:k]))
             for k, token, logprob, rank, top_ids, top_logprobs in zip(
@@ -51,9 +51,10 @@ class LogprobTensors:
         return (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
 
 
-def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
+def report(logits_LV: Tensor, ids_L: Tensor, num_top: int, named_LN: Tensor | None = None) -> LogprobTensors:
     """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
 
+    `named_LN`, with N up to `num_top`, holds the ids of tokens that take the places of the best; -1 replaces none.
     The rank is one plus the number of more likely tokens. It is computed from the logits, because subtracting the
     normalizer may round two different logits to one value. Ids beyond the vocabulary, which placeholders of some
     families have, get minus infinity.
@@ -64,6 +65,10 @@ def report(logits_LV: Tensor, ids_L: Tensor, num_top: int) -> LogprobTensors:
     known = logits_LV.shape[-1]
     own_L1 = logits_LV.gather(-1, ids_L1.clamp(max=known - 1)).masked_fill(ids_L1 >= known, float("-inf"))
     top_LK, top_ids_LK = logits_LV.topk(min(num_top, logits_LV.shape[-1]), dim=-1)
+    if named_LN is not None:
+        ids_LN = top_ids_LK[:, : named_LN.shape[1]]
+        ids_LN.copy_(named_LN.where(named_LN >= 0, ids_LN))
+        top_LK = logits_LV.gather(-1, top_ids_LK)
     return LogprobTensors(
         ids_L,
         (own_L1 - normaliser_L1).squeeze(-1),

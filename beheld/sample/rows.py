@@ -89,6 +89,9 @@ class Composition:
     Attributes:
         phases: place -> its answer's phase, for rows with bans that depend on it.
         forcing: places of rows with forced tokens.
+        reporting: places of rows that report log-probabilities.
+        named_LN: the ids whose log-probabilities these rows report in place of the best; -1 fills the rows that name
+            fewer. None if no row names any.
     """
 
     rows: tuple[int, ...]
@@ -105,6 +108,7 @@ class Composition:
     random: RandomRows | None
     reporting: tuple[int, ...]
     reporting_L: Tensor
+    named_LN: Tensor | None
 
     @property
     def closing(self) -> bool:
@@ -219,7 +223,15 @@ class RowTable:
             random=self._random_rows(states, at_random) if at_random else None,
             reporting=reporting,
             reporting_L=self._upload(reporting),
+            named_LN=self._named([params[b].logprob_ids for b in reporting]),
         )
+
+    def _named(self, ids: Sequence[tuple[int, ...]]) -> Tensor | None:
+        most = max(map(len, ids), default=0)
+        if not most:
+            return None
+        filled = [[*some, *[-1] * (most - len(some))] for some in ids]
+        return torch.tensor(filled).to(self._device, non_blocking=True)
 
     def _random_rows(self, states: Sequence[RowState], places: tuple[int, ...]) -> RandomRows:
         params = [states[b].params for b in places]

@@ -125,7 +125,8 @@ class Sampler:
         wanted = tuple((b, batch.rows[b], batch.states[b].params.logprobs or 0) for b in batch.reporting)
         whole = len(batch.reporting) == len(rows)
         logits_LV = logits_BV if whole else logits_BV[batch.reporting_L]
-        logprobs = report(logits_LV, ids_B[batch.reporting_L], max(k for _, _, k in wanted))
+        most = max(k for _, _, k in wanted)
+        logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN)
         return SampleOutput(ids_B, nan_B, logprobs, wanted)
 
     @torch.inference_mode()

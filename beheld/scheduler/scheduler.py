@@ -240,7 +240,7 @@ class Scheduler:
         return self._closed(step)
 
     def _others_wait(self) -> bool:
-        """True if a long step delays anybody but those whose prompts it computes."""
+        """True if a long step delays others than those whose prompts it computes."""
         return len(self._clients) > 1 or any(not sequence.prefills for sequence in self._running)
 
     def _build_unshared_step(self) -> StepBuilder:

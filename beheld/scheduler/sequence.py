@@ -224,6 +224,8 @@ class Sequence:
     def num_wanted(self, start: int, stop: int) -> int:
         """How many of the positions from `start` to before `stop` give something, see SeqSlice."""
         if isinstance(self.params, Pooling):
+            if self.params.alignment is not None:
+                return 0
             return stop - start if self.params.reads_all else int(stop == self.num_prompt)
         return max(0, stop + 1 - len(self.token_ids) - self.num_in_flight)
 

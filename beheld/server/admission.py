@@ -98,8 +98,12 @@ class AdmissionControl:
         """Reserve the bytes of one body until it is released."""
         return Hold(self)
 
-    def hold_columns(self, num_bytes: int) -> Hold:
-        """Reserve the bytes of log-probabilities that wait for a client to read them, until they are released.
+    def hold_columns(self, num_bytes: int, param: str = "prompt_logprobs") -> Hold:
+        """Reserve the bytes of log-probabilities of prompts, and of many of an answer, until they are released.
+
+        Args:
+            num_bytes: the most that there may be.
+            param: the field that asks for them.
 
         Raises:
             HttpError: 400 if they alone are too many; 503 if they are together with all bodies.
@@ -107,10 +111,10 @@ class AdmissionControl:
         if num_bytes > self._max_held:
             raise HttpError(
                 400,
-                f"The log-probabilities of these prompts take up to {num_bytes >> 20} MiB; the server holds at most "
-                f"{self._max_held >> 20} MiB.",
-                "Send fewer prompts in one request, or ask for fewer candidates.",
-                param="prompt_logprobs",
+                f"The log-probabilities that {param} asks for take up to {num_bytes >> 20} MiB; "
+                f"the server holds at most {self._max_held >> 20} MiB.",
+                "Ask for fewer candidates, fewer or shorter answers (max_tokens), or send fewer prompts at once.",
+                param=param,
             )
         held = self.hold()
         held.grow(num_bytes)

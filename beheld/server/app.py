@@ -59,7 +59,7 @@ from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
 from beheld.server.resume import RecordingStore
-from beheld.server.sampling import check_answers, check_ids
+from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -212,7 +212,7 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        body = await self._read(request, ChatRequest)
+        body = with_all(await self._read(request, ChatRequest), self.llm.info.vocab_size)
         check_answers(body.n, self.options)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         salt = self._salt(request, body.cache_salt)
@@ -221,7 +221,8 @@ class Service:
         def begun(output: RequestOutput) -> None:
             # Now the prompt's length is known, and not only the longest that there may be.
             if columns is not None:
-                columns.shrink(chat.columns_bytes(body, len(output.prompt_token_ids or ())))
+                prompt = len(output.prompt_token_ids or ())
+                columns.shrink(chat.columns_bytes(body, self.llm.config.max_model_len, prompt))
 
         head = replace(self._head(request, "chatcmpl", body.model), begun=begun)
 
@@ -233,7 +234,7 @@ class Service:
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len))
+        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len), body)
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
 
     async def complete(self, request: Request) -> Response:
@@ -263,12 +264,14 @@ class Service:
         folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
     ) -> Response:
         """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
+        body = with_all(body, self.llm.info.vocab_size)
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
         prompts = completions.prompts_of(body, self.options)
-        most = completions.columns_bytes(body, prompts, self.llm.config.max_model_len)
+        usual = self.llm.get_default_sampling_params().max_tokens
+        most = completions.columns_bytes(body, prompts, self.llm.config.max_model_len, usual)
         answers = len(prompts) * (body.n or 1)
         # Taken out when the chunks are made, which let its prompts go as soon as they are prepared.
         bodies = [body]
@@ -279,7 +282,7 @@ class Service:
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
-        columns, stream = self._columns(most), body.stream is True
+        columns, stream = self._columns(most, body), body.stream is True
         del body, prompts
         return await self._answer(request, chunks, answers, form, stream=stream, columns=columns)
 
@@ -374,7 +377,9 @@ class Service:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
         stored = self._store.get(request.path_params["name"], self._owner(request) or "")
         if stored.response["status"] not in ("in_progress", "cancelled"):
-            raise HttpError(400, "The response is complete.", "Retrieve it.", code="response_complete")
+            raise HttpError(
+                400, "Cannot cancel a synchronous response.", "It is complete: retrieve it.", code="response_complete"
+            )
         await self.llm.abort(stored.response["id"])
         await stored.over.wait()
         return JSONResponse(stored.response)
@@ -451,9 +456,11 @@ class Service:
         recording.check(start)
         return resume.Follower(recording, start)
 
-    def _columns(self, most: int) -> Hold | None:
-        """Hold the most bytes of a request's columns, until its answer has ended; None for none."""
-        return self.admission.hold_columns(most) if most else None
+    def _columns(self, most: int, body: Sampled) -> Hold | None:
+        """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
+        answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
+        prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
+        return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers) if most else None
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""
@@ -507,6 +514,8 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "beheld",
+            # The model that an adapter adapts.
+            "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,
             "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
-from beheld.server.sampling import beams_of, sampling, tells_usage
+from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
@@ -114,7 +114,7 @@ def chunks(
         defaults,
         options,
         max_tokens=longest,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs and not body.logprob_token_ids else None,
         structured_outputs=tools.grammar,
         skip_special_tokens=False
         if shows_marks or (marks is not None and marks.channels)
@@ -125,6 +125,9 @@ def chunks(
         # Media in the messages may be large, and the answer may take long.
         body.messages.clear()
         head.used()
+
+    async def count(text: str) -> int:
+        return len(await llm.token_ids(text, add_special_tokens=False)) if text else 0
 
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
     begun = _last_words(messages[-1]) if body.echo else ""
@@ -144,7 +147,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun)
+        return _chunks(outputs, body, head, tools, marks, begun, count)
     outputs = llm.chat(
         messages,
         params,
@@ -158,7 +161,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun)
+    return _chunks(outputs, body, head, tools, marks, begun, count)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -188,6 +191,7 @@ def _check(body: ChatRequest, tools: ToolUse, *, shows_marks: bool) -> None:
             "Set tool_choice to 'auto' or 'none', or leave the grammar out.",
             param="tool_choice",
         )
+    check_named(body, reports=body.logprobs is True, remedy="Set logprobs to true.")
     if body.logprobs is not True and body.top_logprobs is not None:
         raise HttpError(400, "top_logprobs needs logprobs.", "Set logprobs to true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -334,8 +338,9 @@ async def _chunks(
     tools: ToolUse,
     marks: ReasoningMarks | None,
     begun: str,
+    count: Callable[[str], Awaitable[int]],
 ) -> AsyncGenerator[Chunk, None]:
-    """The chunks of the answers, which begin with the text `begun`."""
+    """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
     counts: dict[int, int] = {}
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
@@ -364,7 +369,8 @@ async def _chunks(
                     yield {**base, "choices": [choice], **usage}
             if output.finished:
                 head.ended(output, sum(counts.values()))
-                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()))}
+                reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
+                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()), reasoned)}
     finally:
         await outputs.aclose()
 
@@ -409,7 +415,14 @@ def _choices(
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True
-        entries = logprobs_of(answer.token_ids, answer.logprobs, body.top_logprobs or 0, bytes_of, as_ids=as_ids)
+        entries = logprobs_of(
+            answer.token_ids,
+            answer.logprobs,
+            body.top_logprobs or 0,
+            bytes_of,
+            as_ids=as_ids,
+            named=bool(body.logprob_token_ids),
+        )
         of_tokens["logprobs"] = {"content": entries}
     if body.return_token_ids:
         of_tokens["token_ids"] = list(answer.token_ids)
@@ -429,9 +442,22 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def columns_bytes(body: ChatRequest, max_model_len: int) -> int:
-    """The most bytes that the log-probabilities of the request's prompt take as columns."""
-    return 0 if body.prompt_logprobs is None else max_model_len * PromptLogprobs.position_bytes(body.prompt_logprobs)
+def columns_bytes(body: ChatRequest, max_model_len: int, most_prompt: int | None = None) -> int:
+    """The most bytes that the log-probabilities of the request's prompt and answers take.
+
+    Args:
+        most_prompt: the most tokens of the prompt, if that is known.
+    """
+    longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    most = max_model_len if longest is None else max(0, min(longest, max_model_len))
+    reports = body.logprobs is True and not body.logprob_token_ids
+    answers = answer_bytes(body, body.top_logprobs if reports else None, most)
+    if body.prompt_logprobs is None:
+        return answers
+    if most_prompt is None:
+        cut = body.truncate_prompt_tokens or 0
+        most_prompt = min(max_model_len, cut) if cut > 0 else max_model_len
+    return answers + most_prompt * PromptLogprobs.position_bytes(max(0, body.prompt_logprobs))
 
 
 def _prompt_logprobs(entries: PromptEntries) -> Iterator[dict[str, Any] | None]:

@@ -16,7 +16,7 @@ from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import ServerOptions
-from beheld.server.sampling import beams_of, check_answers, sampling, tells_usage
+from beheld.server.sampling import answer_bytes, beams_of, check_answers, check_named, sampling, tells_usage
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, token_name, usage_of
 from beheld.utils.loop_share import LoopShare
@@ -63,13 +63,22 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     return prompts
 
 
-def columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int) -> int:
-    """The most bytes that the log-probabilities of the prompts take as columns."""
+def columns_bytes(
+    body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int, usual_tokens: int | None
+) -> int:
+    """The most bytes that the log-probabilities of the prompts and answers take.
+
+    Args:
+        usual_tokens: the most tokens of an answer if the request does not say; None for no limit.
+    """
+    longest = usual_tokens if body.max_tokens is None else body.max_tokens
+    most = max_model_len if longest is None else max(0, min(longest, max_model_len))
+    answers = len(prompts) * answer_bytes(body, None if body.logprob_token_ids else body.logprobs, most)
     num_top = _num_prompt_logprobs(body)
     if num_top is None:
-        return 0
-    longest = (_most_tokens(prompt) for prompt in prompts)
-    return sum(min(max_model_len, length + 1) for length in longest) * PromptLogprobs.position_bytes(num_top)
+        return answers
+    positions = sum(min(max_model_len, _most_tokens(prompt) + 1) for prompt in prompts)
+    return answers + positions * PromptLogprobs.position_bytes(max(0, num_top))
 
 
 def _most_tokens(prompt: Prompt) -> int:
@@ -138,7 +147,18 @@ def chunks(
             for k, prompt in enumerate(prompts)
         ]
     else:
-        own: dict[str, Any] = {"max_tokens": body.max_tokens, "logprobs": body.logprobs}
+        check_named(body, reports=body.logprobs is not None, remedy="Set logprobs to a number.")
+        if body.logprob_token_ids and _only_echo(body):
+            raise HttpError(
+                400,
+                "logprob_token_ids are those of an answer, and max_tokens is 0.",
+                "Ask for a token, or leave them out.",
+                param="logprob_token_ids",
+            )
+        own: dict[str, Any] = {
+            "max_tokens": body.max_tokens,
+            "logprobs": None if body.logprob_token_ids else body.logprobs,
+        }
         own["prompt_logprobs"] = _num_prompt_logprobs(body)
         if _only_echo(body):
             # The engine answers with a token at least, which is not shown.

@@ -44,6 +44,7 @@ class DeltaParser:
         self._short_ids = short_ids
         self._forced = forced or named is not None
         self._num_calls = 0
+        self._thoughts: list[str] = []
         self._ids: set[str] = set()
 
     @property
@@ -51,14 +52,18 @@ class DeltaParser:
         """True after a call was parsed."""
         return self._num_calls > 0
 
+    @property
+    def reasoning(self) -> str:
+        """The reasoning so far."""
+        return "".join(self._thoughts)
+
     def push(self, text: str) -> Iterator[Delta]:
         """The deltas that are now certain."""
         if self._reasoning is None:
             yield from self._content(text)
             return
         reasoning, words = self._reasoning.push(text)
-        if reasoning:
-            yield {"reasoning": reasoning, "reasoning_content": reasoning}
+        yield from self._thought(reasoning)
         yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
@@ -67,11 +72,15 @@ class DeltaParser:
             # A grammar lets an answer that was cut off here be nothing but a part of the opening tag.
             partial_tag = self._forced and self._reasoning.undecided
             reasoning, words = self._reasoning.finish()
-            if reasoning:
-                yield {"reasoning": reasoning, "reasoning_content": reasoning}
+            yield from self._thought(reasoning)
             yield from self._content("" if partial_tag else words)
         if self._reader is not None:
             yield from self._content_and_calls(*self._reader.finish())
+
+    def _thought(self, text: str) -> Iterator[Delta]:
+        if text:
+            self._thoughts.append(text)
+            yield {"reasoning": text, "reasoning_content": text}
 
     def _content(self, text: str) -> Iterator[Delta]:
         if not text:

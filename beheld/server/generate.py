@@ -13,6 +13,9 @@ from beheld.server.stream import Chunk
 def completion_of(body: GenerateRequest) -> CompletionRequest:
     """The request as one for a completion of its ids."""
     given = {name: getattr(body.sampling_params, name) for name in GenerateParams.model_fields}
+    if given["logprob_token_ids"] and given["logprobs"] is None:
+        # Here, unlike in a completion, they alone ask for a report.
+        given["logprobs"] = len(given["logprob_token_ids"])
     return CompletionRequest.model_construct(
         **given,
         **{name: getattr(body, name) for name in ("model", "stream", "stream_options", "cache_salt", "priority")},

@@ -17,7 +17,6 @@ class GenerateParams(SamplingFields):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "extra_args": ({},),
         "flat_logprobs": (False,),
-        "logprob_token_ids": ([],),
         "spaces_between_special_tokens": (True,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
@@ -29,6 +28,7 @@ class GenerateParams(SamplingFields):
     max_tokens: Whole | None = None
     logprobs: Whole | None = None
     prompt_logprobs: Whole | None = None
+    logprob_token_ids: Ids | None = None
 
 
 class GenerateRequest(Body):

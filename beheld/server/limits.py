@@ -23,6 +23,11 @@ MAX_BIASES = 4096
 # More than any vocabulary.
 MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
+# Candidates of each token of an answer whose memory is not counted: as many as the engine allows by default.
+FREE_CANDIDATES = 20
+# Bytes of each further one until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
+CANDIDATE_BYTES = 640
+STREAMED_CANDIDATE_BYTES = 16
 
 # Bodies up to this size are parsed in the event loop; larger ones in a thread.
 INLINE_BYTES = 32 << 10

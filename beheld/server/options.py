@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from beheld.core.errors import ConfigError
@@ -127,7 +127,7 @@ class ServerOptions:
         1 << 30,
         "max-reading-mib",
         "limit for all request bodies together until their media are prepared, and for log-probabilities of prompts "
-        "until they are read; beyond it, requests get 503",
+        "and, beyond 20 a token, of answers until they are read; beyond it, requests get 503",
         low=1,
         unit=1 << 20,
     )
@@ -250,6 +250,15 @@ class ServerOptions:
                 "Raise --max-reading-mib, or lower --max-body-mib.",
                 param="max_reading_mib",
             )
+
+    def within(self, num_bytes: int) -> ServerOptions:
+        """The same with a lower limit for all bodies together, if it was left at its default, where they could take
+        more than half of `num_bytes`: until a request is prepared, its body takes up to four times its bytes."""
+        default = next(one.default for one in fields(self) if one.name == "max_reading_bytes")
+        most = max(self.max_body_bytes, num_bytes // 8)
+        if self.max_reading_bytes != default or most >= default:
+            return self
+        return replace(self, max_reading_bytes=most)
 
     def _check_reach(self) -> None:
         """Check how clients reach the server.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from beheld.server.chat import ChunkHead
@@ -62,7 +62,7 @@ class ResponseEvents:
                         for event in self._begin(chunk):
                             yield event
                     for choice in chunk["choices"]:
-                        for event in items.push(choice["delta"]):
+                        for event in items.push(choice["delta"], (choice.get("logprobs") or {}).get("content", ())):
                             yield self._numbered(event)
                         reason = choice["finish_reason"] or reason
                         if "grounding" in choice:
@@ -159,6 +159,7 @@ def _object(ask: ResponseAsked, head: ChunkHead, notes: Notes) -> dict[str, Any]
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
         "tools": [tool.model_dump() for tool in given.tools or ()],
+        "top_logprobs": given.top_logprobs or 0,
         "top_p": given.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -201,19 +202,25 @@ class _OutputItems:
         self._custom = custom
         # The arguments of an open call of a custom tool, whose input is known when they are whole.
         self._arguments = ""
+        # Log-probabilities of tokens whose text is not shown yet.
+        self._logprobs: list[dict[str, Any]] = []
         # The kind of the open item, and the index of its call.
         self._open: tuple[str, int] | None = None
 
-    def push(self, delta: dict[str, Any]) -> Iterator[Chunk]:
-        """The events of a delta."""
+    def push(self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Chunk]:
+        """The events of a delta; `logprobs` are entries of its tokens, which only the answer's text shows."""
+        self._logprobs += logprobs
         if delta.get("reasoning_content"):
             item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
             yield from self._begin(("reasoning", 0), item)
             yield from self._grow("content", "response.reasoning_text.delta", delta["reasoning_content"])
+            self._logprobs.clear()
         if delta.get("content"):
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield from self._begin(("message", 0), {"type": "message", "role": "assistant", "content": [part]})
-            yield from self._grow("content", "response.output_text.delta", delta["content"])
+            entries, self._logprobs = self._logprobs, []
+            self._output[-1]["content"][0]["logprobs"] += entries
+            yield from self._grow("content", "response.output_text.delta", delta["content"], entries)
         for call in delta.get("tool_calls", ()):
             name = call["function"].get("name")
             kind, holder = ("custom_tool_call", "input") if name in self._custom else ("function_call", "arguments")
@@ -246,7 +253,7 @@ class _OutputItems:
         else:
             (part,) = item["content"]
             kind = part["type"]
-            more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+            more: dict[str, Any] = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
             yield {"type": f"response.{kind}.done", **place, "content_index": 0, "text": part["text"], **more}
             yield {"type": "response.content_part.done", **place, "content_index": 0, "part": dict(part)}
         yield {"type": "response.output_item.done", "output_index": len(self._output) - 1, "item": item}
@@ -262,17 +269,20 @@ class _OutputItems:
         shown = {**item, "content": []} if "content" in item else dict(item)
         yield {"type": "response.output_item.added", "output_index": len(self._output) - 1, "item": shown}
         if "content" in item:
-            part = dict(item["content"][0])
+            # What is added later is no part of this event.
+            part = {
+                name: list(value) if isinstance(value, list) else value for name, value in item["content"][0].items()
+            }
             yield {"type": "response.content_part.added", **self._place(), "content_index": 0, "part": part}
 
-    def _grow(self, name: str, kind: str, text: str) -> Iterator[Chunk]:
+    def _grow(self, name: str, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Chunk]:
         item = self._output[-1]
         if name == "arguments":
             item["arguments"] += text
             yield {"type": kind, **self._place(), "delta": text}
             return
         item["content"][0]["text"] += text
-        more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+        more: dict[str, Any] = {"logprobs": list(logprobs)} if item["type"] == "message" else {}
         yield {"type": kind, **self._place(), "content_index": 0, "delta": text, **more}
 
     def _place(self) -> dict[str, Any]:

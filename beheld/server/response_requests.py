@@ -273,9 +273,13 @@ class ReasoningOptions(Body):
     effort: Effort | None = None
 
 
-def _only_encrypted(given: list[str]) -> list[str]:
+# What `include` may name: log-probabilities of the answer's text, and reasoning, which is shown anyway.
+_LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+
+
+def _known(given: list[str]) -> list[str]:
     for name in given:
-        if name != "reasoning.encrypted_content":
+        if name not in (_LOGPROBS, _ENCRYPTED):
             raise wrong(f"{name[:64]!r} cannot be included", "Leave it out.")
     return given
 
@@ -290,7 +294,6 @@ class ResponsesRequest(SamplingFields):
         "max_tool_calls": (),
         "moderation": (),
         "prompt": (),
-        "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
@@ -324,7 +327,8 @@ class ResponsesRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: Annotated[list[Name], Field(max_length=64), AfterValidator(_only_encrypted)] | None = None
+    top_logprobs: Whole | None = None
+    include: Annotated[list[Name], Field(max_length=64), AfterValidator(_known)] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
@@ -381,13 +385,18 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         )
     if not messages:
         raise HttpError(400, "The input holds no message.", "Send a text or a message.", param="input")
-    if given.include:
+    logprobs = _LOGPROBS in (given.include or ())
+    if given.top_logprobs and not logprobs:
+        notes.tell("top_logprobs", f"include does not name {_LOGPROBS}.")
+    if _ENCRYPTED in (given.include or ()):
         notes.tell("include", "Reasoning is shown as it is, and not encrypted.")
     made: dict[str, Any] = {
         "model": given.model,
         "messages": messages,
         "stream": given.stream,
         "max_tokens": given.max_output_tokens,
+        "logprobs": logprobs or None,
+        "top_logprobs": given.top_logprobs if logprobs else None,
         "reasoning_effort": None if given.reasoning is None else given.reasoning.effort,
         **{name: getattr(given, name) for name in _SAME},
         "response_format": _format(given.text.format) if given.text is not None else None,
@@ -406,6 +415,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     # "auto" is what clients send without tools, too.
     made["tool_choice"] = None if named == "auto" and not given.tools else named
     fields = {
+        "logprobs": "top_logprobs",
         "max_tokens": "max_output_tokens",
         "response_format": "text.format",
         "lora_request": "model",

@@ -81,7 +81,7 @@ class ResponseStore:
                 return found
         raise HttpError(
             404,
-            f"There is no response {name[:64]!r}.",
+            f"Response with id {name[:64]!r} is not found.",
             "Send the whole conversation as input. The operator may raise --response-store-mib.",
             param=param,
             code="response_not_found",

@@ -83,7 +83,9 @@ _USAGE = _object(
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
         "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-    }
+        "completion_tokens_details": _object({"reasoning_tokens": _COUNT}),
+    },
+    "completion_tokens_details",
 )
 _RECEIPT = _object(
     {
@@ -239,6 +241,7 @@ RESPONSES: dict[str, Any] = {
             "object": {"const": "model"},
             "created": _COUNT,
             "owned_by": _TEXT,
+            "parent": _maybe(_TEXT),
             "max_model_len": _COUNT,
             "modalities": _list({"enum": ["image", "video", "audio"]}),
         }

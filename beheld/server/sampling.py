@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams, StructuredOutputs
 from beheld.core.repetition import RepetitionDetectionParams
+from beheld.server import limits
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 from beheld.server.schema import ResponseFormat, Sampled, SamplingFields, Structured
 
 _TURNED = ("logit_bias", "repetition_detection", "structured_outputs")
 # Fields with the same name and meaning.
-_SAME = ("n", "prompt_logprobs", *(name for name in SamplingFields.model_fields if name not in _TURNED))
+_SAME = (
+    "n",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    *(name for name in SamplingFields.model_fields if name not in _TURNED),
+)
+
+_Body = TypeVar("_Body", bound=Sampled)
 
 
 def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **own: Any) -> SamplingParams:
@@ -45,6 +53,33 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
     return SamplingParams(**made)
 
 
+def with_all(body: _Body, vocab_size: int) -> _Body:
+    """The request with the number of all candidates where it has -1, vLLM's word for them."""
+    names = ("logprobs", "top_logprobs", "prompt_logprobs")
+    every = {name: vocab_size for name in names if type(value := getattr(body, name, None)) is int and value == -1}
+    return body.model_copy(update=every) if every else body
+
+
+def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int) -> int:
+    """The most bytes that the log-probabilities of the answers take until they are sent.
+
+    A request within the engine's usual max_logprobs takes little, and counts as nothing.
+
+    Args:
+        num_top: the candidates of each token besides itself.
+        most_tokens: the most tokens of an answer.
+    """
+    further = max(0, (num_top or 0) - limits.FREE_CANDIDATES)
+    each = limits.STREAMED_CANDIDATE_BYTES if body.stream else limits.CANDIDATE_BYTES
+    return further * each * most_tokens * max(1, body.n or 1)
+
+
+def check_named(body: Sampled, *, reports: bool, remedy: str) -> None:
+    """Raise HttpError if the request names tokens to report, and asks for no report."""
+    if body.logprob_token_ids and not reports:
+        raise HttpError(400, "logprob_token_ids needs logprobs.", remedy, param="logprob_token_ids")
+
+
 # What a search cannot do: each shapes one answer token by token. Fields of sampling alone have no effect on it.
 _NOT_IN_BEAMS = (
     "min_tokens",
@@ -57,6 +92,7 @@ _NOT_IN_BEAMS = (
     "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
+    "logprob_token_ids",
     "truncate_prompt_tokens",
     "repetition_detection",
     "structured_outputs",
@@ -198,14 +234,13 @@ def _check_fields(form: ResponseFormat) -> None:
 def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if given is None:
         return None
+    wrong = [name for name in given if not (name.isascii() and name.isdigit() and len(name) < 10)]
+    if wrong:
+        shown = ", ".join(repr(name[:20]) for name in wrong[:8])
+        kind = "is not a token id" if len(wrong) == 1 else "are not token ids"
+        raise ParamsError(f"logit_bias names {shown}, which {kind}.", "Give {token id: bias}.", param="logit_bias")
     bias: dict[int, float] = {}
     for name, value in given.items():
-        if not (name.isascii() and name.isdigit() and len(name) < 10):
-            raise ParamsError(
-                f"logit_bias names {name[:20]!r}, which is not a token id.",
-                "Give {token id: bias}.",
-                param="logit_bias",
-            )
         if int(name) in bias:
             raise ParamsError(f"logit_bias names the token {int(name)} twice.", "List it once.", param="logit_bias")
         bias[int(name)] = value

@@ -388,7 +388,6 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "functions": (),
     "ec_transfer_params": (),
     "kv_transfer_params": (),
-    "logprob_token_ids": ([],),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -414,7 +413,6 @@ _REMEDIES = {
     "guided_grammar": "Use structured_outputs with 'grammar'.",
     "guided_json": "Use structured_outputs with 'json', or response_format.",
     "guided_regex": "Use structured_outputs with 'regex'.",
-    "logprob_token_ids": "Use logprobs, which are of the likeliest tokens.",
     "modalities": "This server generates only text; leave it out.",
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
     "safety_identifier": "Use user.",
@@ -483,6 +481,7 @@ class Sampled(SamplingFields):
     n: Whole | None = None
     max_tokens: Whole | None = None
     prompt_logprobs: Whole | None = None
+    logprob_token_ids: Ids | None = None
     response_format: ResponseFormat | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from beheld.server.errors import HttpError
 from beheld.server.multipart import Part
-from beheld.server.schema import Body, Name, Number, Whole, wrong
+from beheld.server.schema import Body, Name, Number, Whole
 
 _MAX_PROMPT = 16 << 10
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _segments_only(given: list[str]) -> list[str]:
-    if "word" in given:
-        raise wrong("The times of words are not available", "Ask for 'segment', or leave it out.")
-    return given
 
 
 class TranslationRequest(Body):
@@ -50,9 +44,7 @@ class TranslationRequest(Body):
 class TranscriptionRequest(TranslationRequest):
     """POST /v1/audio/transcriptions."""
 
-    timestamp_granularities: (
-        Annotated[list[Literal["word", "segment"]], Field(max_length=2), AfterValidator(_segments_only)] | None
-    ) = None
+    timestamp_granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] | None = None
 
 
 _LISTS = ("timestamp_granularities", "include")

@@ -24,14 +24,16 @@ SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def usage_of(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def usage_of(output: RequestOutput, completion_tokens: int, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """OpenAI's usage object; `reasoning_tokens` is what the reasoning's text takes, None where none is split off."""
     prompt = output.usage.prompt_tokens
+    reasoned = None if reasoning_tokens is None else {"reasoning_tokens": min(reasoning_tokens, completion_tokens)}
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        **({} if reasoned is None else {"completion_tokens_details": reasoned}),
     }
 
 
@@ -216,16 +218,20 @@ def logprobs_of(
     bytes_of: Callable[[int], bytes],
     *,
     as_ids: bool = False,
+    named: bool = False,
 ) -> list[dict[str, Any]]:
     """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
 
     `bytes_of` returns a token's own bytes, of which its text may hold more or less. With `as_ids`, a token is written
-    as `token_name` does.
+    as `token_name` does. If the candidates were `named`, all are given, the token itself first.
     """
     entries = []
     for token_id, candidates in zip(token_ids, logprobs, strict=True):
-        ranked = sorted(candidates.items(), key=lambda pair: pair[1].rank or 0)
-        top = [_entry(found, one, bytes_of, as_ids) for one, found in ranked if (found.rank or 0) <= num_top]
+        if named:
+            top = [_entry(found, one, bytes_of, as_ids) for one, found in candidates.items()]
+        else:
+            ranked = sorted(candidates.items(), key=lambda pair: pair[1].rank or 0)
+            top = [_entry(found, one, bytes_of, as_ids) for one, found in ranked if (found.rank or 0) <= num_top]
         entries.append({**_entry(candidates[token_id], token_id, bytes_of, as_ids), "top_logprobs": top})
     return entries
 

@@ -15,7 +15,7 @@ from beheld.core.params import SamplingParams
 from beheld.core.speech import LANGUAGES, SpeechOrder, SpeechPiece, SpeechSegment
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
-from beheld.server.speech_schema import TranslationRequest
+from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk
 
 # Formats that say when a segment is spoken.
@@ -43,8 +43,8 @@ def chunks(
     Raises:
         HttpError, ParamsError: fields contradict each other, or the model cannot do it.
     """
-    timed = body.response_format in _TIMED or bool(getattr(body, "timestamp_granularities", None))
-    if getattr(body, "timestamp_granularities", None) and body.response_format != "verbose_json":
+    timed = body.response_format in _TIMED or bool(granularities(body))
+    if granularities(body) and body.response_format != "verbose_json":
         raise HttpError(
             400,
             "timestamp_granularities needs response_format verbose_json.",
@@ -55,7 +55,8 @@ def chunks(
         raise HttpError(
             400, f"{body.response_format} is not streamed.", "Set response_format to json or text.", param="stream"
         )
-    order = SpeechOrder((body.language or "").lower(), body.prompt or "", translate, timed)
+    words = "word" in granularities(body)
+    order = SpeechOrder((body.language or "").lower(), body.prompt or "", translate, timed, words)
     given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     params = SamplingParams(temperature=body.temperature or 0.0, max_tokens=body.max_completion_tokens, **given)
     pieces = llm.transcribe(
@@ -72,6 +73,12 @@ def chunks(
     )
     kind = "translation.chunk" if translate else "transcription.chunk"
     return _chunks(pieces, {"id": head.id, "object": kind, "created": head.created, "model": head.model})
+
+
+def granularities(body: TranslationRequest) -> Sequence[str]:
+    """What times are asked for: those of words, of segments, or both; nothing if the form does not say."""
+    given = body.timestamp_granularities if isinstance(body, TranscriptionRequest) else None
+    return given or ()
 
 
 async def _chunks(pieces: AsyncGenerator[SpeechPiece, None], base: Chunk) -> AsyncGenerator[Chunk, None]:
@@ -132,9 +139,15 @@ def response(found: dict[str, Any], body: TranslationRequest, warnings: list[dic
             "language": name,
             "duration": found["duration"],
             "text": found["text"],
-            "segments": [_segment(one) for one in segments],
             "usage": found["usage"],
         }
+        wanted = granularities(body) or ("segment",)
+        if "segment" in wanted:
+            made["segments"] = [_segment(one) for one in segments]
+        if "word" in wanted:
+            made["words"] = [
+                {"word": word.text, "start": word.start_s, "end": word.stop_s} for one in segments for word in one.words
+            ]
         return JSONResponse(made | told)
     return JSONResponse({"text": found["text"], "usage": found["usage"], **told})
 

@@ -9,7 +9,7 @@ from typing import Any
 from beheld.core.errors import BeheldError, ParamsError
 from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
-from beheld.core.params import SamplingParams
+from beheld.core.params import Sampling, SamplingParams
 from beheld.core.plan import TokenLogprobs
 from beheld.core.request import FinishReason, Request
 from beheld.text import grounding
@@ -37,8 +37,12 @@ class Answer:
         prompt: str | None = None,
         *,
         lazy: bool = False,
+        num_top: int = 0,
     ) -> None:
         self._params = params
+        # Candidates of each token besides itself; -1 in the user's parameters is resolved.
+        self._num_top = max(num_top, params.logprobs or 0)
+        self._reports = params.logprobs is not None or bool(params.logprob_token_ids)
         self._tokenizer = tokenizer
         self._lazy = lazy
         self._places = places
@@ -104,7 +108,7 @@ class Answer:
     ) -> str | None:
         """Append tokens and decode them if a batch is complete; returns the stop string that was found, or None."""
         self._token_ids += token_ids
-        if logprobs and self._params.logprobs is not None:
+        if logprobs and self._reports:
             for entry in logprobs:
                 self._columns.append(entry)
                 self._cumulative += entry.logprob
@@ -156,12 +160,13 @@ class Answer:
         return self._output(num_characters, num_tokens, fresh)
 
     def _new_candidates(self) -> Candidates:
-        return Candidates(self._shown_by)
+        return Candidates(self._shown_by, ranked=not self._params.logprob_token_ids)
 
     def _whole_logprobs(self) -> Any:
         """Entries of all tokens; of a finished answer they are made when they are read, if the caller wants that."""
         if self._lazy and self.finished:
-            return AnswerEntries(self._columns, self._params.logprobs or 0, self._shown_by)
+            ranked = not self._params.logprob_token_ids
+            return AnswerEntries(self._columns, self._num_top, self._shown_by, ranked=ranked)
         return self._made(0)
 
     def _made(self, start: int) -> list[dict[int, Logprob]]:
@@ -170,11 +175,11 @@ class Answer:
             self._first_entry, self._entries, self._candidates = 0, [], self._new_candidates()
         next_entry = self._first_entry + len(self._entries)
         for entry in self._columns.rows(next_entry, len(self._columns)):
-            self._entries.append(self._candidates.of(entry, self._params.logprobs or 0))
+            self._entries.append(self._candidates.of(entry, self._num_top))
         return self._entries[start - self._first_entry :]
 
     def _output(self, num_characters: int, num_tokens: int, logprobs: Any) -> CompletionOutput:
-        wanted = self._params.logprobs is not None
+        wanted = self._reports
         return CompletionOutput(
             index=self._index,
             text=self._text[num_characters:],
@@ -197,6 +202,11 @@ class Answer:
             text = str(self._tokenizer.decode(self._token_ids, skip_special_tokens=False))
             self._located = grounding.read(text, self._places, self._prompt)
         return self._located
+
+
+def _resolved(request: Request) -> Sampling:
+    assert isinstance(request.params, Sampling), "a request that pools has no answers"
+    return request.params
 
 
 class Collector:
@@ -233,7 +243,16 @@ class Collector:
         self._request = requests[0]
         self._tokenizer = tokenizer
         self._answers = {
-            request.id: Answer(index, params, tokenizer, marks, request.grounding, request.prompt, lazy=lazy_prompt)
+            request.id: Answer(
+                index,
+                params,
+                tokenizer,
+                marks,
+                request.grounding,
+                request.prompt,
+                lazy=lazy_prompt,
+                num_top=_resolved(request).logprobs or 0,
+            )
             for index, request in enumerate(requests)
         }
         assert len(self._answers) == len(requests), "two answers with the same id"
@@ -263,7 +282,7 @@ class Collector:
             self._num_cached = max(self._num_cached, event.num_cached)
         if event.prompt_logprobs is not None and self._prompt_entries is None:
             tokenizer = self._tokenizer if self._params.detokenize else None
-            num_top = self._params.prompt_logprobs or 0
+            num_top = max(_resolved(self._request).prompt_logprobs or 0, self._params.prompt_logprobs or 0)
             self._prompt_entries = PromptColumnEntries(event.prompt_logprobs, num_top, tokenizer)
         return self._answers[event.request_id].push(event)
 

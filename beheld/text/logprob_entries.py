@@ -58,19 +58,21 @@ class AnswerEntries:
         columns: those of the answer, which may grow meanwhile.
         num_top: the most candidates of a token besides itself.
         tokenizer: from transformers; None leaves texts out.
+        ranked: False if the candidates are not the best, but others.
     """
 
-    def __init__(self, columns: AnswerColumns, num_top: int, tokenizer: Any | None) -> None:
+    def __init__(self, columns: AnswerColumns, num_top: int, tokenizer: Any | None, *, ranked: bool = True) -> None:
         self._columns = columns
         self._num_top = num_top
         self._tokenizer = tokenizer
+        self._ranked = ranked
         self._count = len(columns)
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[dict[int, Logprob]]:
-        candidates = Candidates(self._tokenizer)
+        candidates = Candidates(self._tokenizer, ranked=self._ranked)
         for entry in self._columns.rows(0, self._count):
             yield candidates.of(entry, self._num_top)
 
@@ -108,22 +110,24 @@ class Candidates:
     completes it holds all of it.
     """
 
-    def __init__(self, tokenizer: Any | None) -> None:
+    def __init__(self, tokenizer: Any | None, *, ranked: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._ranked = ranked
         self._known = {} if tokenizer is None else known_texts(tokenizer)
         # The bytes of the character that the tokens so far have begun.
         self._begun = b""
 
     def of(self, entry: TokenLogprobs, num_top: int) -> dict[int, Logprob]:
-        """The token itself first, then the best `num_top`."""
+        """The token itself first, then the first `num_top` candidates, which have ranks if they are the best."""
         found = {entry.token_id: Logprob(entry.logprob, entry.rank, self._text(entry.token_id))}
         known = self._known
         top = zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True)
-        for rank, (token_id, logprob) in enumerate(top, start=1):
+        for place, (token_id, logprob) in enumerate(top, start=1):
             if token_id not in found:
                 text = known.get(token_id)
                 # Broken characters are rare, and a look at them is dear.
                 ready = text and BROKEN not in text
+                rank = place if self._ranked else None
                 found[token_id] = Logprob(logprob, rank, text if ready else self._text(token_id))
         if self._tokenizer is not None:
             self._begun = self._read(entry.token_id)[1]

@@ -20,6 +20,7 @@ class ReasoningMarks:
         tokens: marks that may be special tokens; they stay in the text, so that it can be split there.
         label: what may stand between the first mark and the reasoning, and is no part of it.
         channels: whether every part of an answer has a header, as gpt-oss writes them.
+        again: whether reasoning may also stand later in an answer; then a closing mark by itself is left out.
     """
 
     open: str
@@ -27,6 +28,7 @@ class ReasoningMarks:
     tokens: tuple[str, ...]
     label: str = ""
     channels: bool = False
+    again: bool = False
 
     @property
     def template(self) -> str:
@@ -47,7 +49,7 @@ FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
-    "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n"),
+    "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n", again=True),
     "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
 }
 
@@ -84,8 +86,8 @@ def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = ()
 class ReasoningSplit:
     """Splits an answer that may begin with reasoning; see Splitter.
 
-    Only reasoning at the very beginning counts; a later mark is ordinary text. Blank lines around the marks belong to
-    neither part.
+    Only reasoning at the very beginning counts, unless the marks say `again`; a later mark is ordinary text. Blank
+    lines around the marks at the beginning belong to neither part; reasoning that a call ends keeps its own.
 
     Args:
         marks: how the reasoning is delimited.
@@ -101,7 +103,8 @@ class ReasoningSplit:
         self._thoughts = Trimmed()
         self._beginning = Beginning(marks.open)
         self._label = Beginning(marks.label) if marks.label else None
-        self._shown = False
+        # Whether the present part, and the answer as a whole, has shown anything.
+        self._shown = self._answered = False
         self._calls = frozenset(calls)
 
     @property
@@ -111,14 +114,19 @@ class ReasoningSplit:
 
     def push(self, text: str) -> tuple[str, str]:
         """As Splitter."""
-        reasoning = ""
-        if self._state == "start":
-            text = self._begin(text)
-        if self._state == "label":
-            text = self._after_label(text)
-        if self._state == "thinking":
-            reasoning, text = self._think(text)
-        return reasoning, self._answer(text) if self._state == "answer" else ""
+        reasoning, answer = "", ""
+        while text:
+            if self._state == "start":
+                text = self._begin(text)
+            if self._state == "label":
+                text = self._after_label(text)
+            if self._state == "thinking":
+                thought, text = self._think(text)
+                reasoning += thought
+            if self._state == "answer":
+                said, text = self._answer(text)
+                answer += said
+        return reasoning, answer
 
     def finish(self) -> tuple[str, str]:
         """As Splitter."""
@@ -126,6 +134,8 @@ class ReasoningSplit:
             return self._trimmed_reasoning(self._seeker.rest()), ""
         if self._state == "label" and self._label is not None:
             return self._trimmed_reasoning(self._label.rest()), ""
+        if self._state == "answer":
+            return "", self._seeker.rest()
         rest = self._beginning.rest() if self._state == "start" else ""
         return (self._trimmed_reasoning(rest), "") if self._inside else ("", rest)
 
@@ -139,6 +149,7 @@ class ReasoningSplit:
             self._state = "thinking" if self._label is None else "label"
             return rest if mark else blanks + rest
         self._state, self._shown = "answer", True
+        self._answered = True
         return blanks + rest
 
     def _after_label(self, text: str) -> str:
@@ -156,8 +167,9 @@ class ReasoningSplit:
         reasoning = self._trimmed_reasoning(before)
         if mark is None:
             return reasoning, ""
-        self._state, self._shown = "answer", False
-        return reasoning, mark + after if mark in self._calls else after
+        blanks = self._thoughts.rest()
+        self._state, self._shown = "answer", self._answered
+        return (reasoning + blanks, mark + after) if mark in self._calls else (reasoning, after)
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
@@ -166,11 +178,19 @@ class ReasoningSplit:
         self._shown = self._shown or bool(text)
         return self._thoughts.push(text)
 
-    def _answer(self, text: str) -> str:
+    def _answer(self, text: str) -> tuple[str, str]:
+        """Returns (certain answer, unprocessed rest)."""
+        rest = ""
+        if self._marks.again:
+            text, mark, rest = self._seeker.seek(text, (self._marks.open, self._marks.close))
+            if mark == self._marks.open:
+                self._label = Beginning(self._marks.label) if self._marks.label else None
+                self._state = "thinking" if self._label is None else "label"
         if not self._shown:
             text = text.lstrip()
-        self._shown = self._shown or bool(text)
-        return text
+        self._answered = self._answered or bool(text)
+        self._shown = self._state == "answer" and (self._shown or bool(text))
+        return text, rest
 
 
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"

@@ -124,6 +124,16 @@ def pids(llm: AsyncLLM) -> list[int]:
     return [member.engine.pid for member in engines._members if member.engine is not None]  # type: ignore[attr-defined]
 
 
+def ranks_of(pid: int) -> list[int]:
+    """The processes of an engine's other ranks."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, file.read_text(encoding="ascii").split()):
+            if b"beheld.executor.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
+
+
 async def answer(llm: AsyncLLM, talk: list[dict[str, Any]], delta: bool) -> list[int] | BeheldError:
     """The token ids of an answer, or its error."""
     found: list[int] = []
@@ -145,28 +155,42 @@ async def all_serve(llm: AsyncLLM, within_s: float = 60.0) -> EngineStats:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.skipif(not LONG, reason="tests/server/test_data_parallel.py kills one; BEHELD_LONG=1 kills 100")
+@pytest.mark.skipif(not LONG, reason="tests/server/test_data_parallel.py kills one; BEHELD_LONG=1 kills 160")
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_engine_is_replaced_and_no_answer_is_lost_or_crossed(
-    alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    alone: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    """A process is killed while 25 requests run, at a random moment; a new one takes its place. Again and again."""
+    """A process is killed while 25 requests run, at a random moment; a new one takes its place. Again and again.
+
+    With engines of two ranks, the process is any rank of any engine.
+    """
     # Replaced without a growing wait.
     monkeypatch.setattr("beheld.engine.data_parallel._LONG_LIFE_S", 0.0)
     draw = random.Random(int(os.environ.get("BEHELD_SEED", "1")))
-    kills = sized(1, 100)
+    kills = sized(1, 100 if ranks == 1 else 60)
+    options = OPTIONS | {"data_parallel_size": 2, "tensor_parallel_size": ranks}
+    if ranks > 1:
+        options |= {"device": "cpu", "distributed_executor_backend": "mp"}
 
     async def ask() -> tuple[int, int]:
         failed = 0
-        async with AsyncLLM(str(tiny.checkpoint("qwen2_vl")), data_parallel_size=2, **OPTIONS) as llm:
+        async with AsyncLLM(str(tiny.checkpoint("qwen2_vl")), **options) as llm:
             for number in range(kills):
                 assert len(set(pids(llm))) == 2
+                processes = [each for pid in pids(llm) for each in (pid, *ranks_of(pid))]
+                assert len(processes) == 2 * ranks
                 tasks = [asyncio.create_task(answer(llm, talk, draw.random() < 0.5)) for talk in TALKS]
                 await asyncio.sleep(draw.random() * 0.6)
-                os.kill(draw.choice(pids(llm)), signal.SIGKILL)
+                os.kill(draw.choice(processes), signal.SIGKILL)
                 found = await asyncio.wait_for(asyncio.gather(*tasks), 60)
                 for got, (expected,) in zip(found, alone["talks"], strict=True):
                     failed += isinstance(got, BeheldError)
                     assert isinstance(got, BeheldError) or got == expected
+                # Until a rank is noticed, its engine still counts as serving.
+                until = time.monotonic() + 60.0
+                while sum(report.restarts for report in llm.engine_reports()) <= number:
+                    assert time.monotonic() < until
+                    await asyncio.sleep(0.05)
                 stats = await all_serve(llm)
                 again = await asyncio.gather(*(answer(llm, talk, True) for talk in TALKS))
                 assert list(again) == [expected for (expected,) in alone["talks"]]

@@ -285,11 +285,12 @@ def test_closing_closes_the_source_in_the_thread_that_read_it(reading: Reading) 
 
 def test_closing_does_not_wait_for_ever_for_a_source_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeding, "_PATIENCE_S", 0.01)
-    gate, closed = threading.Event(), threading.Event()
+    at_work, gate, closed = threading.Event(), threading.Event(), threading.Event()
 
     def source() -> Generator[Job, None, None]:
         try:
             yield from each(1, [])
+            at_work.set()
             assert gate.wait(10)
             yield from each(1, [])
         finally:
@@ -297,6 +298,7 @@ def test_closing_does_not_wait_for_ever_for_a_source_at_work(monkeypatch: pytest
 
     feed = Feed(Jobs(source(), Reading.THREAD), 2, 4)
     assert feed.take(wait=True) is not None
+    assert at_work.wait(10)
     feed.close()
     (reader,) = readers()
     assert not closed.is_set()

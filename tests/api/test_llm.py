@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +28,7 @@ from beheld.core.errors import (
     PromptTooLongError,
     TemplateError,
 )
+from beheld.core.outputs import RequestOutput
 from beheld.core.request import Request
 from beheld.inputs import request_checks
 from beheld.inputs.pipeline import RequestOrder
@@ -420,6 +423,41 @@ def test_more_log_probabilities_where_the_engine_allows_them() -> None:
         assert len(output.outputs[0].logprobs[0]) == 30
         with pytest.raises(ParamsError, match="max_logprobs"):
             llm.generate("Hello", SamplingParams(logprobs=31), use_tqdm=False)
+        for name in ("logprobs", "prompt_logprobs"):
+            with pytest.raises(ParamsError, match=f"{name}=-1, which is all [0-9]+ tokens of the vocabulary, exceeds"):
+                llm.generate("Hello", SamplingParams(**{name: -1}), use_tqdm=False)
+
+
+def test_log_probabilities_of_the_whole_vocabulary_and_of_named_tokens() -> None:
+    options = {"dtype": "float32", "max_model_len": 64, "max_logprobs": -1}
+    with LLM(str(tiny.checkpoint("llama")), **options) as llm:
+        size = json.loads((tiny.checkpoint("llama") / "config.json").read_text())["vocab_size"]
+
+        def ask(**more: Any) -> RequestOutput:
+            params = SamplingParams(max_tokens=2, temperature=0, **more)
+            (output,) = llm.generate("Hello", params, use_tqdm=False)
+            return output
+
+        whole = ask(logprobs=-1, prompt_logprobs=-1)
+        assert whole.outputs[0].logprobs is not None
+        assert whole.prompt_logprobs is not None
+        for entry in (*whole.outputs[0].logprobs, *whole.prompt_logprobs[1:]):
+            assert entry is not None
+            assert sorted(entry) == list(range(size))
+            assert {one.rank for one in entry.values()} == set(range(1, size + 1))
+            assert sum(math.exp(one.logprob) for one in entry.values()) == pytest.approx(1, abs=1e-4)
+        named = ask(logprob_token_ids=[5, 3, 5]).outputs[0]
+        assert named.logprobs is not None
+        assert named.cumulative_logprob is not None
+        for token, entry, known in zip(named.token_ids, named.logprobs, whole.outputs[0].logprobs, strict=True):
+            assert list(entry) == list(dict.fromkeys((token, 5, 3)))
+            assert {k: v.logprob for k, v in entry.items()} == pytest.approx({k: known[k].logprob for k in entry})
+            assert [entry[5].rank, entry[3].rank, entry[token].rank] == [None, None, 1]
+        for wrong in ({"logprob_token_ids": [size]}, {"logprob_token_ids": list(range(129))}):
+            with pytest.raises(ParamsError, match="logprob_token_ids"):
+                ask(**wrong)
+        with pytest.raises(ParamsError, match="logprob_token_ids has 2 tokens"):
+            ask(logprob_token_ids=[5, 3], logprobs=1)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

@@ -119,7 +119,8 @@ def test_a_client_sends_them() -> None:
                 link.sendall(request_bytes("/v1/completions", streamed))
                 head = b""
                 while b"data: " not in head:
-                    assert (part := link.recv(4096)), head
+                    part = link.recv(4096)
+                    assert part, head
                     head += part
                 # While the answer goes on, nothing of its prompts is held.
                 assert running.llm.num_live

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
-from beheld import AsyncLLM
+from beheld import AsyncLLM, SamplingParams
 from beheld.api.speech_windows import cuts, divided
-from beheld.api.transcribe import Fallback, check
+from beheld.api.transcribe import Fallback, Transcription, check
 from beheld.core.errors import ParamsError
-from beheld.core.speech import LANGUAGES, SpeechForm, SpeechOrder, SpeechPiece
+from beheld.core.speech import LANGUAGES, SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from tests import tiny
 
 FIRST, END, WINDOW_S = 100, 50, 30.0
@@ -99,6 +102,20 @@ def test_what_a_model_cannot_do_is_refused() -> None:
     with pytest.raises(ParamsError, match="The language 'zu' is not one"):
         check(SpeechOrder(language="zu"), own, None, "a model")
     assert LANGUAGES["yue"] == "Cantonese"
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "match"), [((), 1, "gives no times"), (((1, 0),), 2, "several ranks"), (((1, 0),), 1, "")]
+)
+def test_times_of_words_need_heads_and_one_rank(heads: Any, ranks: int, match: str) -> None:
+    llm: Any = SimpleNamespace(
+        info=SimpleNamespace(name="a model"),
+        config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
+    )
+    tokens = SpeechTokens(1, 2, {}, 3, FIRST, END, {}, alignment_heads=heads)
+    order = SpeechOrder(words=True)
+    with pytest.raises(ParamsError, match=match) if match else nullcontext():
+        Transcription(llm, SpeechForm(), tokens, order, SamplingParams(), "name")
 
 
 async def transcript(llm: AsyncLLM, order: SpeechOrder, seconds: float, fallback: Fallback | None) -> list[SpeechPiece]:

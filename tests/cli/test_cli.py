@@ -71,13 +71,17 @@ def test_standard_input(capsys: Capture, picture: Path, model: list[str], monkey
     ("words", "message"),
     [
         (["missing.png", "What?"], "no file 'missing.png'"),
+        (["examples/scene.png"], "There is no question: the last argument, 'examples/scene.png', is a file."),
         (["-", "-", "What?"], "only once"),
         (["What?", "--model", "/nowhere/at/all"], "no folder"),
         (["What?", "--max-tokens", "0"], "max_tokens"),
         (["What?", "--pipeline-parallel-size", "0"], "pipeline_parallel_size must be"),
     ],
 )
-def test_errors_are_one_line_that_says_what_to_do(capsys: Capture, words: list[str], message: str) -> None:
+def test_errors_are_one_line_that_says_what_to_do(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
     status, out, err = run(capsys, "ask", *words)
     assert status == 1
     assert out == ""

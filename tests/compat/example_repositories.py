@@ -17,7 +17,7 @@ Make = Callable[[Path], object]
 
 def _of(family: str, positions: int | None = 32768) -> Make:
     def make(folder: Path) -> None:
-        for file in tiny.checkpoint(family).iterdir():
+        for file in filter(Path.is_file, tiny.checkpoint(family).iterdir()):
             shutil.copy(file, folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if positions is not None:

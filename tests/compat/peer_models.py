@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.compat import example_repositories, scripted
+from tests.lora import adapters
 
 # Model of a test -> the tiny checkpoint that stands for it.
 FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen2-1.5B-Instruct": "qwen2",
     "Qwen/Qwen2.5-1.5B-Instruct": "qwen2",
     "Qwen/Qwen3-0.6B": "qwen2",
-    "Qwen/Qwen3-1.7B": "qwen2",
-    "Qwen/Qwen3-8B": "qwen2",
     "Qwen/Qwen3-4B": "qwen2",
     "HuggingFaceH4/zephyr-7b-beta": "llama",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
@@ -22,17 +21,48 @@ FAMILIES: Mapping[str, str] = {
     "meta-llama/Llama-3.2-1B": "llama",
     "meta-llama/Llama-3.2-1B-Instruct": "llama",
     "unsloth/llama-3.2-1b-Instruct": "llama",
-    "facebook/opt-125m": "opt",
     "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen3-VL-2B-Instruct": "qwen3_vl",
     "llava-hf/llava-1.5-7b-hf": "llava",
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "llava_onevision",
+    "HuggingFaceTB/SmolVLM-256M-Instruct": "smolvlm",
+    "Qwen/Qwen2.5-Omni-3B": "qwen2_5_omni",
+    "google/translategemma-4b-it": "gemma3",
+    "google/gemma-4-E2B-it": "gemma4",
+    "openai/gpt-oss-20b": "gpt_oss",
+    "openai/whisper-large-v3": "whisper",
+    "openai/whisper-large-v2": "whisper",
+    "openai/whisper-small": "whisper",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "llama",
+    "JackFram/llama-68m": "llama",
+    "openai-community/gpt2": "llama",
+}
+# Models whose tests want reasoning, an answer or a call, and an end -> what a checkpoint in their place says.
+SCRIPTED: Mapping[str, tuple[str, ...]] = {
+    "Qwen/Qwen3-8B": (
+        *("<think>", "\nThe user says something.", "</think>", "\n\nHello! The answer is 56088, ", "or so it seems."),
+    ),
+    "Qwen/Qwen3-1.7B": (
+        *("<think>", "The user asks for the weather, so I call the function.", "</think>", "<tool_call>"),
+        '\n{"name": "get_current_weather", ',
+        '"arguments": {"city": "Berlin", "country": "Germany", "unit": "fahrenheit"}}\n',
+        "</tool_call>",
+    ),
+}
+# Adapter of a test -> the family of the checkpoint that it adapts.
+ADAPTERS: Mapping[str, str] = {
+    "typeof/zephyr-7b-beta-lora": "llama",
+    "jekunz/smollm-135m-lora-fineweb-faroese": "llama",
+    "charent/self_cognition_Alice": "qwen2",
+    "Jackmin108/Qwen3-0.6B-Meow-LoRA": "qwen2",
+    "Jackmin108/Qwen3-0.6B-Woof-LoRA": "qwen2",
 }
 
 
 def lay(hub: Path, name: str) -> Path | None:
     """The folder of a model in the cache folder `hub`; None if nothing stands for it."""
     family = FAMILIES.get(name)
-    if family is None or name in example_repositories.REPOSITORIES:
+    if family is None and name not in ADAPTERS and name not in SCRIPTED:
         return example_repositories.lay(hub, name) if example_repositories.known(name) else None
     root = hub / f"models--{name.replace('/', '--')}"
     folder = root / "snapshots" / "main"
@@ -40,7 +70,13 @@ def lay(hub: Path, name: str) -> Path | None:
         (root / "refs").mkdir(parents=True, exist_ok=True)
         (root / "refs" / "main").write_text("main")
         folder.mkdir(parents=True)
-        example_repositories._of(family)(folder)
+        if name in SCRIPTED:
+            scripted.write(folder, SCRIPTED[name])
+            return folder
+        if family is None:
+            adapters.write(adapters.Adapter(ADAPTERS[name], 1), folder)
+            return folder
+        example_repositories._of(family, None if family == "whisper" else 32768)(folder)
         if name.startswith("Qwen/Qwen") and "VL" not in name:
             _template(folder, scripted.TEMPLATE)
     return folder

@@ -1,21 +1,23 @@
 """Runs vLLM's own server tests over `beheld serve`, and counts by file what passes; the tests are not kept here.
 
-    python -m tests.compat.peer_tests SOURCE [--only TEXT] [--record FILE] [--stage FOLDER] [--python PROGRAM]
+    python -m tests.compat.peer_tests SOURCE [--parsers] [--only TEXT] [--record FILE] [--stage FOLDER] [--python FILE]
 
 SOURCE is a source tree of vLLM with its folder tests/entrypoints. The tests see a package `tests.utils` whose
 RemoteOpenAIServer starts beheld with a tiny checkpoint under the real model's name, and a package `vllm`: beheld's.
-A name that beheld has not skips a test as soon as it is used. PROGRAM is a Python with pytest-asyncio and the packages
-of the development environment. Each test ends as one of
+A name that beheld has not skips a test as soon as it is used. With --parsers the tests of parsers of calls and of
+reasoning run over beheld's readers, with one tokenizer in place of each model's, and no server. --python is a Python
+with pytest-asyncio and the packages of the development environment. Each test ends as one of
 
 passed    the server did what the test wants
 failed    it did something else; the record has the error's line
 inside    the test asks for what is inside vLLM, or was skipped by itself
-absent    the server did not start: an option, or a model without a tiny checkpoint
+absent    the server did not start: an option, or a model without a tiny checkpoint; or no reader of that format
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -30,9 +32,15 @@ from pathlib import Path
 from tests.compat import examples, peer_models
 from tests.compat.stage import Stage
 
+# Tests of parsers, and the functions of their helpers that feed a parser piece by piece.
+PARSERS = {
+    "tool_parsers": ("run_tool_extraction_streaming",),
+    "reasoning": ("run_reasoning_extraction_streaming",),
+}
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).parent / "peer_shim"
-LIMIT_S = 1200
+# A file is stopped after this time; the tests that ended until then count.
+LIMIT_S = 280
 # Where most of what a server does is tested.
 FILES = (
     "openai/chat_completion",
@@ -43,9 +51,17 @@ FILES = (
     "openai/test_return_token_ids.py",
     "openai/test_return_tokens_as_ids.py",
     "openai/test_stop_token_ids.py",
+    "openai/test_tool_calls_serialization.py",
     "openai/test_tool_choice_content_none.py",
+    "openai/test_session_id.py",
+    "openai/test_penalty_default_resolution.py",
+    "openai/test_reasoning_enable_thinking.py",
     "anthropic",
-    "serve/tokenize",
+    "serve",
+    "generate",
+    "multimodal/openai",
+    "speech_to_text",
+    "unit_tests",
 )
 
 
@@ -57,29 +73,54 @@ def lay_out(source: Path, folder: Path) -> Path:
         for path in tests.rglob("conftest.py"):
             if "gpu" in path.read_text(encoding="utf-8") and path.parent == tests:
                 path.unlink()
-    for name, place in (("utils.py", tests), ("peer_plugin.py", folder)):
+    for name, helpers in PARSERS.items():
+        if not (tests / name).is_dir():
+            shutil.copytree(source / "tests" / name, tests / name)
+            shutil.copytree(source / "tests" / "parser", tests / "parser", dirs_exist_ok=True)
+            utils = tests / name / "utils.py"
+            wrapped = "".join(f"{helper} = finishing({helper})\n" for helper in helpers)
+            text = utils.read_text(encoding="utf-8")
+            utils.write_text(f"{text}\nfrom peer_parsers import finishing\n\n{wrapped}", encoding="utf-8")
+    for name, place in (("utils.py", tests), ("peer_plugin.py", folder), ("peer_parsers.py", folder)):
         shutil.copy(SHIM / name, place / name)
     (tests / "__init__.py").touch()
-    return tests / "entrypoints"
+    return tests
 
 
-def run(made: Stage, python: str, folder: Path, file: Path) -> dict[str, tuple[str, str]]:
-    """Run one file; returns test -> (result, last line of its error)."""
-    source = file.read_text(encoding="utf-8")
-    for name in dict.fromkeys(re.findall(r"[\"']([\w.-]+(?:/[\w.-]+)?)[\"']", source)):
+def run(
+    made: Stage, python: str, folder: Path, files: list[Path], source: Path, *, parsers: bool
+) -> dict[str, dict[str, tuple[str, str]]]:
+    """Run files in one process; returns file -> test -> (result, last line of its error)."""
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    named = dict.fromkeys((*peer_models.ADAPTERS, *re.findall(r"[\"']([\w.-]+(?:/[\w.-]+)?)[\"']", texts)))
+    for name in () if parsers else named:
         peer_models.lay(made.hub, name)
     record = made.folder / "record.json"
     record.unlink(missing_ok=True)
     environment = {
         "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
+        "PEER_PARSERS": "1" if parsers else "",
         "PEER_RECORD": str(record),
+        "PEER_SOURCE": str(source.resolve()),
         "PEER_LOG": str(made.folder / "server.log"),
         "BEHELD_LOG_LEVEL": "WARNING",
         "OMP_NUM_THREADS": "1",
     }
-    words = ["-q", "-p", "peer_plugin", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", "--timeout=240"]
+    words = [
+        "-q",
+        "--continue-on-collection-errors",
+        "-p",
+        "peer_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-W",
+        "ignore",
+        "--timeout=240",
+    ]
     process = subprocess.Popen(
-        [python, "-m", "pytest", *words, "--rootdir", str(folder), "-c", os.devnull, str(file)],
+        [python, "-m", "pytest", *words, "--rootdir", str(folder), "-c", os.devnull, *map(str, files)],
         cwd=folder,
         env=os.environ | made.environment() | environment,
         stdout=(made.folder / "pytest.log").open("w", encoding="utf-8"),
@@ -89,40 +130,64 @@ def run(made: Stage, python: str, folder: Path, file: Path) -> dict[str, tuple[s
     try:
         process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if not record.is_file():
-        log = (made.folder / "pytest.log").read_text(encoding="utf-8").strip().splitlines()
-        return {"(the file)": ("absent", next((line for line in log if line.startswith("E  ")), "no test ran")[:200])}
-    found: dict[str, tuple[str, str]] = {
-        name: (result, line) for name, (result, line) in json.loads(record.read_text(encoding="utf-8")).items()
-    }
-    return found
+        pass
+    finally:
+        _end(process, made.folder / "server.log.pids")
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    if record.is_file():
+        for place, tests in json.loads(record.read_text(encoding="utf-8")).items():
+            found[str(folder / place)] = {name: (result, line) for name, (result, line) in tests.items()}
+    log = (made.folder / "pytest.log").read_text(encoding="utf-8").strip().splitlines()
+    why = next((line for line in log if line.startswith("E  ")), "no test ran")[:200]
+    return {str(file): found.get(str(file), {"(the file)": ("absent", why)}) for file in files}
+
+
+def _end(process: subprocess.Popen[bytes], pids: Path) -> None:
+    """End the tests, and the servers that they started and did not end."""
+    servers = pids.read_text(encoding="utf-8").split() if pids.is_file() else []
+    for pid in (process.pid, *map(int, servers)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    process.wait()
+    pids.unlink(missing_ok=True)
+
+
+def _groups(files: list[Path], *, parsers: bool) -> list[list[Path]]:
+    """The files that run in one process: all tests of parsers, all without a server, and any other by itself."""
+    if parsers:
+        return [files]
+    alone = [file for file in files if re.search("RemoteOpenAIServer|client", file.read_text(encoding="utf-8"))]
+    return [[file for file in files if file not in alone], *([file] for file in alone)]
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
+    parser.add_argument("--parsers", action="store_true", help="run the tests of parsers")
     parser.add_argument("--only", action="append", help="files whose path holds this text")
     parser.add_argument("--record", type=Path, help="write each test's result into this file, as JSON")
     parser.add_argument("--stage", type=Path, help="where checkpoints are laid; kept for the next time")
     parser.add_argument("--python", default=sys.executable)
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     made = examples.stage(arguments.stage or Path(tempfile.mkdtemp(prefix="beheld-peer-")))
     folder = made.folder / "peer"
     tests = lay_out(arguments.source, folder)
-    files = sorted({path for name in FILES for path in _files(tests / name)})
+    if not arguments.parsers:
+        tests /= "entrypoints"
+    files = sorted({path for name in (PARSERS if arguments.parsers else FILES) for path in _files(tests / name)})
     counts: Counter[str] = Counter()
     record: dict[str, dict[str, tuple[str, str]]] = {}
-    for file in files:
-        name = str(file.relative_to(tests))
-        if arguments.only and not any(text in name for text in arguments.only):
-            continue
-        record[name] = found = run(made, arguments.python, folder, file)
-        own = Counter(result for result, _ in found.values())
-        counts.update(own)
-        print(f"{name:68} {', '.join(f'{count} {result}' for result, count in sorted(own.items()))}", flush=True)
+    wanted = [file for file in files if any(text in str(file.relative_to(tests)) for text in arguments.only or ("",))]
+    for group in filter(None, _groups(wanted, parsers=arguments.parsers)):
+        found = run(made, arguments.python, folder, group, arguments.source, parsers=arguments.parsers)
+        for file, results in found.items():
+            name = str(Path(file).relative_to(tests))
+            record[name] = results
+            own = Counter(result for result, _ in results.values())
+            counts.update(own)
+            print(f"{name:68} {', '.join(f'{count} {result}' for result, count in sorted(own.items()))}", flush=True)
         if arguments.record:
             arguments.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(", ".join(f"{count} {result}" for result, count in counts.most_common()), "of", counts.total())

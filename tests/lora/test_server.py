@@ -48,7 +48,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def test_adapters_are_models(served: Served) -> None:
     run = served.running
-    assert [card["id"] for card in run.get("/v1/models").json()["data"]] == ["tiny", "blue", "red"]
+    cards = run.get("/v1/models").json()["data"]
+    assert [(card["id"], card["parent"]) for card in cards] == [("tiny", None), ("blue", "tiny"), ("red", "tiny")]
     assert run.get("/v1/models/red").json()["id"] == "red"
     texts = {}
     for name in ("tiny", "blue", "red"):

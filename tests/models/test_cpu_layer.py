@@ -9,18 +9,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.context import ForwardContext, forward_context
+from beheld.attention.torch_ref import TorchBackend
+from beheld.core.errors import ModelError
 from beheld.models.surgery import cpu_layer
 from beheld.models.surgery.cpu_layer import CpuLayer, compute_layers
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.one_row_layer import one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import host, jit
 from beheld.quant.grouped_linear import GroupedLinear
 
 pytestmark = pytest.mark.skipif(
     not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors"
 )
+# Weights of 16 bits.
+_BFLOAT16 = pytest.mark.skipif(not can_multiply(), reason="needs a CPU that multiplies bfloat16")
 _SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 16,
@@ -55,11 +62,16 @@ def _text(family: str, bits: int, dtype: torch.dtype, layers: int = 1) -> Any:
             module.bias.data.normal_()
         if type(module).__name__.endswith("RMSNorm"):
             module.weight.data.normal_().add_(1)
-    replace_children(
-        text.layers, lambda child: GroupedLinear.of(child, bits, 32) if type(child) is nn.Linear else None, Changes()
-    )
+    if bits < 16:
+        _replace(text, lambda linear: GroupedLinear.of(linear, bits, 32))
     assert fuse_linears(text, Changes()) == 2 * layers
+    if bits == 16:
+        _replace(text, VectorLinear)
     return text
+
+
+def _replace(text: Any, kind: Any) -> None:
+    replace_children(text.layers, lambda child: kind(child) if type(child) is nn.Linear else None, Changes())
 
 
 def _attention(layer: int, q: Tensor, k: Tensor, v: Tensor, window: Any, scale: float, softcap: Any) -> Tensor:
@@ -102,7 +114,10 @@ def threads(request: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "tanh"])
-@pytest.mark.parametrize(("bits", "dtype", "off"), [(4, torch.float32, 0.02), (8, torch.bfloat16, 0.03)])
+@pytest.mark.parametrize(
+    ("bits", "dtype", "off"),
+    [(4, torch.float32, 0.02), (8, torch.bfloat16, 0.03), pytest.param(16, torch.bfloat16, 0.01, marks=_BFLOAT16)],
+)
 def test_computes_as_transformers_does(family: str, bits: int, dtype: torch.dtype, off: float) -> None:
     layer, made = _form(family, bits, dtype)
     x, angles = _inputs(5, dtype)
@@ -113,10 +128,11 @@ def test_computes_as_transformers_does(family: str, bits: int, dtype: torch.dtyp
     assert (found - wanted).norm() <= off * (wanted - x.float()).norm() + rounding
 
 
-def test_a_row_has_the_same_bits_alone_and_among_many(threads: int) -> None:
-    _, made = _form("qwen3", 4, torch.float32)
+@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.float32), pytest.param(16, torch.bfloat16, marks=_BFLOAT16)])
+def test_a_row_has_the_same_bits_alone_and_among_many(threads: int, bits: int, dtype: torch.dtype) -> None:
+    _, made = _form("qwen3", bits, dtype)
     rows = 2 * cpu_layer._ROWS + 3
-    x, (cos, sin) = _inputs(rows, torch.float32)
+    x, (cos, sin) = _inputs(rows, dtype)
     together = made(x, position_embeddings=(cos, sin))
     for row in (0, 255, 256, rows - 1):
         own = slice(row, row + 1)
@@ -181,3 +197,63 @@ def test_layers_of_one_shape_share_their_memory_from_the_trial_on(monkeypatch: p
     monkeypatch.setattr(cpu_layer, "LayerBuffers", counted)
     assert compute_layers(_text("llama", 8, torch.float32, layers=3), Changes()) == 3
     assert len(made) == 1
+
+
+def _decoding(dtype: torch.dtype, window: int | None = None) -> ForwardContext:
+    """A step of three decoding sequences, whose keys and values lie in blocks of 4 positions."""
+    lengths = (3, 9, 6)
+    tables_BN = torch.tensor([[1, 0, 0], [2, 4, 5], [3, 6, 0]], dtype=torch.int32)
+    slots_T = torch.tensor([4 * int(tables_BN[b, (n - 1) // 4]) + (n - 1) % 4 for b, n in enumerate(lengths)])
+    group = GroupMetadata(slots_T, tables_BN, window)
+    starts = tuple(length - 1 for length in lengths)
+    metadata = AttnMetadata(3, starts, lengths, torch.tensor(lengths), torch.arange(4), (group,), block_size=4)
+    chance = torch.Generator().manual_seed(1)
+    kv = LayerKV(*(torch.randn(7, 4, 2, 32, generator=chance).to(dtype) for _ in range(2)), 0)
+    backend = TorchBackend()
+    backend.begin(metadata)
+    return ForwardContext(backend, metadata, {0: kv})
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(4, torch.float32), (8, torch.bfloat16), pytest.param(16, torch.bfloat16, marks=_BFLOAT16)]
+)
+def test_decoding_sequences_in_one_call_are_as_in_two(
+    threads: int, bits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, made = _form("qwen3", bits, dtype)
+    made.attend = cpu_layer.attend_layer
+    x, angles = _inputs(3, dtype)
+    found, taken, plain = [], [], cpu_layer.decodes_alone
+
+    def noted(*given: Any) -> bool:
+        taken.append(plain(*given))
+        return taken[-1]
+
+    for function in (noted, lambda *given: False):
+        monkeypatch.setattr(cpu_layer, "decodes_alone", function)
+        with forward_context(_decoding(dtype)) as context:
+            out = made(x, position_embeddings=angles)
+        kv: Any = context.kv[0]
+        assert context.called == {0: 1}
+        found.append((out, kv.keys, kv.values))
+    assert taken == [True]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_a_layer_of_another_window_is_refused_in_one_call_too() -> None:
+    _, made = _form("qwen3", 4, torch.float32)
+    made.attend = cpu_layer.attend_layer
+    x, angles = _inputs(3, torch.float32)
+    with forward_context(_decoding(torch.float32, window=4)), pytest.raises(ModelError, match="window"):
+        made(x, position_embeddings=angles)
+
+
+def test_a_prompt_among_decoding_sequences_takes_two_calls() -> None:
+    _, made = _form("qwen3", 4, torch.float32)
+    made._made()
+    memory, jobs = torch.empty(3, 4, 32), made._whole.jobs  # type: ignore[union-attr]
+    context = _decoding(torch.float32)
+    context.metadata.num_decodes = 2
+    with forward_context(context):
+        assert not cpu_layer.decodes_alone(0, memory, None, jobs["attention"])
+    assert context.called == {}

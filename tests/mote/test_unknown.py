@@ -58,6 +58,15 @@ def items() -> list[last_layer.Item]:
     return last_layer.entered(model(), dialogues, teach_unknown.seen_by(model(), stills, []), 2)
 
 
+def test_scenes_that_pass_for_other_things_are_empty_or_overlap() -> None:
+    stills, dialogues = teach_unknown.tell_rare(4)
+    texts = [processor().tokenizer.decode(dialogue.ids.tolist()) for dialogue in dialogues]
+    assert len(stills) == len(texts) == teach_unknown.PICTURES
+    assert all("I see no shape" in text for text in texts[::2])
+    assert not any("I see no shape" in text for text in texts[1::2])
+    assert all(re.search("overlap|front|cover|on top", text) for text in texts[1::2])
+
+
 @torch.no_grad()
 def test_training_sees_what_inference_sees() -> None:
     picture = noise()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,9 @@ both ways there alone, too: see families/phi4_multimodal/model.py."""
 SUNK = ("gpt_oss",)
 """Families whose heads have sinks: so has transformers' eager attention alone."""
 
+# Models that are kept. Those of all families are gigabytes, which each full collection of a long run walks through.
+_FAMILIES = 4
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -52,7 +55,7 @@ class Answer:
     gaps: tuple[float, ...]
 
 
-@cache
+@lru_cache(_FAMILIES)
 def model(family: str) -> Any:
     """The family's tiny model as `load_model` makes it."""
     return load_model(family, tiny.plain(family))
@@ -217,7 +220,7 @@ def _answer(family: str, ask: Ask) -> Answer:
     return answered(speaker, inputs(family, ask), ask.max_tokens)
 
 
-@cache
+@lru_cache(_FAMILIES)
 def adapted(family: str, kind: str) -> Any:
     """Another copy of the model, with the adapter that the checkpoint brings for this kind of media."""
     made = copy.deepcopy(model(family))

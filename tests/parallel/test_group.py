@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,23 @@ def test_after_a_collective_has_failed_none_is_entered(tmp_path: Path) -> None:
         group.least([1])
     assert calls == [1]
     group.close()
+
+
+@pytest.mark.parametrize("waiting", ["sum", "receive"])
+def test_abort_ends_what_waits_for_a_rank_that_is_gone(tmp_path: Path, waiting: str) -> None:
+    """A lost host closes no connection; here the other rank is there and never comes."""
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    threads = [threading.Thread(target=group.least, args=([1],), daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    timer = threading.Timer(0.05, groups[0].abort)
+    timer.start()
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError):
+        groups[0].sum_(x) if waiting == "sum" else groups[0].receive(x, 1)
+    assert groups[0].broken
+    timer.join()
+    for group in groups:
+        group.close()

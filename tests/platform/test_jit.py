@@ -33,7 +33,6 @@ import torch
 from beheld.attention import cpu_decode
 from beheld.attention.backend import LayerKV
 from beheld.platform.jit import Program
-from beheld.quant.byte_products import ROWS
 from beheld.quant.grouped import rounded
 from beheld.quant.grouped_linear import GroupedLinear
 
@@ -51,8 +50,7 @@ for threads in (1, 4):
     spoiled = [torch.full((64, 512), float("nan")) for _ in range(8)]
     del spoiled
     y, work = torch.full((64, 512), float("nan")), torch.empty(linear.work_bytes(64), dtype=torch.uint8)
-    job, steps = linear.steps(x.data_ptr(), "f32", y.data_ptr(), work.data_ptr(), 64)
-    job[ROWS] = 64
+    _, steps = linear.steps(x.data_ptr(), "f32", y.data_ptr(), work.data_ptr(), 64)
     Program(tuple(steps)).run(64, threads)
     found.append((linear(x), y, cpu_decode.attend(q, kv, tables, [(0, 64), (0, 63)], 0.125)))
 assert all(torch.equal(one, other) for one, other in zip(*found)), [each.isnan().sum() for each in found[1]]

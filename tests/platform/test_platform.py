@@ -128,6 +128,29 @@ def test_a_control_group_bounds_memory(version: int, tmp_path: Path, monkeypatch
     assert host.unused_bytes() == 500
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_group_below_the_root_bounds_memory(version: int, tmp_path: Path) -> None:
+    """As in a service of systemd, or where a group was made by hand: the root itself has no limit."""
+    own = tmp_path / "own"
+    own.write_text("9:name=systemd:/a\n4:cpu,memory:/outer/inner\n" if version == 1 else "0::/outer/inner\n")
+    assert host.group_memory(tmp_path, own) is None
+    groups = tmp_path / "memory" if version == 1 else tmp_path
+    names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
+    for path, limit, used in (("outer/inner", 900, 200), ("outer", 1000, 700)):
+        (groups / path).mkdir(parents=True, exist_ok=True)
+        for name, value in zip(names, (limit, used), strict=True):
+            (groups / path / f"memory.{name}").write_text(f"{value}\n")
+    assert host.group_memory(tmp_path, own) == (300, 900)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_containers_own_group_is_the_root(version: int, tmp_path: Path) -> None:
+    """Its path may be that on the host, where no folder is inside."""
+    own = tmp_path / "own"
+    own.write_text("4:memory:/docker/1\n0::/docker/1\n")
+    assert host.group_memory(group(tmp_path, version, 1000), own) == (500, 1000)
+
+
 @pytest.mark.parametrize(("version", "limit"), [(2, "max"), (1, 9223372036854771712)])
 def test_a_group_without_a_limit_bounds_nothing(version: int, limit: int | str, tmp_path: Path) -> None:
     root = group(tmp_path, version, limit)

@@ -10,6 +10,9 @@ from beheld.quant.float8 import FP8
 from beheld.quant.float8_block import BlockNumbers, rounded_groups
 from beheld.quant.slots import UNSORTED, divided
 
+# Slots without an expert are never written, and the kernel adds up whatever memory holds there.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in add:RuntimeWarning")
+
 
 def slots_of(choices: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """As kernels are given slots; on a CPU `divided` sorts a few too."""

@@ -10,6 +10,9 @@ from beheld.quant.float8 import FP8
 from beheld.quant.mxfp4_experts import dequantized, padded, parted, repacked, unpacked
 from tests.quant.float8_block_interpreted import slots_of
 
+# Slots without an expert are never written, and the kernel adds up whatever memory holds there.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in add:RuntimeWarning")
+
 
 @pytest.mark.parametrize("inputs", [64, 192])
 def test_rows_are_sums_of_two_terms(inputs: int) -> None:

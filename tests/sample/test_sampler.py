@@ -305,6 +305,30 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
         assert entry.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
+def test_named_tokens_take_the_places_of_the_best() -> None:
+    """Rows that name tokens, and rows that do not, are reported in one batch."""
+    sampler = make()
+    names = {4: (7, 0, 3), 1: (), 2: (5,)}
+    for row, ids in names.items():
+        sampler.admit(row, Sampling(logprobs=len(ids) or 2, logprob_ids=ids), [9, 5], 2)
+    logits_BV = logits(3)
+    raw_BV = logits_BV.log_softmax(-1)
+    host = sampler.sample(logits_BV, list(names), [2, 2, 2]).to_host()
+    for b, (row, ids) in enumerate(names.items()):
+        expected = list(ids) or raw_BV[b].topk(2).indices.tolist()
+        assert list(host[row].top_ids) == expected
+        assert host[row].top_logprobs == pytest.approx(raw_BV[b, expected].tolist(), abs=1e-5)
+
+
+def test_all_tokens_of_the_vocabulary() -> None:
+    sampler = make()
+    sampler.admit(0, Sampling(logprobs=V), [1], 1)
+    logits_BV = logits(1)
+    (entry,) = sampler.sample(logits_BV, [0], [1]).to_host().values()
+    assert sorted(entry.top_ids) == list(range(V))
+    assert entry.top_logprobs == pytest.approx(sorted(logits_BV.log_softmax(-1)[0].tolist(), reverse=True), abs=1e-5)
+
+
 def test_bfloat16_logits_are_reported_and_chosen_in_float32() -> None:
     sampler = make()
     sampler.admit(0, Sampling(logprobs=2), [1], 1)

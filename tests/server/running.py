@@ -46,36 +46,21 @@ SMALL = ServerOptions(
 PAGES = {"/", "/dashboard"}
 
 
-class Running:
-    """A server that is running, with the tiny checkpoint of a family or with what lies in a folder."""
+class Reachable:
+    """A server that listens at a port of this machine, and what tests ask it."""
 
-    def __init__(self, family: str | Path = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
-        self.options = replace(SMALL, **options)
-        self.listener = listen(self.options)
-        self.port: int = 0 if self.options.uds else self.listener.getsockname()[1]
-        self.url = f"http{'s' if self.options.ssl_certfile else ''}://127.0.0.1:{self.port}"
+    def __init__(self, port: int, scheme: str = "http", api_keys: tuple[str, ...] = ()) -> None:
+        self.port = port
+        self.url = f"{scheme}://127.0.0.1:{port}"
+        self._key = {"Authorization": f"Bearer {api_keys[0]}"} if api_keys else {}
         # Making a client takes longer than most requests.
         self._client = httpx.Client(
             timeout=60, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0)
         )
-        folder = family if isinstance(family, Path) else tiny.checkpoint(family)
-        self.llm = AsyncLLM(str(folder), **(ENGINE if engine is None else engine))
-        self.server, self.app = make(self.llm, self.options)
-        self.admission = self.server._admission
-        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + 10
-        while not self.server.started and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert self.server.started
 
     def close(self) -> None:
-        """End the server and its engine."""
+        """Close what this side holds."""
         self._client.close()
-        self.server.should_exit = True
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-        self.llm.close()
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """POST JSON."""
@@ -102,9 +87,8 @@ class Running:
     def idle(self, within_s: float = 5.0) -> None:
         """Assert that soon nothing runs, everything was given back, and the engine answers."""
         deadline = time.monotonic() + within_s
-        key = {"Authorization": f"Bearer {self.options.api_keys[0]}"} if self.options.api_keys else {}
         while True:
-            text = self.get("/metrics", headers=key).text
+            text = self.get("/metrics", headers=self._key).text
             found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
             free, total = (found[f'beheld_kv_blocks{{engine="0",state="{state}"}}'] for state in ("free", "all"))
             busy = [found[f'beheld_sequences{{engine="0",state="{state}"}}'] for state in ("running", "waiting")]
@@ -114,6 +98,34 @@ class Running:
             assert time.monotonic() < deadline, f"not idle: {free} of {total} blocks free, {busy}"
             time.sleep(0.02)
         assert self.get("/health").json() == {"status": "ok"}
+
+
+class Running(Reachable):
+    """A server that is running, with the tiny checkpoint of a family or with what lies in a folder."""
+
+    def __init__(self, family: str | Path = "qwen2_vl", engine: dict[str, Any] | None = None, **options: Any) -> None:
+        self.options = replace(SMALL, **options)
+        self.listener = listen(self.options)
+        port = 0 if self.options.uds else self.listener.getsockname()[1]
+        super().__init__(port, "https" if self.options.ssl_certfile else "http", self.options.api_keys)
+        folder = family if isinstance(family, Path) else tiny.checkpoint(family)
+        self.llm = AsyncLLM(str(folder), **(ENGINE if engine is None else engine))
+        self.server, self.app = make(self.llm, self.options)
+        self.admission = self.server._admission
+        self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 10
+        while not self.server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.server.started
+
+    def close(self) -> None:
+        """End the server and its engine."""
+        super().close()
+        self.server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.llm.close()
 
 
 @contextmanager

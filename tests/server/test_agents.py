@@ -176,3 +176,13 @@ def test_open_webui(agent: Running) -> None:
     assert events_of(agent, "/v1/chat/completions", again, headers=OPEN_WEBUI_HEADERS)
     title = agent.post("/v1/chat/completions", OPEN_WEBUI_TITLE, headers=OPEN_WEBUI_HEADERS).json()
     assert openai.types.chat.ChatCompletion.model_validate(title).choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_counts_the_tokens_of_the_reasoning(agent: Running, n: int) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hello."}], "n": n, "temperature": 0, "include_reasoning": False}
+    whole = agent.post("/v1/chat/completions", asked).json()["usage"]
+    assert whole["completion_tokens_details"] == {"reasoning_tokens": n}
+    assert whole["completion_tokens"] > n
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    assert events_of(agent, "/v1/chat/completions", streamed)[-1]["usage"] == whole

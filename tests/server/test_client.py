@@ -124,6 +124,15 @@ def test_stop_strings_end_and_do_not_show(client: openai.OpenAI, running: Runnin
     running.idle()
 
 
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [({"bad": 1}, "'bad', which is not"), ({"bad": 1, "5": 2, "-1": 1}, "'bad', '-1', which are not")],
+)
+def test_each_wrong_token_of_a_bias_is_named(client: openai.OpenAI, bias: dict[str, int], words: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=words):
+        client.completions.create(model="tiny", prompt="once", logit_bias=bias, max_tokens=1)
+
+
 def test_logit_bias_and_penalties_reach_the_sampler(client: openai.OpenAI, running: Running) -> None:
     ids = running.post("/tokenize", {"prompt": "x"}).json()["tokens"]
     options = _completion(GREEDY) | {"max_tokens": 5}

@@ -177,7 +177,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETE, {"prompt": [10**6]}, "prompt", "another value"),
     (COMPLETE, {"prompt": ""}, "prompt", "at least one"),
     (COMPLETE, {"prompt": "<|vision_start|><|image_pad|><|vision_end|>"}, "prompt", "/v1/chat/completions"),
-    (COMPLETE, {"prompt": "a", "logprobs": 99}, "logprobs", "Request fewer. The operator may raise max_logprobs."),
+    (COMPLETE, {"prompt": "a", "logprobs": 99}, "logprobs", "The operator may raise max_logprobs; -1 allows all."),
     (COMPLETE, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}},
      "response_format", ""),
     (CHAT, {"messages": [SYSTEM, {"role": "us er", "content": "x"}]}, "messages.1.role", "Use a word"),

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from beheld.cli.serve import fit_bodies
+from beheld.platform import host
 from beheld.server import chat, limits
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
@@ -351,3 +353,19 @@ def test_a_stream_that_fails_is_counted_as_what_it_became(running: Running) -> N
     while count() == before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert count() == before + 1
+
+
+@pytest.mark.case(110)
+def test_bodies_fit_what_a_container_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container of 2 GiB, bodies of the whole gibibyte that is the default had the server killed."""
+    monkeypatch.setattr(host, "group_memory", lambda: None)
+    plain = ServerOptions()
+    assert fit_bodies(plain) == plain
+    monkeypatch.setattr(host, "group_memory", lambda: (1536 << 20, 2048 << 20))
+    assert fit_bodies(plain).max_reading_bytes == 192 << 20
+    given = ServerOptions(max_reading_bytes=512 << 20)
+    assert fit_bodies(given) == given
+    monkeypatch.setattr(host, "group_memory", lambda: (1 << 20, 2048 << 20))
+    assert fit_bodies(plain).max_reading_bytes == plain.max_body_bytes
+    monkeypatch.setattr(host, "group_memory", lambda: (64 << 30, 128 << 30))
+    assert fit_bodies(plain) == plain

@@ -77,6 +77,28 @@ def test_a_stream_has_openais_events_and_says_what_the_whole_says(client: openai
     ]
 
 
+def test_log_probabilities_are_those_of_chat(client: openai.OpenAI, running: Running) -> None:
+    asked: Any = {"input": "Weather?", "include": ["message.output_text.logprobs"], "top_logprobs": 3, **GREEDY}
+    chat = said(running, talk("Weather?"), logprobs=True, top_logprobs=3)
+    whole = client.responses.create(**asked).to_dict()["output"][0]["content"][0]["logprobs"]
+    own = chat["choices"][0]["logprobs"]["content"]
+    assert [entry["bytes"] for entry in whole] == [entry["bytes"] for entry in own]
+    # A cached prefix may change the last digits.
+    assert [entry["logprob"] for entry in whole] == pytest.approx([entry["logprob"] for entry in own], abs=1e-4)
+    assert [len(entry["top_logprobs"]) for entry in whole] == [3] * GREEDY["max_output_tokens"]
+    with client.responses.stream(**asked) as stream:
+        events = [event.to_dict() for event in stream]
+    parts = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
+    (done,) = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
+    assert [entry for part in parts for entry in part] == done
+    assert [entry["bytes"] for entry in done] == [entry["bytes"] for entry in whole]
+    (added,) = [event["part"] for event in events if event["type"] == "response.content_part.added"]
+    assert added["logprobs"] == []
+    told = client.responses.create(input="Weather?", top_logprobs=3, **GREEDY)
+    assert [warning["param"] for warning in (told.model_extra or {})["warnings"]] == ["top_logprobs"]
+    assert told.to_dict()["output"][0]["content"][0]["logprobs"] == []
+
+
 def test_a_conversation_goes_on(client: openai.OpenAI, running: Running) -> None:
     first = client.responses.create(input=pictured("What?", data_url(seed=3)), instructions="Gone later.", **GREEDY)
     second = client.responses.create(input="And then?", previous_response_id=first.id, **GREEDY)
@@ -198,8 +220,8 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         ({"background": True}, "background", "Stream"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"truncation": "auto"}, "truncation", "shorter"),
-        ({"top_logprobs": 3}, "top_logprobs", ""),
-        ({"include": ["message.output_text.logprobs"]}, "include", "cannot be included"),
+        ({"top_logprobs": 10**6, "include": ["message.output_text.logprobs"]}, "top_logprobs", "exceeds"),
+        ({"include": ["web_search_call.results"]}, "include", "cannot be included"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "none of the type 'mcp'"),
         ({"tools": [{"type": "file_search"}]}, "tools", "runs no tools"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),

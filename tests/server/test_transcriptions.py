@@ -100,6 +100,26 @@ def test_long_audio_is_heard_in_windows(client: openai.OpenAI) -> None:
     assert list(streamed)[-1].text == told.text
 
 
+def test_words_have_times(writing: Running, client: openai.OpenAI) -> None:
+    options: Any = {"language": "en", "response_format": "verbose_json", "temperature": 0.2, "extra_body": FEW}
+    told = client.audio.transcriptions.create(
+        model="tiny", file=file(LONG), timestamp_granularities=["word", "segment"], **options
+    )
+    assert len(told.words) > len(told.segments) > 3
+    assert "".join(told.text.split()) == "".join("".join(one.word.split()) for one in told.words)
+    assert all(0 <= one.start <= one.end <= 5.5 for one in told.words)
+    assert len({one.end for one in told.words}) > 3
+    alone = client.audio.transcriptions.create(
+        model="tiny", file=file(LONG), timestamp_granularities=["word"], **options
+    )
+    assert (alone.words, alone.segments) == (told.words, None)
+    plain = client.audio.transcriptions.create(
+        model="tiny", file=file(LONG), timestamp_granularities=["segment"], **options
+    )
+    assert (plain.words, plain.segments) == (None, told.segments)
+    writing.idle()
+
+
 def test_subtitles_and_text(client: openai.OpenAI) -> None:
     made = {
         kind: str(
@@ -146,7 +166,8 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
         ({"stream": "perhaps"}, "stream"),
         ({"stream": "true", "response_format": "srt"}, "stream"),
         ({"response_format": "mp3"}, "response_format"),
-        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
     ):
@@ -223,6 +244,10 @@ def test_a_model_that_talks_transcribes_too(hearing: Running) -> None:
             extra_body={"max_completion_tokens": 4},
         )
         assert [round(one.end) for one in told.segments][-1] == 31
+        with pytest.raises(openai.BadRequestError, match="Whisper gives them"):
+            client.audio.transcriptions.create(
+                model="tiny", file=file(), response_format="verbose_json", timestamp_granularities=["word"]
+            )
         assert len(told.segments) == 2
     hearing.idle()
 

@@ -16,6 +16,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import THINK, ReasoningSplit
 from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
+from beheld.text.tools.literal import unescaped_keywords_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
 LOOK = Piece("look", '{"at": "the \\"sky\\""}')
@@ -237,12 +238,12 @@ def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, s
 
 def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
     call = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
-    names = ("functions.look:3", "functions.look:3", "functions.f:4", "g")
+    names = ("functions.look:3", "functions.look:3", "functions.f:4", "g", "g:5")
     parser = DeltaParser(None, "kimi_k2", None, SCHEMAS)
     deltas = [*parser.push("".join(map(call.format, names))), *parser.finish()]
     calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
-    assert [one["function"]["name"] for one in calls] == ["look", "look", "f", "g"]
-    assert [calls[0]["id"], calls[2]["id"]] == ["functions.look:3", "functions.f:4"]
+    assert [one["function"]["name"] for one in calls] == ["look", "look", "f", "g", "g"]
+    assert [calls[place]["id"] for place in (0, 2, 4)] == ["functions.look:3", "functions.f:4", "g:5"]
     assert all(calls[place]["id"].startswith("call_") for place in (1, 3))
 
 
@@ -254,6 +255,9 @@ def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
         ("thought\nhm<channel|>Blue.", True, ("hm", "Blue.")),
         ("<|channel>thou", False, ("thou", "")),
         ("<|channel>thought\n<channel|>Blue.", False, ("", "Blue.")),
+        ("Blue.\n<|channel>thought\nhm<channel|>\nRed.", False, ("hm", "Blue.\n\nRed.")),
+        ("<|channel>a<channel|> Blue.<|channel>b<channel|>", False, ("ab", "Blue.")),
+        ("Blue.<channel|> Red. <|chan", False, ("", "Blue. Red. <|chan")),
     ],
 )
 def test_a_label_is_no_part_of_the_thoughts(text: str, inside: bool, expected: tuple[str, str]) -> None:
@@ -265,12 +269,47 @@ def test_a_label_is_no_part_of_the_thoughts(text: str, inside: bool, expected: t
     assert REASONING["gemma4"].begins_inside("model\n<|channel>")
 
 
+@pytest.mark.parametrize("form", ["kimi_k2", "deepseek_v3", "hermes"])
+def test_words_before_calls_in_a_frame_keep_their_whitespace(form: str) -> None:
+    calls = {
+        "kimi_k2": "<|tool_calls_section_begin|>\n<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "deepseek_v3": "<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>look<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        "hermes": '<tool_call>{"name": "look", "arguments": {}}</tool_call>',
+    }[form]
+    kept = "I look. \n" if form != "hermes" else "I look."
+    for pieces in ([f"I look. \n{calls}"], list(f"I look. \n{calls}")):
+        words, found = read(form, pieces)
+        assert (words, [call.name for call in found]) == (kept, ["look"])
+    assert read(form, [f" \n{calls}"])[0] == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("command='sed -n '3,4p' a.py'", {"command": "sed -n '3,4p' a.py"}),
+        ("""command='c -e "f('\\,'))"', at="b" """, {"command": """c -e "f('\\,'))\"""", "at": "b"}),
+    ],
+)
+def test_texts_whose_quotes_are_not_escaped_are_read(written: str, expected: dict[str, str]) -> None:
+    text = f"<|tool_call_start|>[look({written})]<|tool_call_end|>\nDone."
+    for pieces in ([text], list(text)):
+        words, (call,) = read("lfm2", pieces)
+        assert (words, call.name, json.loads(call.arguments)) == ("\nDone.", "look", expected)
+
+
+@pytest.mark.parametrize("written", ["a='x' 'y", "a='x', a='y' z'", "='x'y'", "a='b'c', 1"])
+def test_other_texts_with_quotes_are_no_arguments(written: str) -> None:
+    with pytest.raises(ValueError, match=r"keyword|early"):
+        unescaped_keywords_of(written)
+
+
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "mistral"])
 def test_a_call_ends_reasoning_that_was_not_closed(form: str) -> None:
     call = {"hermes": CALL, "qwen3_coder": QWEN, "mistral": "[TOOL_CALLS]look[ARGS]" + LOOK.arguments}[form]
     for pieces in ([f"<think>hm, {call}"], list(f"<think>hm, {call}")):
         reasoning, answer = split(pieces, calls=FORMATS[form].openings)
-        assert (reasoning, read(form, [answer])) == ("hm,", ("", [LOOK]))
+        assert (reasoning, read(form, [answer])) == ("hm, ", ("", [LOOK]))
     assert split([f"<think>hm</think>{call}"], calls=FORMATS[form].openings) == ("hm", call)
 
 

@@ -66,7 +66,8 @@ def test_a_terminal_is_quiet_and_a_file_is_not(
         (["serve"], Terminal, None, "INFO"),
         (["serve"], Terminal, "ERROR", "ERROR"),
         (["run-vllm", "x.py"], Terminal, None, "INFO"),
-        (["doctor"], Terminal, None, ""),
+        (["doctor"], io.StringIO, None, "WARNING"),
+        (["models"], Terminal, None, ""),
     ],
 )
 def test_commands_choose_what_is_logged(

@@ -16,8 +16,8 @@ from torch import Tensor
 from beheld.core.plan import EncodeItem
 from beheld.families.model import FamilyModel, TowerCall
 from beheld.models import tower_calls
+from beheld.models.disabled_towers import DisabledTower
 from beheld.models.surgery.operation import Changes
-from beheld.models.towers import DisabledTower
 
 # Weight names in the main revision of microsoft/Phi-4-multimodal-instruct, and in transformers' class.
 _RENAMED = tuple(

@@ -31,7 +31,7 @@ FAMILY = Family(
             "openai/whisper-large-v3-turbo",
             AUDIO,
             "an encoder hears one audio of up to 30 s per prompt; longer audio is transcribed in windows; language, "
-            "task and timestamps by Whisper's rules; no beams",
+            "task and timestamps by Whisper's rules; times of words; no beams",
         ),
     ),
     placeholders=_placeholders,

@@ -74,6 +74,7 @@ def speech_tokens(path: Path) -> SpeechTokens:
     generation, ids = read_json(path / "generation_config.json"), added_tokens(path)
     # Older checkpoints have another name for it.
     silence = ids.get("<|nospeech|>", ids.get("<|nocaptions|>"))
+    config = read_json(path / "config.json")
     try:
         return SpeechTokens(
             start=ids[START],
@@ -85,11 +86,48 @@ def speech_tokens(path: Path) -> SpeechTokens:
             languages={name[2:-2]: token for name, token in (generation.get("lang_to_id") or {}).items()},
             window_s=float(read_json(path / "preprocessor_config.json").get("chunk_length") or 30),
             silence=silence,
+            alignment_heads=alignment_heads(generation.get("alignment_heads"), config),
+            median_width=median_width(config),
         )
     except KeyError as error:
         raise ModelError(
             f"The tokenizer has no token {error.args[0]!r}, which transcripts need.", "Fetch its files again."
         ) from error
+
+
+def alignment_heads(given: Any, config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Read generation_config.json's pairs (decoder layer, head) of a model with this config.json; see SpeechTokens.
+
+    Raises:
+        ModelError: they are something else, or the model has no such head.
+    """
+    pairs = [] if given is None else given
+    most = config.get("decoder_layers", 0), config.get("decoder_attention_heads", 0)
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and all(type(part) is int and 0 <= part < limit for part, limit in zip(pair, most, strict=True))
+        for pair in pairs
+    ):
+        raise ModelError(
+            f"generation_config.json: alignment_heads must be pairs [layer, head] of this model, got {given!r:.100}.",
+            "Fetch the file again.",
+        )
+    return tuple((layer, head) for layer, head in pairs)
+
+
+def median_width(config: Mapping[str, Any]) -> int:
+    """Read how many states config.json's median filter has; see SpeechTokens.
+
+    Raises:
+        ModelError: it is no odd number.
+    """
+    width = config.get("median_filter_width", 7)
+    if type(width) is not int or width < 1 or width % 2 == 0:
+        raise ModelError(
+            f"config.json: median_filter_width must be an odd number, got {width!r:.100}.", "Fetch the file again."
+        )
+    return width
 
 
 INPUTS = FamilyInputs(

@@ -193,6 +193,7 @@ class ItemMaker:
         return self._finish(order, source.kind, content, processed, clock, cached=cached)
 
     def _digest(self, order: ItemOrder, content: Content) -> bytes:
+        """Return the digest of everything that determines the features."""
         identity, options = self._processor.identity(), self._options(order)
         try:
             key = digest.of_item(content.digest, order.ref.modality, identity, options, order.setting)
@@ -253,7 +254,7 @@ class ItemMaker:
         return made.content, made.processed, False
 
     def _options(self, order: ItemOrder) -> Mapping[str, Any]:
-        """Return the digest of everything that determines the features.
+        """Return the processor options that determine an item's features.
 
         Names are checked when an item is made, so a cached one needs no processor.
         """

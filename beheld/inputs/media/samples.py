@@ -19,10 +19,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# In pixels. Small, so that it takes a start no time that anybody notices; a processor enlarges what its model cannot
-# take.
+# In pixels. Small, so that a start takes no longer for it; a processor enlarges what its model cannot take.
 _SIDE = 112
-# The size of many pictures: towers use all their kernels for it.
+# The size of many images: towers use all their kernels for it.
 _LARGE_SIDE = 448
 _FRAMES = 2
 _RATE = 16_000
@@ -86,7 +85,7 @@ def _made(modality: str, maker: ItemMaker, config: EngineConfig, side: int, *, o
 
 
 def _content(modality: str, side: int) -> Any:
-    """Something that is neither uniform nor random; pictures of `side` x `side` pixels."""
+    """Something that is neither uniform nor random; images of `side` x `side` pixels."""
     import numpy as np
 
     if modality == "audio":

@@ -121,6 +121,7 @@ class SamplingResolver:
         bad_words_ids = tuple(
             dict.fromkeys((*self._bad_words(params.bad_words or ()), *self._habits.forbidden_from(rules.spared_from)))
         )
+        reported = tuple(dict.fromkeys(params.logprob_token_ids or ()))
         if params.allowed_token_ids is not None:
             _check_allowed(params.allowed_token_ids, bad_words_ids, stop_ids if fewest else frozenset())
         return Sampling(
@@ -139,8 +140,9 @@ class SamplingResolver:
             logit_bias=tuple((int(token), float(bias)) for token, bias in (params.logit_bias or {}).items()),
             allowed_token_ids=None if params.allowed_token_ids is None else tuple(params.allowed_token_ids),
             bad_words_ids=bad_words_ids,
-            logprobs=params.logprobs,
-            prompt_logprobs=params.prompt_logprobs,
+            logprobs=len(reported) if reported else self._num_candidates(params.logprobs),
+            prompt_logprobs=self._num_candidates(params.prompt_logprobs),
+            logprob_ids=reported,
             grammar=grammar,
             processors=self._processors.of(params),
             no_repeat_ngram=self._habits.no_repeat_ngram,
@@ -216,20 +218,28 @@ class SamplingResolver:
         return None if backend is None else str(backend.to_str())
 
     def _verify(self, params: SamplingParams) -> None:
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             self._verify_ids(name, getattr(params, name) or ())
         self._verify_ids("logit_bias", [int(token) for token in params.logit_bias or {}])
         for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > self._max_logprobs:
+            if name == "logprobs" and params.logprob_token_ids:
+                continue
+            given, most = getattr(params, name), self._num_candidates(self._max_logprobs)
+            value = self._num_candidates(given)
+            if value is not None and most is not None and value > most:
+                every = f", which is all {value} tokens of the vocabulary," if given == -1 else ""
                 raise ParamsError(
-                    f"{name}={value} exceeds max_logprobs={self._max_logprobs}.",
+                    f"{name}={given}{every} exceeds max_logprobs={most}.",
                     "Request fewer.",
                     param=name,
-                    or_engine="raise max_logprobs",
+                    or_engine="raise max_logprobs; -1 allows all",
                 )
         if params.stop and self._tokenizer is None:
             raise ParamsError("Stop strings require a tokenizer.", "Use stop_token_ids.", param="stop")
+
+    def _num_candidates(self, given: int | None) -> int | None:
+        """The number of candidates; -1 is vLLM's word for all."""
+        return self._info.vocab_size if given == -1 else given
 
     def _verify_ids(self, name: str, ids: Sequence[int]) -> None:
         for token in ids:

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 import torch
@@ -29,25 +30,37 @@ _MAX_KINDS = 64
 
 
 class _Settings:
-    """The process-wide compiler settings that compiled layers need while passes run."""
+    """The compiler settings that compiled layers need while passes run.
+
+    Newer versions of torch keep settings for each thread, older ones for the process: there the first of several
+    overlapping passes makes them, and the last one takes them back.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._per_thread: bool | None = None
         self._passes = 0
         self._patch: Any = None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Apply the settings within the block, which is a pass; blocks may overlap."""
+        """Apply the settings within the block, which is a pass; blocks of several threads may overlap."""
         import torch._dynamo
 
+        config: Any = torch._dynamo.config
+        # Numbers like attention's scale would first be traced as inputs, and then be traced again as constants.
+        made = config.patch(recompile_limit=max(config.recompile_limit, _MAX_KINDS), specialize_float=True)
+        with self._lock:
+            if self._per_thread is None:
+                self._per_thread = _settings_are_per_thread(config)
+        if self._per_thread:
+            with made:
+                yield
+            return
         with self._lock:
             self._passes += 1
             if self._passes == 1:
-                config: Any = torch._dynamo.config
-                most = max(config.recompile_limit, _MAX_KINDS)
-                # Numbers like attention's scale would first be traced as inputs, and then be traced again as constants.
-                self._patch = config.patch(recompile_limit=most, specialize_float=True)
+                self._patch = made
                 self._patch.__enter__()
         try:
             yield
@@ -56,6 +69,13 @@ class _Settings:
                 self._passes -= 1
                 if not self._passes:
                     self._patch.__exit__(None, None, None)
+
+
+def _settings_are_per_thread(config: Any) -> bool:
+    """Return whether a change of torch's settings is seen by the thread that makes it alone."""
+    limit = config.recompile_limit + 1
+    with config.patch(recompile_limit=limit):
+        return bool(Context().run(lambda: config.recompile_limit) != limit)
 
 
 settings = _Settings()

@@ -1,11 +1,12 @@
-"""Decoder layers with weights of few bits on a CPU, each computed in two calls, before attention and after it.
+"""Decoder layers of few bits or bfloat16 on a CPU, each computed in two calls, before attention and after it.
 
     norm | q, k, v | rotation        o + residual | norm | gate, up | gate x up | down + residual
 
 PyTorch computes such a layer of one row by some forty small operations, each of which wakes the threads and costs more
-than its work. Here each half is one program of compiled functions (platform/jit.py), during which threads stay awake.
-Any number of rows is computed so, _ROWS at a time, and each row alone: a row's result has the same bits alone and among
-others. Numbers are float32 within a layer, whatever their type outside.
+than its work. Here each half is one program of compiled functions (platform/jit.py), during which threads stay awake,
+and in a step of decoding sequences alone both are one, with attention in the middle. Any number of rows is computed so,
+_ROWS at a time, and each row alone: a row's result has the same bits alone and among others. Numbers are float32 within
+a layer, whatever their type outside; products round what they get.
 
 Which layers have this form is found out as for a single row on a GPU: see one_row_layer.py.
 
@@ -23,12 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from beheld.attention import cpu_decode
+from beheld.attention.op import attend_layer, decodes_alone
 from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.platform import host, jit
-from beheld.quant.byte_products import KINDS, ROWS
+from beheld.quant.byte_products import KINDS
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.utils.log import get_logger
 
@@ -52,7 +56,7 @@ def _compiled(kind: str) -> jit.CompiledModule:
 class LayerBuffers:
     """The memory that layers of one shape share: what they hold between steps, for up to _ROWS rows."""
 
-    def __init__(self, hidden: int, qkv: int, inner: int, work: int) -> None:
+    def __init__(self, hidden: int, qkv: int, inner: int, work: int, attended: int, dtype: torch.dtype) -> None:
         self.hidden_TH = torch.empty(_ROWS, hidden)
         self.given_TH = torch.empty(_ROWS, hidden)
         self.added_TH = torch.empty(_ROWS, hidden)
@@ -60,10 +64,12 @@ class LayerBuffers:
         self.both_TI = torch.empty(_ROWS, 2 * inner)
         self.inner_TI = torch.empty(_ROWS, inner)
         self.work = torch.empty(work, dtype=torch.uint8)
+        self.turned_TN = torch.empty(_ROWS, qkv, dtype=dtype)
+        self.attended_TN = torch.empty(_ROWS, attended, dtype=dtype)
 
 
 @dataclass(eq=False)
-class _Half:
+class _Part:
     """A program, its products' jobs, and the jobs whose addresses differ from call to call."""
 
     program: jit.Program
@@ -72,8 +78,6 @@ class _Half:
 
     def run(self, rows: int) -> None:
         """Compute this many rows."""
-        for job in self.products:
-            job[ROWS] = rows
         self.program.run(rows, torch.get_num_threads())
 
 
@@ -82,15 +86,16 @@ class CpuLayer(OneRowLayer):
     """Computes the layer for any number of rows; attributes as OneRowLayer's."""
 
     buffers: dict[Any, LayerBuffers] = field(default_factory=dict)
-    _halves: tuple[_Half, _Half] | None = None
+    _halves: tuple[_Part, _Part] | None = None
+    _whole: _Part | None = None
     _buffers: LayerBuffers | None = None
 
     def computes(self) -> bool:
         """See OneRowLayer: products must be of few bits, and all sizes multiples of a vector's."""
         products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
-        if not all(isinstance(each, GroupedLinear) and each.plain_order for each in products):
-            return False
         before, after, _, after_mlp = self.norms
+        if not all(_has_steps(each, before.weight_H.dtype) for each in products):
+            return False
         heads = self.heads[0] + 2 * self.heads[1]
         sizes = [before.weight_H.numel(), self.down.in_features, self.qkv.out_features // heads]
         fits = all(size % _LANES == 0 for size in sizes) and self.turned % (2 * _LANES) == 0
@@ -107,6 +112,15 @@ class CpuLayer(OneRowLayer):
         x_1TH = hidden_states.contiguous()
         rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
         half = self._made()[1]
+        if (
+            self._whole is not None
+            and rows <= _ROWS
+            and self.attend is attend_layer
+            and position_embeddings is not None
+        ):
+            decoded_1TH = self._decoded(self._whole, x_1TH, position_embeddings, rows)
+            if decoded_1TH is not None:
+                return decoded_1TH
         hidden_TH = self._hidden(rows, size)
         out = self._attended(x_1TH, position_embeddings, hidden_TH).contiguous()
         y_1TH = torch.empty_like(x_1TH)
@@ -117,6 +131,26 @@ class CpuLayer(OneRowLayer):
             norm[_X] = norm[_SUM] = ended[_X] = hidden + 4 * first * size
             ended[_Y] = y + first * size * y_1TH.element_size()
             half.run(min(_ROWS, rows - first))
+        return y_1TH
+
+    def _decoded(self, whole: _Part, x_1TH: Tensor, angles: tuple[Tensor, Tensor], rows: int) -> Tensor | None:
+        """Compute the whole layer in one call, if all rows are of decoding sequences; None if not."""
+        self._check_types(x_1TH, *angles)
+        own = self._buffers
+        assert own is not None, "made with the programs"
+        queries, keys = self.heads
+        turned_TNC = own.turned_TN[:rows].view(rows, queries + 2 * keys, -1)
+        if not decodes_alone(self.layer, turned_TNC[:, :queries], self.window, whole.jobs["attention"]):
+            return None
+        y_1TH = torch.empty_like(x_1TH)
+        hidden, (cos, sin) = own.hidden_TH.data_ptr(), (each.contiguous() for each in angles)
+        norm, turn, norm_mlp, ended = (whole.jobs[name] for name in ("norm", "turn", "norm mlp", "ended"))
+        norm[_X], norm[_SUM] = x_1TH.data_ptr(), hidden
+        turn[_Y], turn[_COS], turn[_SIN] = own.turned_TN.data_ptr(), cos.data_ptr(), sin.data_ptr()
+        whole.products[0][0] = own.attended_TN.data_ptr()
+        norm_mlp[_X] = norm_mlp[_SUM] = ended[_X] = hidden
+        ended[_Y] = y_1TH.data_ptr()
+        whole.run(rows)
         return y_1TH
 
     def stores(self, hidden_states: Tensor, position_embeddings: Any = None, **unused: Any) -> None:
@@ -164,12 +198,12 @@ class CpuLayer(OneRowLayer):
         qkv, attended = self.qkv.out_features, self.o.in_features
         products: list[Any] = [self.qkv, self.o, self.gate_up, self.down]
         work = max(each.work_bytes(_ROWS) for each in products)
-        key = hidden, inner, qkv, attended, work
+        key = hidden, qkv, inner, work, attended, self.norms[0].weight_H.dtype
         if key not in self.buffers:
-            self.buffers[key] = LayerBuffers(hidden, qkv, inner, work)
+            self.buffers[key] = LayerBuffers(*key)
         return self.buffers[key]
 
-    def _made(self) -> tuple[_Half, _Half]:
+    def _made(self) -> tuple[_Part, _Part]:
         """Return both programs, made at the first call."""
         if self._halves is not None:
             return self._halves
@@ -193,8 +227,8 @@ class CpuLayer(OneRowLayer):
             products.append(job)
             steps.extend(made)
 
-        def made(**jobs: Any) -> _Half:
-            half = _Half(jit.Program(tuple(steps)), list(products), jobs)
+        def made(**jobs: Any) -> _Part:
+            half = _Part(jit.Program(tuple(steps)), list(products), jobs)
             steps.clear()
             products.clear()
             return half
@@ -208,6 +242,7 @@ class CpuLayer(OneRowLayer):
             weights = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
             step("head_norm", False, x=own.qkv_TN, **weights, **shape)
         turn = step(f"turn_{kind}", True, x=own.qkv_TN, turned=self.turned, **shape)
+        before_steps = [*steps]
         first = made(norm=norm, turn=turn)
         product(self.o, None, own.added_TH, kind)
         norm = step(
@@ -228,7 +263,15 @@ class CpuLayer(OneRowLayer):
         )
         product(self.down, own.inner_TI, own.added_TH, "f32")
         ended = step(f"ended_{kind}", True, add=own.added_TH, inputs=hidden)
-        self._halves = first, made(norm=norm, ended=ended)
+        after = [*steps]
+        second = made(norm=norm, ended=ended)
+        if cpu_decode.has_steps(shape["size"], self.softcap, own.turned_TN.device):
+            attention, attends = cpu_decode.steps(
+                own.turned_TN.data_ptr(), own.attended_TN.data_ptr(), kind, self.heads, shape["size"], self.scale
+            )
+            jobs = first.jobs | {"attention": attention, "norm mlp": norm, "ended": ended}
+            self._whole = _Part(jit.Program((*before_steps, *attends, *after)), second.products, jobs)
+        self._halves = first, second
         return self._halves
 
     def _weight(self, norm: Norm) -> dict[str, Any]:
@@ -236,6 +279,13 @@ class CpuLayer(OneRowLayer):
         weight = norm.weight_H.float() + (1.0 if norm.from_one else 0.0)
         self._kept.append(weight)
         return {"weight": weight, "eps": struct.unpack("<i", struct.pack("<f", norm.eps))[0]}
+
+
+def _has_steps(product: Any, dtype: torch.dtype) -> bool:
+    """Return whether a product can be steps of a program, in a layer of this type."""
+    if isinstance(product, GroupedLinear):
+        return product.plain_order
+    return isinstance(product, VectorLinear) and product.weight.dtype == dtype
 
 
 def _job(words: dict[str, Any]) -> Any:
@@ -247,7 +297,7 @@ def _job(words: dict[str, Any]) -> Any:
 
 def compute_layers(text: Any, changes: Changes) -> int:
     """Let the text model's layers of this form compute so; returns how many."""
-    if not any(isinstance(module, GroupedLinear) for module in text.modules()):
+    if not any(isinstance(module, GroupedLinear | VectorLinear) for module in text.modules()):
         return 0
     try:
         # Before the trial, where an error means that a layer has another form.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
 from beheld.models.surgery.operation import Changes
+from beheld.platform import host
 from beheld.quant.linear import StoredLinear, join, part, same_form
 from beheld.utils.log import get_logger
 
@@ -116,13 +117,15 @@ def fuse_linears(model: nn.Module, changes: Changes) -> int:
     replaced layers.
     """
     fused = 0
+    pages = host.FilePages()
     for module in model.modules():
         if not isinstance(module, CrossAttention):
-            fused += sum(_fuse_group(module, names, changes) for names in _FUSABLE)
+            fused += sum(_fuse_group(module, names, changes, pages) for names in _FUSABLE)
+    pages.end()
     return fused
 
 
-def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes) -> bool:
+def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes, pages: host.FilePages) -> bool:
     """Join the linear layers of these names, if the module has them all, of one kind and one input."""
     found: list[Any] = [getattr(module, name, None) for name in names]
     if not same_form(found):
@@ -133,6 +136,8 @@ def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes) -> 
         logger.warning("%s of a %s stay separate: joined, they give other results.", names, type(module).__name__)
         return False
     biased = [linear.bias is not None for linear in found]
+    for linear in found:
+        pages.read(linear.weight.data_ptr(), linear.weight.nbytes)
     for name, layer in zip(names, layers, strict=True):
         setattr(module, name, layer)
     changes.undo_with(lambda: _part_again(module, names, biased))

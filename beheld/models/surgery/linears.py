@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from beheld.models.one_row import OneRowLinear, StandIn
+from beheld.models.one_row import StandIn
 from beheld.models.surgery.operation import Changes
+from beheld.platform import host
 from beheld.quant.row_counts import MANY_ROWS, padded_rows, row_step
 
 # Up to this many rows, a library's matrix product, which tiles over rows, leaves most of the CPU idle.
@@ -147,7 +148,7 @@ def restored(module: Any) -> nn.Module:
 
 def replace_linears(
     model: Any,
-    kind: type[PackedLinear | PaddedLinear | SmallBatchLinear | OneRowLinear],
+    kind: Callable[[nn.Linear], nn.Module],
     dtype: torch.dtype,
     changes: Changes,
 ) -> int:
@@ -158,11 +159,19 @@ def replace_linears(
 
     read = {id(child) for module in model.modules() for name, child in module.named_children() if _reads(module, name)}
 
+    pages = host.FilePages()
+
     def made(child: Any) -> nn.Module | None:
         wanted = type(child) is nn.Linear and child.weight.dtype == dtype and child.weight.numel()
-        return kind(child) if wanted and id(child) not in read else None
+        if not wanted or id(child) in read:
+            return None
+        new = kind(child)
+        pages.read(child.weight.data_ptr(), child.weight.nbytes)
+        return new
 
-    return replace_children(model, made, changes)
+    replaced = replace_children(model, made, changes)
+    pages.end()
+    return replaced
 
 
 def _reads(module: nn.Module, name: str) -> bool:

@@ -17,13 +17,14 @@ from beheld.models.one_row import StandIn
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.linears import PackedLinear
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.quant.linear import StoredLinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-_LINEARS = (PackedLinear, StandIn, StoredLinear)
+_LINEARS = (PackedLinear, StandIn, StoredLinear, VectorLinear)
 _APART = frozenset({"experts", "cross_attn", "crossattention", "encoder_attn"})
 # Paths of the decoder in this and older versions of transformers; adapters keep the names of the version that trained
 # them.

@@ -8,7 +8,7 @@ from collections.abc import Container
 from beheld.text.marks import Beginning
 from beheld.text.tools.call import NAME, CallBody, Piece, Schemas, json_text
 from beheld.text.tools.json_calls import Balance, JsonCalls
-from beheld.text.tools.literal import keywords_of
+from beheld.text.tools.literal import keywords_of, unescaped_keywords_of
 from beheld.text.tools.marked import BLOCK
 
 _FENCE = "```"
@@ -164,10 +164,12 @@ def _call(text: str) -> Piece | None:
     name, bracket, rest = text.partition("(")
     if not bracket or not rest.endswith(")") or not NAME.fullmatch(name.strip()):
         return None
-    try:
-        return Piece(name.strip(), json_text(keywords_of(rest[:-1])))
-    except ValueError:
-        return None
+    for read in (keywords_of, unescaped_keywords_of):
+        try:
+            return Piece(name.strip(), json_text(read(rest[:-1])))
+        except ValueError:
+            pass
+    return None
 
 
 def worded_json_reader(schemas: Schemas) -> BareReader:

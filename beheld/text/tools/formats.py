@@ -45,7 +45,8 @@ def _marked(
     """
     region = {open: Region(close)}
     return CallFormat(
-        lambda schemas: MarkedReader(region, lambda: body(schemas), frame=frame),
+        # Templates that write calls in a frame add nothing between it and the words before.
+        lambda schemas: MarkedReader(region, lambda: body(schemas), frame=frame, blanks=bool(frame)),
         openings=(*frame, open),
         marks=(open, close),
         template=(template or open,),

@@ -11,7 +11,7 @@ from beheld.text.tools.json_calls import Balance
 _MAX_HEADER = 256
 # Kimi numbers its calls, and its template shows it their ids again.
 _KIMI = re.compile(
-    r"\s*(?:(?P<id>functions\.(?P<name>[^\s:<]+):\d+)|(?:functions\.)?(?P<later>[^\s:<]+)(?::\d+)?)\s*"
+    r"\s*(?:(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)|(?:functions\.)?(?P<later>[^\s:<]+))\s*"
     r"<\|tool_call_argument_begin\|>\s*"
 )
 _HARMONY = re.compile(r"[^<]*\bto=(?:functions\.)?(?P<name>[^\s<]+)[^{]*<\|message\|>\s*")

@@ -14,6 +14,9 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
+_KEYWORD = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([\"'])")
+# What follows the quote that ends a text: bounded, as it is tried at each quote.
+_BEHIND = re.compile(r"\s{0,9}(?:,(?=\s{0,9}[A-Za-z_]\w{0,63}\s{0,9}=)|\Z)")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _SIGNS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": "", "\\": "\\", "'": "'", '"': '"'}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -39,6 +42,33 @@ def keywords_of(text: str) -> dict[str, Any]:
         found[word] = reader.value(0)
         if reader.more:
             reader.expect(",")
+    return found
+
+
+def unescaped_keywords_of(text: str) -> dict[str, str]:
+    """The arguments in `a='print('x')', b="y"`: texts whose own quotes the model did not escape, as they stand.
+
+    A text ends at a quote that the next keyword or the end of the arguments follows.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    found: dict[str, str] = {}
+    place = 0
+    while place < len(text):
+        keyword = _KEYWORD.match(text, place)
+        if keyword is None or keyword[1] in found:
+            raise ValueError("no keyword")
+        begin = place = keyword.end()
+        while True:
+            place = text.find(keyword[2], place) + 1
+            if not place:
+                raise ValueError("it ends too early")
+            behind = _BEHIND.match(text, place)
+            if behind is not None:
+                break
+        found[keyword[1]] = text[begin : place - 1]
+        place = behind.end()
     return found
 
 

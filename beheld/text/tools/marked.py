@@ -33,6 +33,7 @@ class MarkedReader:
         body: makes the reader of one region.
         stray: a mark that is ignored after a call and is text before the first.
         frame: marks around all calls, which are ignored.
+        blanks: whether whitespace between words and the first mark belongs to the words, as templates write it again.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class MarkedReader:
         body: Callable[[], CallBody],
         stray: str | None = None,
         frame: Collection[str] = (),
+        *,
+        blanks: bool = False,
     ) -> None:
         self._regions = regions
         self._make = body
@@ -54,6 +57,9 @@ class MarkedReader:
         self._undecided = ""
         self._spelled = False
         self._called = False
+        # Whitespace before the next mark belongs to the words that were said.
+        self._keeps = blanks
+        self._said = False
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As ToolReader."""
@@ -86,6 +92,9 @@ class MarkedReader:
         """Consume text up to the next mark; returns the unprocessed rest."""
         before, mark, after = self._seeker.seek(text, self._marks)
         self._say(before, shown)
+        if mark is not None and self._keeps and self._said:
+            shown.append(self._words.rest())
+        self._keeps = self._keeps and mark is None
         if mark is not None and mark in self._regions:
             self._enter(mark, shown, pieces)
         elif mark is not None and mark not in self._frame and not self._called:
@@ -137,3 +146,4 @@ class MarkedReader:
     def _say(self, text: str, shown: list[str]) -> None:
         if text:
             shown.append(self._words.push(text))
+            self._said = self._said or bool(shown[-1])

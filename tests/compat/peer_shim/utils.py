@@ -24,6 +24,8 @@ _START_S = 180
 _LEFT_OUT = {"--dtype": 1, "--gpu-memory-utilization": 1, "--attention-backend": 1, "--enforce-eager": 0}
 # Answers have no times of their own: tests of them fail, and the others run.
 _LEFT_OUT |= {"--enable-per-request-metrics": 0}
+# So do those of /tokenizer_info.
+_LEFT_OUT |= {"--enable-tokenizer-info-endpoint": 0}
 
 
 class RemoteOpenAIServer:
@@ -52,6 +54,9 @@ class RemoteOpenAIServer:
             stderr=self._log,
             start_new_session=True,
         )
+        # The runner ends it if this process cannot.
+        with open(os.environ["PEER_LOG"] + ".pids", "a", encoding="utf-8") as pids:
+            pids.write(f"{self.proc.pid}\n")
         until = time.monotonic() + _START_S
         while not self._answers():
             if self.proc.poll() is not None or time.monotonic() > until:

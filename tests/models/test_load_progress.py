@@ -16,7 +16,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.engine.setup import decide
 from beheld.models.load import load_model
-from beheld.models.shards import _counted, shard_bar
+from beheld.models.load_progress import _counted, shard_bar
 from tests import tiny
 
 LINE = re.compile(r"Loading safetensors checkpoint shards: +(\d+)% Completed \| (\d+)/(\d+) \[")

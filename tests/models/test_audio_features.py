@@ -1,4 +1,4 @@
-"""Sounds on their way to the text: embeddings of towers that hear, whatever else shares a call."""
+"""Embeddings of audio: each is as its tower makes it alone, whatever else shares the call."""
 
 from __future__ import annotations
 

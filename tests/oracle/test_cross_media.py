@@ -1,4 +1,4 @@
-"""Pictures beside the text: what a prefix may share, and what is refused."""
+"""Images that layers attend to by cross-attention: what a prefix may share, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Towers of what stands beside the text: what they have no place for."""
+"""Images for which a tower has no place in its tables are refused before they reach it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from beheld import LLM, EngineArgs
 from beheld.core.errors import LimitError
 from beheld.engine.setup import describe
 from beheld.families import page, registry
-from beheld.models import towers
+from beheld.models import disabled_towers
 from beheld.models.surgery.parts import text_model
 from tests import tiny
 from tests.inputs import pipes
@@ -45,7 +45,7 @@ def made(family: str, limits: dict[str, int]) -> Any:
     config = getattr(config, "thinker_config", config)
     known = next(row for row in page.tested() if row.name == family)
     plain = registry.own_class(package, "model") or getattr(transformers, known.architecture)
-    model_class = towers.without(plain, registry.model(package).towers, limits)
+    model_class = disabled_towers.without(plain, registry.model(package).towers, limits)
     with torch.device("meta"):
         return model_class._from_config(config)
 
@@ -77,7 +77,7 @@ def test_a_tower_stays_while_anything_needs_it(family: str) -> None:
 )
 def test_text_is_answered_without_towers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     with make(family, cases.ROOMY | {"limit_mm_per_prompt": dict.fromkeys(TAKES[family], 0)}) as llm:
-        assert any(isinstance(module, towers.DisabledTower) for module in model_of(llm).modules())
+        assert any(isinstance(module, disabled_towers.DisabledTower) for module in model_of(llm).modules())
         assert "weights of the checkpoint are unused" not in caplog.text
         check(llm, family, cases.fit(family, cases.SHORT, cases.LONG))
         ask, kind = (cases.HEARD, "audio") if family == "qwen2_audio" else (cases.ONE, "image")

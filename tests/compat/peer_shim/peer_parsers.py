@@ -1,0 +1,445 @@
+"""What vLLM's tests of parsers import: its parsers' names over beheld's readers, and the records that they exchange."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from beheld.cli.vllm_flags import SAME
+from beheld.server.delta_parser import DeltaParser
+from beheld.text import reasoning, tools
+
+_TABLE = re.compile(r'"([\w.-]+)":\s*\((?:\s*#[^\n]*)?\s*"(\w+)",[^"]*"(\w+)"', re.DOTALL)
+# Marks of every format: each is one token of the stand-in for the real tokenizers.
+_MARKS = re.compile(r"<\|?[｜/\w▁:|]+[|｜]?>|\[/?[A-Z_]{3,}\]")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if not name.startswith("_"):
+                pytest.skip(f"inside vLLM: {type(self).__name__}.{name}")
+            raise
+
+
+class FunctionCall(_Record):
+    """The function of a call."""
+
+    id: str | None = Field(default=None, exclude=True)
+    name: str
+    arguments: str
+
+
+class ToolCall(_Record):
+    """A call."""
+
+    id: str = Field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
+    type: str = "function"
+    function: FunctionCall
+
+
+class DeltaFunctionCall(_Record):
+    """A piece of the function of a call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(_Record):
+    """A piece of a call."""
+
+    id: str | None = None
+    type: str | None = None
+    index: int
+    function: DeltaFunctionCall | None = None
+
+
+class DeltaMessage(_Record):
+    """A piece of a message."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[DeltaToolCall] = Field(default_factory=list)
+
+
+class ExtractedToolCallInformation(_Record):
+    """A message."""
+
+    tools_called: bool
+    tool_calls: list[ToolCall]
+    content: str | None = None
+
+
+class FunctionDefinition(_Record):
+    """A function that may be called."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatCompletionToolsParam(_Record):
+    """A tool of a request for a chat."""
+
+    type: str = "function"
+    function: FunctionDefinition
+
+
+class _Request(_Record):
+    model: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    skip_special_tokens: bool = True
+    structured_outputs: Any = None
+
+
+class ChatCompletionRequest(_Request):
+    """A request for a chat."""
+
+    messages: list[Any] = Field(default_factory=list)
+    tools: list[ChatCompletionToolsParam] | None = None
+    response_format: Any = None
+
+
+class ResponsesRequest(_Request):
+    """A request of the Responses API."""
+
+    input: Any = None
+    text: Any = None
+
+
+class _All(dict[str, Any]):
+    """The schemas of functions, any of which may be called."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class _Class(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.skip(f"inside vLLM: {cls.__name__}.{name}")
+
+
+class _Inside(metaclass=_Class):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.skip(f"inside vLLM: {type(self).__name__}.{name}")
+
+
+class ToolParser(_Inside):
+    """One of vLLM's parsers of calls, over the format of the same name."""
+
+    form: ClassVar[str | None] = None
+
+    def __init__(self, tokenizer: Any, tools: Sequence[Any] | None = None, **_: Any) -> None:
+        if self.form is None:
+            pytest.skip(f"absent: the format of {type(self).__name__}")
+        self.model_tokenizer = tokenizer
+        self.tools = list(tools or ())
+        self._parser: DeltaParser | None = None
+        self._seen = ""
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        """The tokenizer's."""
+        return dict(self.model_tokenizer.get_vocab())
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+        """Read a whole answer."""
+        parser = self._made(request)
+        message = _whole([*parser.push(model_output), *parser.finish()])
+        calls = [
+            ToolCall(id=call["id"], function=FunctionCall(**call["function"])) for call in message.get("tool_calls", ())
+        ]
+        return ExtractedToolCallInformation(
+            tools_called=bool(calls), tool_calls=calls, content=message.get("content") or None
+        )
+
+    def extract_tool_calls_streaming(self, *words: Any, **named: Any) -> DeltaMessage | None:
+        """Read a piece of an answer."""
+        names = ("previous_text", "current_text", "delta_text", "previous_token_ids", "current_token_ids")
+        given = dict(zip((*names, "delta_token_ids", "request"), words, strict=False)) | named
+        if self._parser is None or given["current_text"] != self._seen + given["delta_text"]:
+            self._parser = self._made(given.get("request"))
+        self._seen = given["current_text"]
+        return _delta(list(self._parser.push(given["delta_text"])))
+
+    def finish(self) -> DeltaMessage | None:
+        """The rest of an answer that came in pieces."""
+        parser, self._parser = self._parser, None
+        return None if parser is None else _delta(list(parser.finish()))
+
+    def _made(self, request: Any) -> DeltaParser:
+        schemas = _All()
+        for tool in (*(getattr(request, "tools", None) or ()), *self.tools):
+            for function in _functions(tool):
+                schemas[function["name"]] = function.get("parameters") or {}
+        assert self.form is not None
+        return DeltaParser(None, self.form, schemas=schemas, short_ids=tools.FORMATS[self.form].short_ids)
+
+
+class ReasoningParser(_Inside):
+    """One of vLLM's parsers of reasoning, over the format of the same name.
+
+    It takes an answer for reasoning from its beginning where vLLM's does: there the template opens the reasoning.
+    """
+
+    form: ClassVar[str | None] = None
+    inside: ClassVar[bool] = False
+    calls: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, tokenizer: Any, *_: Any, **options: Any) -> None:
+        if self.form is None:
+            pytest.skip(f"absent: the reasoning of {type(self).__name__}")
+        self.model_tokenizer = tokenizer
+        self._words = options.get("chat_template_kwargs") or {}
+        self._split: reasoning.Splitter | None = None
+        self._later = ""
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        """The tokenizer's."""
+        return dict(self.model_tokenizer.get_vocab())
+
+    def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
+        """Split a whole answer."""
+        further = getattr(request, "model_extra", None) or {}
+        self._words = further.get("chat_template_kwargs") or self._words
+        split = self._made()
+        first, rest = split.push(model_output), split.finish()
+        return first[0] + rest[0] or None, first[1] + rest[1] or None
+
+    def extract_reasoning_streaming(self, *words: Any, **named: Any) -> DeltaMessage | None:
+        """Split a piece of an answer."""
+        given = dict(zip(("previous_text", "current_text", "delta_text"), words, strict=False)) | named
+        if self._split is None or not given["previous_text"]:
+            self._split, self._later = self._made(), ""
+        thought, said = self._split.push(given["delta_text"])
+        # As in our chunks, reasoning and answer are never in one message.
+        self._later += said
+        return self._message((thought, "" if thought else self._take()))
+
+    def finish(self) -> DeltaMessage | None:
+        """The rest of an answer that came in pieces."""
+        split, self._split = self._split, None
+        thought, said = ("", "") if split is None else split.finish()
+        self._later += said
+        return self._message((thought, self._take()))
+
+    def _take(self) -> str:
+        said, self._later = self._later, ""
+        return said
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether the next letter would be no reasoning."""
+        split = self._made()
+        assert self.form is not None
+        if reasoning.FORMATS[self.form].channels:
+            pytest.skip("inside vLLM: tokens of a prompt with channels")
+        text = self._text(input_ids)
+        # Earlier turns are no part of the answer.
+        split.push(text[max(0, text.rfind(reasoning.FORMATS[self.form].open)) :])
+        return not split.undecided and bool(split.push("x")[1])
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
+        """The same."""
+        return self.is_reasoning_end(input_ids)
+
+    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
+        """The tokens of what is no reasoning."""
+        answer = (self.extract_reasoning(self._text(input_ids))[1] or "").strip()
+        ids = [each for each in input_ids if isinstance(each, int)]
+        return next((ids[k:] for k in range(len(ids), -1, -1) if self._text(ids[k:]).strip() == answer), [])
+
+    def _text(self, ids: Sequence[int]) -> str:
+        known = [each for each in ids if isinstance(each, int)]
+        text = self.model_tokenizer.decode(known) if known else ""
+        return text if isinstance(text, str) else pytest.skip("inside vLLM: a mock of the tokenizer")
+
+    def _message(self, parts: tuple[str, str]) -> DeltaMessage | None:
+        return DeltaMessage(reasoning=parts[0] or None, content=parts[1] or None) if any(parts) else None
+
+    def _made(self) -> reasoning.Splitter:
+        assert self.form is not None
+        inside = self._words.get("enable_thinking", self._words.get("thinking", self.inside))
+        return reasoning.splitter(reasoning.FORMATS[self.form], inside=inside, calls=self.calls)
+
+
+def finishing(feed: Callable[..., Any]) -> Callable[..., Any]:
+    """A helper of vLLM's that feeds a parser piece by piece, and then adds the rest, which vLLM's parsers have not."""
+
+    def fed(parser: Any, *words: Any, **named: Any) -> Any:
+        made = feed(parser, *words, **named)
+        rest = parser.finish()
+        if rest is not None:
+            made.append_delta(rest)
+        return made
+
+    return fed
+
+
+def _functions(tool: Any) -> list[dict[str, Any]]:
+    """The functions of a tool, which may be a namespace of several."""
+    given = tool if isinstance(tool, dict) else tool.model_dump()
+    inner = given.get("tools") or [given.get("function", given)]
+    return [each for each in inner if "name" in each]
+
+
+def _whole(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if "content" in delta:
+            message["content"] = message.get("content", "") + delta["content"]
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(calls):
+                calls.append({**call, "function": dict(call["function"])})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message | {"tool_calls": calls}
+
+
+def _delta(deltas: list[dict[str, Any]]) -> DeltaMessage | None:
+    if not deltas:
+        return None
+    content = "".join(delta.get("content", "") for delta in deltas)
+    calls = [DeltaToolCall(**call) for delta in deltas for call in delta.get("tool_calls", ())]
+    return DeltaMessage(content=content or None, tool_calls=calls)
+
+
+@cache
+def _registered(folder: str) -> dict[str, tuple[str, str]]:
+    """Name -> (module, class) of vLLM's table of parsers."""
+    text = (Path(os.environ["PEER_SOURCE"]) / "vllm" / folder / "__init__.py").read_text(encoding="utf-8")
+    return {name: (module, kind) for name, module, kind in _TABLE.findall(text)}
+
+
+# Formats that another parser's reader reads, and templates that open the reasoning themselves.
+_TOOLS = SAME["tool-call-parser"]
+_REASONING = SAME["reasoning-parser"]
+_INSIDE = frozenset(
+    (
+        *("deepseek_r1", "qwen3", "glm45", "holo2", "nemotron_v3", "step3", "step3p5", "minimax_m2", "kimi_k2"),
+        *("ernie45", "olmo3"),
+    )
+)
+
+
+_MADE: dict[str, Any] = {}
+
+
+def tool_parser(name: str) -> type[ToolParser]:
+    """The parser of calls of that name."""
+    own = name if name in tools.FORMATS else _TOOLS.get(name)
+    kind = _registered("tool_parsers").get(name, ("", name))[1]
+    return _MADE.setdefault(kind, type(kind, (ToolParser,), {"form": own}))
+
+
+def reasoning_parser(name: str) -> type[ReasoningParser]:
+    """The parser of reasoning of that name."""
+    own = name if name in reasoning.FORMATS else _REASONING.get(name)
+    kind = _registered("reasoning").get(name, ("", name))[1]
+    calls = () if own != "think" else ("<tool_call>", "<|tool_calls_section_begin|>")
+    known = {"form": own, "inside": name in _INSIDE, "calls": calls}
+    return _MADE.setdefault(kind, type(kind, (ReasoningParser,), known))
+
+
+class ToolParserManager:
+    """Finds parsers of calls."""
+
+    get_tool_parser = staticmethod(tool_parser)
+
+
+class ReasoningParserManager:
+    """Finds parsers of reasoning."""
+
+    get_reasoning_parser = staticmethod(reasoning_parser)
+
+
+def attribute(module: str, name: str) -> Any:
+    """What a module of vLLM holds under a name; None if it is not here."""
+    makers: dict[str, Callable[[str], Any]] = {"tool_parsers": tool_parser, "reasoning": reasoning_parser}
+    for folder, make in makers.items():
+        if module.startswith((f"vllm.{folder}", "vllm.parser.engine.registered_adapters")):
+            found = next((parser for parser, (_, kind) in _registered(folder).items() if kind == name), None)
+            if found is not None:
+                return make(found)
+    return _NAMES[name] if name in _NAMES else _constant(module, name)
+
+
+@cache
+def _constant(module: str, name: str) -> Any:
+    """A text that a module of parsers assigns to a name, such as a mark; None if it is anything else."""
+    file = Path(os.environ["PEER_SOURCE"]) / f"{module.replace('.', '/')}.py"
+    if not name.isupper() or not file.is_file():
+        return None
+    found = re.search(rf"^{name}(?:: *str)? = (\"[^\n]*\"|'[^\n]*')$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return None if found is None else ast.literal_eval(found[1])
+
+
+def detokenize_incrementally(
+    tokenizer: Any, all_input_ids: list[int], prev_tokens: Any, prefix_offset: int, read_offset: int, *_: Any, **__: Any
+) -> tuple[list[str], str, int, int]:
+    """The text of the last token; `prefix_offset` counts the letters that were returned."""
+    text = tokenizer.decode(all_input_ids)
+    tokens = tokenizer.convert_ids_to_tokens(all_input_ids if prev_tokens is None else all_input_ids[-1:])
+    if text.endswith("\N{REPLACEMENT CHARACTER}"):
+        return tokens, "", prefix_offset, read_offset
+    return tokens, text[prefix_offset:], len(text), read_offset
+
+
+_NAMES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        detokenize_incrementally,
+        *(FunctionCall, ToolCall, DeltaFunctionCall, DeltaToolCall, DeltaMessage, ExtractedToolCallInformation),
+        *(FunctionDefinition, ChatCompletionToolsParam, ChatCompletionRequest, ResponsesRequest),
+        *(ToolParser, ReasoningParser, ToolParserManager, ReasoningParserManager),
+    )
+}
+
+
+@cache
+def tokenizer() -> Any:
+    """A byte-level tokenizer, made of the tests' own text, that stands for every model's; its marks are tokens."""
+    import tokenizers
+    import transformers
+
+    texts = [
+        path.read_text(encoding="utf-8")
+        for folder in ("tool_parsers", "reasoning")
+        for path in sorted((Path(os.environ["PEER_SOURCE"]) / "tests" / folder).glob("*.py"))
+    ]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=8000, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    made.train_from_iterator(texts, trainer)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made)
+    marks = sorted({mark for text in texts for mark in _MARKS.findall(text)})
+    fast.add_tokens(marks)
+    fast.clean_up_tokenization_spaces = False
+    return fast

@@ -1,0 +1,108 @@
+"""Sums and gathers through memory that ranks of one host share; here the ranks are threads."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from beheld.parallel import host_sums
+from beheld.parallel.group import RankGroup
+from beheld.parallel.host_sums import HostSums
+
+pytestmark = pytest.mark.skipif(platform.machine() not in host_sums._ORDERED, reason="gloo sums here")
+
+
+def side_by_side(ranks: list[Any], work: Callable[[int, Any], Any]) -> list[Any]:
+    """What each rank makes of it, each in a thread of its own."""
+    found: list[Any] = [None] * len(ranks)
+
+    def run(rank: int) -> None:
+        found[rank] = work(rank, ranks[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_and_gathers_of_any_sizes_one_after_another(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
+    ranks = [HostSums(tmp_path / "memory", rank, size) for rank in range(size)]
+    torch.manual_seed(size)
+    shapes = [(1,), (3, 5), (200, 7), (2, 1, 4)] * 5
+    given = [[torch.randn(shape).to(dtype) for shape in shapes] for _ in range(size)]
+
+    def work(rank: int, sums: HostSums) -> list[tuple[Tensor, Tensor]]:
+        made = []
+        for x in given[rank]:
+            summed = x.clone()
+            sums.sum_(summed)
+            made.append((summed, sums.joined(x)))
+        return made
+
+    found = side_by_side(ranks, work)
+    for place in range(len(shapes)):
+        wanted = torch.stack([given[rank][place].double() for rank in range(size)])
+        for rank in range(size):
+            summed, joined = found[rank][place]
+            assert torch.equal(summed, found[0][place][0])
+            assert torch.allclose(summed.double(), wanted.sum(0), rtol=2e-2, atol=2e-2)
+            assert torch.equal(joined.double(), wanted.flatten())
+
+
+def test_a_group_takes_the_memory_for_small_tensors_and_gloo_for_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_sums, "MOST_BYTES", 64)
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+
+    def work(rank: int, group: RankGroup) -> list[list[float]]:
+        small, large = torch.full((4,), rank + 1.0), torch.full((40,), rank + 1.0)
+        group.sum_(small)
+        group.sum_(large)
+        strided = torch.full((4, 2), rank + 1.0)[:, 0]
+        group.sum_(strided)
+        joined = group.joined(torch.full((2, 1), float(rank)))
+        return [small.tolist(), large.tolist(), strided.tolist(), joined.flatten().tolist()]
+
+    wanted = [[3.0] * 4, [3.0] * 40, [3.0] * 4, [0.0, 1.0] * 2]
+    assert side_by_side(groups, work) == [wanted, wanted]
+    for group in groups:
+        assert group._near is not None
+        assert group._near._number == 3
+        group.close()
+
+
+def test_if_one_rank_has_no_such_memory_all_sums_are_gloos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = iter([True, False])
+
+    class Refused(HostSums):
+        def __init__(self, *given: Any) -> None:
+            if next(refused):
+                raise OSError("no space left")
+            super().__init__(*given)
+
+    monkeypatch.setattr("beheld.parallel.group.HostSums", Refused)
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+
+    def work(rank: int, group: RankGroup) -> list[float]:
+        x = torch.full((4,), rank + 1.0)
+        group.sum_(x)
+        found: list[float] = x.tolist()
+        return found
+
+    assert side_by_side(groups, work) == [[3.0] * 4] * 2
+    for group in groups:
+        assert group._near is None
+        group.close()

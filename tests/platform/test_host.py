@@ -1,0 +1,68 @@
+"""The host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from pathlib import Path
+
+import pytest
+
+from beheld.platform import host
+
+_SIZE = 256 << 10
+
+
+def _mapped(folder: Path) -> tuple[mmap.mmap, int]:
+    """A file mapped privately, all of its pages read, and its address."""
+    path = folder / "weights"
+    path.write_bytes(b"\x07" * _SIZE)
+    with path.open("r+b") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    assert pages[:] == b"\x07" * _SIZE
+    return pages, ctypes.addressof(ctypes.c_char.from_buffer(pages))
+
+
+def _resident_kib(address: int) -> int:
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        inside = line.startswith(f"{address:x}-") or (inside and line.split()[0].endswith(":"))
+        if inside and line.startswith("Rss:"):
+            return int(line.split()[1])
+    return 0
+
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+
+
+def test_pages_of_a_file_are_given_back_once_enough_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, address = _mapped(tmp_path)
+    monkeypatch.setattr(host, "_READ_AT_A_TIME", _SIZE)
+    own = host.FilePages()
+    own.read(address + 100, _SIZE // 2)
+    assert _resident_kib(address) >= _SIZE >> 10
+    own.read(address + 200, _SIZE // 2)
+    assert _resident_kib(address) == 0
+    assert pages[:] == b"\x07" * _SIZE
+    own.read(address, 1)
+    own.end()
+    assert _resident_kib(address) == 0
+
+
+def test_pages_that_were_written_stay(tmp_path: Path) -> None:
+    pages, address = _mapped(tmp_path)
+    pages[5000] = 9
+    own = host.FilePages()
+    own.read(address, _SIZE)
+    own.end()
+    assert pages[5000] == 9
+    assert _resident_kib(address) >= _SIZE >> 10
+
+
+def test_memory_of_no_file_is_left_alone() -> None:
+    pages = mmap.mmap(-1, _SIZE)
+    pages[:] = b"\x01" * _SIZE
+    own = host.FilePages()
+    own.read(ctypes.addressof(ctypes.c_char.from_buffer(pages)), _SIZE)
+    own.end()
+    assert pages[:] == b"\x01" * _SIZE

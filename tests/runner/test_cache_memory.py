@@ -1,0 +1,41 @@
+"""Caches in the host's memory take none of it until they are written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import torch
+
+from beheld.runner.cache.paged import zeros
+
+# Sixteen tensors of 8 MiB, in a process whose allocator serves such sizes from its heap and has freed memory to reuse.
+_RESIDENT = """
+import os, torch
+from beheld.runner.cache.paged import zeros
+from beheld.utils.allocator import keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+keep_freed_memory()
+zeros((4,), torch.float32, torch.device("cpu"))
+before = resident()
+kept = [zeros((64, 16, 4, 512), torch.float32, torch.device("cpu")) for _ in range(16)]
+print(resident() - before)
+"""
+
+
+def test_unwritten_layers_take_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", _RESIDENT], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 2 << 20
+
+
+def test_they_hold_zeros_and_can_be_written() -> None:
+    found = zeros((3, 5, 2), torch.bfloat16, torch.device("cpu"))
+    assert found.shape == (3, 5, 2)
+    assert not found.any()
+    found[1] = 1
+    assert found.float().sum() == 10
+    assert zeros((0, 4), torch.float32, torch.device("cpu")).shape == (0, 4)
