@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -181,8 +182,10 @@ class Cpu:
         return 0
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See Platform."""
-        return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+        """See Platform; what the system refuses to map is an OSError."""
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        return any(words in str(error) for words in _NO_MEMORY)
 
     def fault(self, error: Exception, device: torch.device) -> str | None:
         """A CPU that is lost tells nobody."""
