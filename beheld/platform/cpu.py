@@ -105,7 +105,8 @@ class Cpu:
         """See Platform: kernels are compiled by LLVM, see quant/byte_products.py."""
         if host.byte_products() is None:
             return "this CPU has neither AVX2 nor AVX512-VNNI"
-        return None if jit.available() else "the package llvmlite is not installed (pip install llvmlite)"
+        missing = "the package llvmlite is not installed or cannot be loaded (pip install llvmlite)"
+        return None if jit.available() else missing
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""
