@@ -12,9 +12,12 @@ from pathlib import Path
 
 
 def _sockets() -> dict[str, int]:
-    """Return this process's sockets: the name by which the system knows each, and its descriptor."""
+    """Return this process's sockets, the system's name of each and its descriptor; none where it does not list them."""
     found: dict[str, int] = {}
-    for each in Path("/proc/self/fd").iterdir():
+    listed: list[Path] = []
+    with suppress(OSError):
+        listed += Path("/proc/self/fd").iterdir()
+    for each in listed:
         with suppress(OSError):
             name = os.readlink(each)
             if name.startswith("socket:"):

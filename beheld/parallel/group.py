@@ -260,11 +260,11 @@ class RankGroup:
 
     def abort(self) -> None:
         """End what waits for ranks that are gone, on the device and on the host; any thread may call it."""
-        device, peers = self._device, self._peers
+        device, peers, near = self._device, self._peers, self._near
         if self._connections is not None:
             self._connections.cut()
-        if self._near is not None:
-            self._near.abort()
+        if near is not None:
+            near.abort()
         if peers is not None:
             peers.abort()
         if device is not None and device is not self._host:

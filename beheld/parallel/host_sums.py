@@ -42,6 +42,8 @@ class HostSums:
     def __init__(self, path: Path, rank: int, size: int) -> None:
         if platform.machine() not in _ORDERED:
             raise RuntimeError("this processor may show writes in another order")
+        if not hasattr(os, "posix_fallocate"):
+            raise RuntimeError("this system does not reserve memory of files")
         self._rank, self._size = rank, size
         self._stopped = False
         whole = size * (_LINE + 2 * MOST_BYTES)

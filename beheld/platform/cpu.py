@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -104,7 +105,8 @@ class Cpu:
         """See Platform: kernels are compiled by LLVM, see quant/byte_products.py."""
         if host.byte_products() is None:
             return "this CPU has neither AVX2 nor AVX512-VNNI"
-        return None if jit.available() else "the package llvmlite is not installed (pip install llvmlite)"
+        missing = "the package llvmlite is not installed or cannot be loaded (pip install llvmlite)"
+        return None if jit.available() else missing
 
     def default_dtype(self, stored: str) -> tuple[str, str | None]:
         """float32, unless the CPU multiplies the stored type in hardware."""
@@ -181,8 +183,10 @@ class Cpu:
         return 0
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """See Platform."""
-        return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+        """See Platform; what the system refuses to map is an OSError."""
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        return any(words in str(error) for words in _NO_MEMORY)
 
     def fault(self, error: Exception, device: torch.device) -> str | None:
         """A CPU that is lost tells nobody."""

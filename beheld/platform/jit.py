@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 # The words of a job that tell threads what to do come last: the function, and the number of parts.
 SHARED_WORDS = ("act", "count")
@@ -19,9 +24,17 @@ SHARED_WORDS = ("act", "count")
 _OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 
 
+@functools.cache
 def available() -> bool:
-    """Return whether there is a compiler."""
-    return find_spec("llvmlite") is not None
+    """Return whether there is a compiler, and its library can be loaded."""
+    if find_spec("llvmlite") is None:
+        return False
+    try:
+        importlib.import_module("llvmlite.binding")
+    except (ImportError, OSError) as error:
+        logger.warning("llvmlite cannot be loaded (%s): PyTorch computes what it would compile, slower.", error)
+        return False
+    return True
 
 
 def sharing(words: Sequence[str]) -> str:

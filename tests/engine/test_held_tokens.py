@@ -75,7 +75,13 @@ def test_answers_read_at_their_end_are_those_that_are_streamed() -> None:
         async with AsyncLLM(str(tiny.checkpoint("llama")), engine="thread", **OPTIONS) as llm:
             push = llm._push
             llm._push = lambda event: (events.append(event), push(event))[1]  # type: ignore[method-assign, func-returns-value]
-            for options in ({}, {"n": 2, "temperature": 1.0, "seed": 3}, {"logprobs": 1}, {"stop": ["zq"]}):
+            for options in (
+                {},
+                {"n": 2, "temperature": 1.0, "seed": 3},
+                {"logprobs": 1},
+                {"logprob_token_ids": [5, 6]},
+                {"stop": ["zq"]},
+            ):
                 params = SamplingParams(max_tokens=40, ignore_eos=True, **({"temperature": 0.0} | options))
                 streamed: dict[int, list[int]] = {}
                 async for output in llm.generate("go on", params, pieces="delta"):
@@ -85,7 +91,9 @@ def test_answers_read_at_their_end_are_those_that_are_streamed() -> None:
                 async for output in llm.generate("go on", params, pieces="final"):
                     whole = {answer.index: list(answer.token_ids) for answer in output.outputs}
                 assert whole == streamed
-                held = not options.keys() & {"logprobs", "stop"}
+                reports = bool(options.keys() & {"logprobs", "logprob_token_ids"})
+                assert [len(answer.logprobs or ()) for answer in output.outputs] == [40 * reports] * len(whole)
+                held = not reports and "stop" not in options
                 most = 5 * len(whole) if held else 40
                 assert len(events) <= most, (options, len(events))
                 # A stop string is found here: the engine may have sent a token more by then.

@@ -36,6 +36,12 @@ def test_gives_its_weights_back() -> None:
     assert torch.equal(made.bias, linear.bias)
 
 
+def test_weights_may_begin_anywhere_in_a_larger_tensor() -> None:
+    linear, whole = _linear(16, 16), torch.randn(1 + 16 * 16).bfloat16()
+    linear.weight.data = whole[1:].view(16, 16)
+    assert torch.equal(VectorLinear(linear).restored().weight, linear.weight)
+
+
 def test_threads_share_outputs() -> None:
     layer, x = VectorLinear(_linear(512, 400, bias=False)), torch.randn(5, 512).bfloat16()
     before, found = torch.get_num_threads(), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,28 @@ def test_after_a_collective_has_failed_none_is_entered(tmp_path: Path) -> None:
         group.least([1])
     assert calls == [1]
     group.close()
+
+
+def test_a_system_without_proc_has_sums_by_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: neither descriptors are listed nor memory of files is reserved."""
+
+    def absent(path: Path) -> Iterator[Path]:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "iterdir", absent)
+    monkeypatch.delattr(os, "posix_fallocate")
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    tensors = [torch.full((3,), rank + 1.0) for rank in range(2)]
+    threads = [threading.Thread(target=group.sum_, args=(x,)) for group, x in zip(groups, tensors, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert all(x.tolist() == [3.0] * 3 for x in tensors)
+    for group in groups:
+        assert group._near is None
+        group.abort()
+        group.close()
 
 
 @pytest.mark.parametrize("waiting", ["sum", "receive"])

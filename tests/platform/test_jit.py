@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -25,6 +26,23 @@ def test_threads_are_those_of_pytorch_whatever_else_is_loaded() -> None:
             assert library.omp_get_max_threads() == count
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("error", [ImportError("no libstdc++"), OSError("no libllvmlite.so")], ids=repr)
+def test_an_llvm_that_cannot_be_loaded_is_none(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("llvmlite")
+
+    def refuse(name: str) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", refuse)
+        jit.available.cache_clear()
+        assert not jit.available()
+    jit.available.cache_clear()
+    assert str(error) in caplog.text
 
 
 # With the threads that `torch.set_num_threads` asks for, and more parts than one thread would do.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from beheld.core.errors import CapacityError
+from beheld.models.out_of_memory import explained
+from beheld.platform.registry import CPU
 from beheld.runner.cache.paged import zeros
 
 # Sixteen tensors of 8 MiB, in a process whose allocator serves such sizes from its heap and has freed memory to reuse.
@@ -39,3 +43,9 @@ def test_they_hold_zeros_and_can_be_written() -> None:
     found[1] = 1
     assert found.float().sum() == 10
     assert zeros((0, 4), torch.float32, torch.device("cpu")).shape == (0, 4)
+
+
+def test_a_cache_larger_than_the_system_maps_is_a_lack_of_memory() -> None:
+    with pytest.raises(CapacityError, match="Lower it"), explained("hold the cache", CPU, "Lower it."):
+        # Beyond any address.
+        zeros((1 << 60,), torch.int8, torch.device("cpu"))

@@ -125,7 +125,11 @@ def _packed(weight_NK: Tensor) -> Tensor:
     missing = -outputs % ir.LANES
     if missing:
         weight_NK = torch.cat([weight_NK, weight_NK.new_zeros(missing, inputs)])
+    weight_NK = weight_NK.contiguous()
+    if weight_NK.storage_offset() % 2:
+        # A part of a larger tensor, between whose pairs it begins.
+        weight_NK = weight_NK.clone()
     # A pair is moved as one number of 32 bits.
-    pairs = weight_NK.contiguous().view(torch.int32).view(-1, ir.LANES, inputs // 2)
+    pairs = weight_NK.view(torch.int32).view(-1, ir.LANES, inputs // 2)
     blocks: Tensor = pairs.transpose(1, 2).contiguous().view(torch.bfloat16)
     return blocks.view(-1, inputs // 2, ir.LANES, 2)
