@@ -24,11 +24,7 @@ from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
-<<<<<<< HEAD
-from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, SamplingParams
-=======
-from beheld.core.params import PoolingParams, RequestOutputKind, Sampling, SamplingParams
->>>>>>> s39-reva39
+from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.data_parallel import DataParallelEngines

@@ -40,6 +40,7 @@ from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
 from beheld.utils import env
+from beheld.utils import allocator
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -158,7 +159,7 @@ def _pack(target: Target, changes: Changes) -> None:
     # A head that shares the embeddings' weights keeps a separate packed copy from now on.
     changes.undo_with(target.model.tie_weights)
     found = replace_linears(target.model, kind, _dtype(target), changes)
-    host.give_back_freed()
+    allocator.give_back_freed()
     logger.debug("Replaced %d linear layers by %s.", found, "VectorLinear" if compiles else packed.__name__)
 
 

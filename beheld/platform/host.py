@@ -168,12 +168,6 @@ def _give_back(start: int, stop: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
 
 
-def give_back_freed() -> None:
-    """Let the allocator give the system what was freed, where it is GNU's."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def cpu_flags() -> str:
     """What the processor can do, as the system lists it; empty if it lists nothing."""
     try:

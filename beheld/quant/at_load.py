@@ -18,6 +18,7 @@ from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, TextOf
 from beheld.quant.none import Unquantized
+from beheld.utils import allocator
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -85,7 +86,7 @@ class RoundedAtLoad(Unquantized):
             # The loop's own reference would keep the old weights during the next layer.
             del child, made
         pages.end()
-        host.give_back_freed()
+        allocator.give_back_freed()
         logger.info(
             "quantization=%r: %d linear layers and %d blocks of experts take %.2f GiB. "
             "They are %s. Embeddings and towers keep their type.",
