@@ -37,10 +37,9 @@ from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
-from beheld.platform import host, jit
+from beheld.platform import jit
 from beheld.platform.registry import platform_of
-from beheld.utils import env
-from beheld.utils import allocator
+from beheld.utils import allocator, env
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
