@@ -73,7 +73,7 @@ def columns_bytes(
     """
     longest = usual_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    answers = len(prompts) * answer_bytes(body, None if body.logprob_token_ids else body.logprobs, most)
+    answers = len(prompts) * answer_bytes(body, body.logprobs, most)
     num_top = _num_prompt_logprobs(body)
     if num_top is None:
         return answers
