@@ -24,7 +24,7 @@ from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
-from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, SamplingParams
+from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.data_parallel import DataParallelEngines
@@ -91,7 +91,9 @@ class EngineLocation(StrEnum):
 
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
-    if not isinstance(params, SamplingParams) or params.stop or params.logprobs is not None:
+    # Of the resolved parameters: tokens that are named ask for a report, too.
+    reports = isinstance(request.params, Sampling) and request.params.logprobs is not None
+    if not isinstance(params, SamplingParams) or params.stop or reports:
         return request
     return replace(request, at_end=True)
 

@@ -50,6 +50,14 @@ def test_named_tokens_of_a_completion(served: Running) -> None:
     ]
 
 
+def test_named_tokens_of_a_long_answer(served: Running) -> None:
+    """Answers that are read at their end send many tokens at a time, without log-probabilities."""
+    (choice,) = served.post(COMPLETIONS, TEXT | {"max_tokens": 20, "logprobs": 1, "logprob_token_ids": [5]}).json()[
+        "choices"
+    ]
+    assert [len(named) for named in choice["logprobs"]["top_logprobs"]] == [2] * 20
+
+
 def test_named_tokens_of_a_chat(served: Running) -> None:
     body = HI | {"logprobs": True, "logprob_token_ids": [5, 3, 5], "return_tokens_as_token_ids": True}
     (choice,) = served.post(CHAT, body).json()["choices"]
