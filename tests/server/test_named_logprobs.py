@@ -103,6 +103,13 @@ def test_all_candidates_of_a_response(served: Running) -> None:
         assert len(entry["top_logprobs"]) == served.llm.info.vocab_size
 
 
+def test_an_event_that_shows_a_prompt_has_few_tokens_if_each_has_many_candidates(served: Running) -> None:
+    pieces = streamed(served, COMPLETIONS, TEXT | {"prompt": IDS * 8, "echo": True, "max_tokens": 1, "logprobs": -1})
+    shown = [len(one["logprobs"]["tokens"]) for one in pieces if one["logprobs"]]
+    assert sum(shown) == 33
+    assert max(shown) * served.llm.info.vocab_size <= 64 * 20
+
+
 def test_what_does_not_go_together(served: Running) -> None:
     beams = {"use_beam_search": True, "logprobs": 1, "logprob_token_ids": [5]}
     for path, body, param in (
