@@ -91,14 +91,9 @@ class EngineLocation(StrEnum):
 
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
-    chosen = request.params
-    # An event has the log-probabilities of all its tokens.
-    if (
-        not isinstance(params, SamplingParams)
-        or params.stop
-        or not isinstance(chosen, Sampling)
-        or chosen.logprobs is not None
-    ):
+    # Of the resolved parameters: tokens that are named ask for a report, too.
+    reports = isinstance(request.params, Sampling) and request.params.logprobs is not None
+    if not isinstance(params, SamplingParams) or params.stop or reports:
         return request
     return replace(request, at_end=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,8 +33,8 @@ def check_question(text: str) -> None:
     Raises:
         UserError: the text names a file.
     """
-    path = Path(text)
-    if path.suffix.lower() in IMAGE | VIDEO | AUDIO and path.is_file():
+    # False, and no error, also where the system takes no such name: a question may be longer than any.
+    if Path(text).suffix.lower() in IMAGE | VIDEO | AUDIO and os.path.isfile(text):
         raise UserError(
             f"There is no question: the last argument, {text!r}, is a file.",
             'Put the question after the media: beheld ask photo.jpg "What is this?"',

@@ -346,7 +346,7 @@ class Service:
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
-        ask = replace(ask, body=self._completed(ask.body))
+        ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
         self._note_priority(ask.body, request)
@@ -360,8 +360,10 @@ class Service:
             chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
 
+        # The last event of a stream has the whole response, too.
+        columns = self._columns(chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True), ask.body)
         form = AnswerForm(response_events.fold)
-        return await self._answer(request, events, 1, form, stream=ask.body.stream is True)
+        return await self._answer(request, events, 1, form, stream=ask.body.stream is True, columns=columns)
 
     async def stored_response(self, request: Request) -> Response:
         """GET and DELETE /v1/responses/NAME."""
@@ -459,6 +461,7 @@ class Service:
     def _columns(self, most: int, body: Sampled) -> Hold | None:
         """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
         answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
+        answers = "logprob_token_ids" if body.logprob_token_ids else answers
         prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
         return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers) if most else None
 

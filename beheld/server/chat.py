@@ -442,16 +442,16 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def columns_bytes(body: ChatRequest, max_model_len: int, most_prompt: int | None = None) -> int:
+def columns_bytes(body: ChatRequest, max_model_len: int, most_prompt: int | None = None, *, kept: bool = False) -> int:
     """The most bytes that the log-probabilities of the request's prompt and answers take.
 
     Args:
         most_prompt: the most tokens of the prompt, if that is known.
+        kept: as in answer_bytes.
     """
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    reports = body.logprobs is True and not body.logprob_token_ids
-    answers = answer_bytes(body, body.top_logprobs if reports else None, most)
+    answers = answer_bytes(body, (body.top_logprobs or 0) if body.logprobs is True else None, most, kept=kept)
     if body.prompt_logprobs is None:
         return answers
     if most_prompt is None:

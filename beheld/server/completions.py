@@ -12,6 +12,7 @@ from typing import Any
 from beheld.api.async_llm import AsyncLLM, Pieces
 from beheld.core.outputs import CompletionOutput, Logprob, PromptEntries, RequestOutput
 from beheld.core.plan import PromptLogprobs
+from beheld.server import limits
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
@@ -32,7 +33,7 @@ class Embedded:
 Prompt = str | list[int] | Embedded
 # OpenAI's four lists of a choice's tokens, by name.
 Lists = dict[str, list[Any]]
-# Tokens of a shown prompt in one event of a stream.
+# Tokens of a shown prompt in one event of a stream, fewer where each has many candidates.
 _SHOWN = 64
 
 
@@ -73,7 +74,7 @@ def columns_bytes(
     """
     longest = usual_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    answers = len(prompts) * answer_bytes(body, None if body.logprob_token_ids else body.logprobs, most)
+    answers = len(prompts) * answer_bytes(body, body.logprobs, most)
     num_top = _num_prompt_logprobs(body)
     if num_top is None:
         return answers
@@ -266,9 +267,11 @@ class EchoedTokens:
     def lists(self) -> Iterator[Lists]:
         """All four, some tokens at a time."""
         made = _no_lists()
+        # With the whole vocabulary, 64 tokens would be millions of candidates at once.
+        most = max(1, _SHOWN * limits.FREE_CANDIDATES // max(limits.FREE_CANDIDATES, self.num_top))
         for row in self.rows(self.num_top):
             _add(made, *row, as_ids=self.as_ids)
-            if len(made["tokens"]) == _SHOWN:
+            if len(made["tokens"]) == most:
                 yield made
                 made = _no_lists()
         yield made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -184,6 +186,17 @@ def _answer(output: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     return (message,)
 
 
+def _place_of(text: str, entries: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """The number of entries before those of a text, and up to its end; zeros if it is not found."""
+    raw = b"".join(bytes(entry["bytes"]) for entry in entries)
+    begin = raw.find(text.encode())
+    if begin < 0:
+        return 0, 0
+    end = begin + len(text.encode())
+    ends = list(itertools.accumulate(len(entry["bytes"]) for entry in entries))
+    return bisect_right(ends, begin), bisect_left(ends, end) + 1
+
+
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
@@ -204,6 +217,8 @@ class _OutputItems:
         self._arguments = ""
         # Log-probabilities of tokens whose text is not shown yet.
         self._logprobs: list[dict[str, Any]] = []
+        # Whether reasoning has been shown since the last text.
+        self._between = False
         # The kind of the open item, and the index of its call.
         self._open: tuple[str, int] | None = None
 
@@ -214,10 +229,17 @@ class _OutputItems:
             item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]}
             yield from self._begin(("reasoning", 0), item)
             yield from self._grow("content", "response.reasoning_text.delta", delta["reasoning_content"])
-            self._logprobs.clear()
+            # An answer that is not streamed comes with all entries at once.
+            _, behind = _place_of(delta["reasoning_content"], self._logprobs)
+            del self._logprobs[:behind]
+            self._between = True
         if delta.get("content"):
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             yield from self._begin(("message", 0), {"type": "message", "role": "assistant", "content": [part]})
+            if self._between:
+                # The mark that ends reasoning is no part of the text.
+                del self._logprobs[: _place_of(delta["content"], self._logprobs)[0]]
+                self._between = False
             entries, self._logprobs = self._logprobs, []
             self._output[-1]["content"][0]["logprobs"] += entries
             yield from self._grow("content", "response.output_text.delta", delta["content"], entries)

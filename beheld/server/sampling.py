@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
-from beheld.core.params import SamplingParams, StructuredOutputs
+from beheld.core.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams, StructuredOutputs
 from beheld.core.repetition import RepetitionDetectionParams
 from beheld.server import limits
 from beheld.server.errors import HttpError
@@ -60,17 +60,20 @@ def with_all(body: _Body, vocab_size: int) -> _Body:
     return body.model_copy(update=every) if every else body
 
 
-def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int) -> int:
+def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int, *, kept: bool = False) -> int:
     """The most bytes that the log-probabilities of the answers take until they are sent.
 
     A request within the engine's usual max_logprobs takes little, and counts as nothing.
 
     Args:
-        num_top: the candidates of each token besides itself.
+        num_top: the likeliest candidates of each token besides itself; None for no report.
         most_tokens: the most tokens of an answer.
+        kept: whether they are kept as parts of a whole answer also where it is streamed.
     """
-    further = max(0, (num_top or 0) - limits.FREE_CANDIDATES)
-    each = limits.STREAMED_CANDIDATE_BYTES if body.stream else limits.CANDIDATE_BYTES
+    # More names are refused later; the named tokens stand in place of the likeliest.
+    named = min(len(body.logprob_token_ids or ()), MAX_LOGPROB_TOKEN_IDS)
+    further = 0 if num_top is None else max(0, (named or num_top) - limits.FREE_CANDIDATES)
+    each = limits.STREAMED_CANDIDATE_BYTES if body.stream and not kept else limits.CANDIDATE_BYTES
     return further * each * most_tokens * max(1, body.n or 1)
 
 

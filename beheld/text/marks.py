@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+# Longer texts are processed in blocks, so that the rest of a text is not copied and searched after each of its marks.
+BLOCK = 4096
+
 
 def held_back(text: str, mark: str) -> int:
     """The number of characters at the end of `text` that may be the beginning of `mark`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from beheld.core.params import ReasoningFormat
-from beheld.text.marks import Beginning, Seeker, Trimmed
+from beheld.text.marks import BLOCK, Beginning, Seeker, Trimmed
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,22 @@ class ReasoningSplit:
 
     def push(self, text: str) -> tuple[str, str]:
         """As Splitter."""
-        reasoning, answer = "", ""
-        while text:
-            if self._state == "start":
-                text = self._begin(text)
-            if self._state == "label":
-                text = self._after_label(text)
-            if self._state == "thinking":
-                thought, text = self._think(text)
-                reasoning += thought
-            if self._state == "answer":
-                said, text = self._answer(text)
-                answer += said
-        return reasoning, answer
+        reasoning: list[str] = []
+        answer: list[str] = []
+        for start in range(0, len(text), BLOCK):
+            block = text[start : start + BLOCK]
+            while block:
+                if self._state == "start":
+                    block = self._begin(block)
+                if self._state == "label":
+                    block = self._after_label(block)
+                if self._state == "thinking":
+                    thought, block = self._think(block)
+                    reasoning.append(thought)
+                if self._state == "answer":
+                    said, block = self._answer(block)
+                    answer.append(said)
+        return "".join(reasoning), "".join(answer)
 
     def finish(self) -> tuple[str, str]:
         """As Splitter."""
@@ -219,28 +222,10 @@ class ChannelSplit:
         """As Splitter."""
         reasoning: list[str] = []
         answer: list[str] = []
-        while text:
-            if self._state == "start":
-                found = self._beginning.push(text)
-                if found is None:
-                    break
-                blanks, mark, text = found
-                self._state = "header" if mark else "plain"
-                answer.append("" if mark else blanks)
-            elif self._state == "plain":
-                answer.append(text)
-                break
-            elif self._state == "header":
-                before, mark_found, text = self._seeker.seek(text, (_MESSAGE,))
-                self._header.append(before)
-                if mark_found is not None:
-                    self._begin(answer)
-            else:
-                before, mark_found, text = self._seeker.seek(text, _ENDS)
-                (reasoning if self._state == "reasoning" else answer).append(before)
-                if mark_found is not None:
-                    answer.append("<|call|>" if self._state == "call" else "")
-                    self._state = "header"
+        for start in range(0, len(text), BLOCK):
+            block = text[start : start + BLOCK]
+            while block:
+                block = self._read(block, reasoning, answer)
         return "".join(reasoning), "".join(answer)
 
     def finish(self) -> tuple[str, str]:
@@ -251,6 +236,31 @@ class ChannelSplit:
         if self._state == "header":
             return "", ""
         return (rest, "") if self._state == "reasoning" else ("", rest)
+
+    def _read(self, text: str, reasoning: list[str], answer: list[str]) -> str:
+        """Consume text up to the next mark; returns the unprocessed rest."""
+        if self._state == "start":
+            found = self._beginning.push(text)
+            if found is None:
+                return ""
+            blanks, mark, rest = found
+            self._state = "header" if mark else "plain"
+            answer.append("" if mark else blanks)
+        elif self._state == "plain":
+            answer.append(text)
+            rest = ""
+        elif self._state == "header":
+            before, mark_found, rest = self._seeker.seek(text, (_MESSAGE,))
+            self._header.append(before)
+            if mark_found is not None:
+                self._begin(answer)
+        else:
+            before, mark_found, rest = self._seeker.seek(text, _ENDS)
+            (reasoning if self._state == "reasoning" else answer).append(before)
+            if mark_found is not None:
+                answer.append("<|call|>" if self._state == "call" else "")
+                self._state = "header"
+        return rest
 
     def _begin(self, answer: list[str]) -> None:
         """Begin a message after its header."""

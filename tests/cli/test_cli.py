@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from beheld.cli.main import main
+from beheld.cli.media import check_question
 from beheld.families import registry
 from tests import tiny
 
@@ -88,6 +89,10 @@ def test_errors_are_one_line_that_says_what_to_do(
     last = err.strip().splitlines()[-1]
     assert last.startswith("beheld: ")
     assert message in last
+
+
+def test_a_question_may_be_longer_than_a_files_name() -> None:
+    check_question("What differs between this and " + "x" * 300 + ".jpg")
 
 
 def test_what_is_not_a_picture(capsys: Capture, model: list[str], tmp_path: Path) -> None:

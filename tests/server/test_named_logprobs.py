@@ -12,6 +12,9 @@ from tests.server.running import ENGINE, Running
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+RESPONSES = "/v1/responses"
+ASKED: dict[str, Any] = {"input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": -1}
+NAMED = {"logprob_token_ids": list(range(100))}
 IDS = [11, 12, 13, 14]
 TEXT: dict[str, Any] = {"prompt": IDS, "max_tokens": 2, "temperature": 0, "return_tokens_as_token_ids": True}
 
@@ -45,6 +48,14 @@ def test_named_tokens_of_a_completion(served: Running) -> None:
     assert [each for one in pieces if one["logprobs"] for each in one["logprobs"]["top_logprobs"]] == [
         pytest.approx(one) for one in lists["top_logprobs"]
     ]
+
+
+def test_named_tokens_of_a_long_answer(served: Running) -> None:
+    """Answers that are read at their end send many tokens at a time, without log-probabilities."""
+    (choice,) = served.post(COMPLETIONS, TEXT | {"max_tokens": 20, "logprobs": 1, "logprob_token_ids": [5]}).json()[
+        "choices"
+    ]
+    assert [len(named) for named in choice["logprobs"]["top_logprobs"]] == [2] * 20
 
 
 def test_named_tokens_of_a_chat(served: Running) -> None:
@@ -83,6 +94,22 @@ def test_all_candidates_of_a_prompt(served: Running) -> None:
     assert {len(one) for one in found["prompt_logprobs"][1:]} == {served.llm.info.vocab_size}
 
 
+def test_all_candidates_of_a_response(served: Running) -> None:
+    found = served.post(RESPONSES, ASKED | {"max_output_tokens": 2, "temperature": 0}).json()
+    (chat,) = served.post(CHAT, HI | {"logprobs": True, "top_logprobs": -1}).json()["choices"]
+    (part,) = found["output"][0]["content"]
+    for entry, known in zip(part["logprobs"], chat["logprobs"]["content"], strict=True):
+        assert entry["token"] == known["token"]
+        assert len(entry["top_logprobs"]) == served.llm.info.vocab_size
+
+
+def test_an_event_that_shows_a_prompt_has_few_tokens_if_each_has_many_candidates(served: Running) -> None:
+    pieces = streamed(served, COMPLETIONS, TEXT | {"prompt": IDS * 8, "echo": True, "max_tokens": 1, "logprobs": -1})
+    shown = [len(one["logprobs"]["tokens"]) for one in pieces if one["logprobs"]]
+    assert sum(shown) == 33
+    assert max(shown) * served.llm.info.vocab_size <= 64 * 20
+
+
 def test_what_does_not_go_together(served: Running) -> None:
     beams = {"use_beam_search": True, "logprobs": 1, "logprob_token_ids": [5]}
     for path, body, param in (
@@ -107,6 +134,11 @@ def test_they_are_bounded(served: Running) -> None:
         (COMPLETIONS, TEXT | {"n": 4, "max_tokens": 100, "logprobs": -1}, "logprobs"),
         (CHAT, HI | {"max_tokens": 400, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         (CHAT, HI | {"prompt_logprobs": -1}, "prompt_logprobs"),
+        (COMPLETIONS, TEXT | {"max_tokens": 400, "logprobs": 1, **NAMED}, "logprob_token_ids"),
+        (CHAT, HI | {"max_tokens": 400, "logprobs": True, **NAMED}, "logprob_token_ids"),
+        (GENERATE, {"token_ids": IDS, "sampling_params": {"max_tokens": 400, **NAMED}}, "logprob_token_ids"),
+        (RESPONSES, ASKED | {"max_output_tokens": 400}, "top_logprobs"),
+        (RESPONSES, ASKED | {"max_output_tokens": 400, "stream": True}, "top_logprobs"),
     ):
         refused = served.post(path, body)
         assert refused.status_code == 400, (path, body, refused.text[:300])

@@ -254,7 +254,8 @@ def shown(deltas: list[dict[str, Any]], store: ResponseStore, fails: bool = Fals
 
     async def chunks() -> AsyncGenerator[dict[str, Any], None]:
         for delta in [{"role": "assistant", "content": ""}, *deltas]:
-            yield {"choices": [{"delta": delta, "finish_reason": None}]}
+            own = {name: value for name, value in delta.items() if name != "logprobs"}
+            yield {"choices": [{"delta": own, "finish_reason": None, "logprobs": delta.get("logprobs")}]}
         if fails:
             raise HttpError(500, "It broke.", "Try again.")
         yield {"choices": [{"delta": {}, "finish_reason": "stop"}]}
@@ -312,6 +313,39 @@ def test_items_follow_each_other_and_go_on_as_one_message() -> None:
     assert [made["function"]["name"] for made in answer["tool_calls"]] == ["f", "g"]
     written = request([{"role": "user", "content": "x"}, *response["output"], {"role": "user", "content": "y"}])
     assert written.history == [user, answer, {"role": "user", "content": "y"}]
+
+
+def entries(*texts: str) -> dict[str, Any]:
+    return {"logprobs": {"content": [{"token": text, "logprob": -1.0, "bytes": list(text.encode())} for text in texts]}}
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [
+            {"reasoning_content": "hm é", **entries("<think>", "hm", " é", "\n", "</think>", "\n", "é", ".")},
+            {"content": "é."},
+        ],
+        [
+            entries("<think>"),
+            {"reasoning_content": "hm", **entries("hm")},
+            {"reasoning_content": " é", **entries(" é", "\n")},
+            entries("</think>", "\n"),
+            {"content": "é", **entries("é")},
+            {"content": ".", **entries(".")},
+        ],
+        [
+            {"reasoning_content": "x", **entries("x", "</think>", "é")},
+            {"content": "é"},
+            {"content": ".", **entries(".")},
+        ],
+    ],
+)
+def test_log_probabilities_of_reasoning_are_left_out(deltas: list[dict[str, Any]]) -> None:
+    """A whole answer comes with all of them at its first delta."""
+    _, message = shown(deltas, ResponseStore(1 << 20))[-1]["response"]["output"]
+    (part,) = message["content"]
+    assert [entry["token"] for entry in part["logprobs"]] == ["é", "."]
 
 
 def test_half_an_answer_is_not_kept() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from beheld.server.delta_parser import DeltaParser
 from beheld.text.reasoning import FORMATS as REASONING
-from beheld.text.reasoning import THINK, ReasoningSplit
+from beheld.text.reasoning import THINK, ReasoningSplit, splitter
 from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
 from beheld.text.tools.literal import unescaped_keywords_of
 
@@ -410,6 +410,26 @@ def test_an_opening_mark_in_arguments_is_theirs(form: str, text: str) -> None:
 )
 def test_telling_thoughts_apart_is_linear(inside: bool, start: str, text: str) -> None:
     assert is_linear(lambda count: split([start, *itertools.repeat(text, count)], inside=inside))
+
+
+@pytest.mark.case(51)
+@pytest.mark.parametrize(
+    ("form", "start", "text"),
+    [
+        ("gemma4", "Blue.", "<channel|>"),
+        ("gemma4", "Blue.", "<|channel>x<channel|>"),
+        ("openai", "<|channel|>analysis<|message|>", "<|end|><|message|>"),
+    ],
+)
+def test_many_marks_in_one_piece_are_read_in_linear_time(form: str, start: str, text: str) -> None:
+    """An answer that is not streamed comes whole."""
+
+    def work(count: int) -> None:
+        made = splitter(REASONING[form], inside=False)
+        made.push(start + text * count)
+        made.finish()
+
+    assert is_linear(work)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from beheld.text.marks import Beginning
+from beheld.text.marks import BLOCK, Beginning
 from beheld.text.tools.call import NAME, CallBody, Piece, Schemas, json_text
 from beheld.text.tools.json_calls import Balance, JsonCalls
 from beheld.text.tools.literal import keywords_of, unescaped_keywords_of
-from beheld.text.tools.marked import BLOCK
 
 _FENCE = "```"
 _JSON_MARKS = ("<|python_tag|>", _FENCE + "json", _FENCE)

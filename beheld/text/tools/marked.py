@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from beheld.text.marks import Seeker, Trimmed
+from beheld.text.marks import BLOCK, Seeker, Trimmed
 from beheld.text.tools.call import CallBody, Piece
-
-# Longer texts are processed in blocks, so that the rest of a text is not copied after each of its calls.
-BLOCK = 4096
 
 
 @dataclass(frozen=True)
