@@ -220,7 +220,7 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         ({"background": True}, "background", "Stream"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"truncation": "auto"}, "truncation", "shorter"),
-        ({"top_logprobs": 10**6, "include": ["message.output_text.logprobs"]}, "top_logprobs", "exceeds"),
+        ({"top_logprobs": 10**6, "include": ["message.output_text.logprobs"]}, "top_logprobs", "top_logprobs asks for"),
         ({"include": ["web_search_call.results"]}, "include", "cannot be included"),
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "none of the type 'mcp'"),
         ({"tools": [{"type": "file_search"}]}, "tools", "runs no tools"),
