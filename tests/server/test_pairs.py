@@ -127,6 +127,7 @@ NO_COLUMN = {
         "grounding",
         "prompt_embeds",
         "thinking_token_budget",
+        "logprob_token_ids",
     ),
 }
 
