@@ -23,7 +23,7 @@ from training.mote.dialogue import Media, Writer, write_dialogue
 from training.mote.gather import inside
 from training.mote.patches import picture_patches
 from training.mote.questions import Exchange
-from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, unknown
+from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
 
 
 @cache
@@ -136,6 +136,13 @@ def test_pictures_of_a_folder_are_the_same_for_a_seed_and_cut_out_ones_are_laid_
         first, again = draw(Random(5)), draw(Random(5))
         assert first.mode == "RGB"
         assert np.array_equal(np.asarray(first), np.asarray(again))
+
+
+def test_textures_are_not_the_noise_that_the_ground_of_a_scene_may_be() -> None:
+    # Neighbours in noise differ by about its deviation: waves so fine that they alias are noise.
+    for seed in (8, 9, 13):
+        pixels = np.asarray(texture(Random(seed))).astype(np.float32)
+        assert np.abs(np.diff(pixels, axis=1)).mean() < 0.4 * pixels.std()
 
 
 def test_pictures_within_other_files_are_found() -> None:

@@ -1,7 +1,7 @@
 """Teaches mote to say that it does not know what a picture shows, in the weights that it has.
 
     python -m training.mote.gather PHOTOS FOLDER...
-    python -m training.mote.teach_unknown cache PHOTOS --base FOLDER --out STATES --known 16 --rare 10 --unknown 36
+    python -m training.mote.teach_unknown cache PHOTOS --base FOLDER --out STATES --known 9 --rare 7 --unknown 12
     python -m training.mote.teach_unknown train STATES --base FOLDER --out CHECKPOINT
     python -m training.mote.teach_unknown check CHECKPOINT --photos OTHER_PHOTOS --num 100
 
@@ -38,13 +38,14 @@ from training.mote.render import render
 from training.mote.sample import sample_clip, sample_scene
 from training.mote.scene import Scene
 from training.mote.shard import exchanges_about, make_shard
-from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, unknown
+from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
 from training.mote.wording import SYSTEMS, roughen
 
 MOTE = Path(__file__).resolve().parents[2] / "beheld" / "mote"
 # Neither training nor evaluation reaches these seeds.
 FIRST_SEED = 2_000_000_000
 PICTURES, CLIPS, GROUPS = 40, 2, 5
+KINDS = ("known", "rare", "unknown", "texture")
 ASKED = (
     "What is this?",
     "What is in this picture?",
@@ -141,10 +142,12 @@ def tell_rare(seed: int) -> tuple[list[Any], list[Dialogue]]:
     return stills, dialogues
 
 
-def tell_unknown(seed: int, photos: list[list[Path]]) -> tuple[list[Any], list[Any], list[Dialogue]]:
+def tell_unknown(
+    seed: int, photos: list[list[Path]], textures: bool = False
+) -> tuple[list[Any], list[Any], list[Dialogue]]:
     """Patches with grids of 40 pictures and of 2 clips of other things, and the dialogues about them."""
-    rng, writer = Random(f"unknown/{seed}"), Writer(build_tokenizer(read_words()))
-    images = [unknown(rng, photos) for _ in range(PICTURES)]
+    rng, writer = Random(f"{'texture' if textures else 'unknown'}/{seed}"), Writer(build_tokenizer(read_words()))
+    images = [texture(rng) if textures else unknown(rng, photos) for _ in range(PICTURES)]
     stills = [picture_patches(image) for image in images]
     clips = [clip_patches(pan(rng, rng.choice(images))) for _ in range(CLIPS)]
     media = [Media(index, False, grid) for index, (_, grid) in enumerate(stills)]
@@ -186,7 +189,7 @@ def cache(options: argparse.Namespace) -> None:
     tower, model = (load(options.base, dtype=dtype).eval() for dtype in (torch.bfloat16, torch.float32))
     tokenizer, photos, begun = build_tokenizer(read_words()), photo_files(options.photos), time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    names = [(kind, number) for kind in ("known", "rare", "unknown") for number in range(getattr(options, kind))]
+    names = [(kind, number) for kind in KINDS for number in range(getattr(options, kind))]
     for kind, number in sorted(names, key=lambda pair: pair[1]):
         path = options.out / f"{kind}-{number:03}.pt"
         if path.exists() or number % options.parts != options.part:
@@ -201,7 +204,7 @@ def cache(options: argparse.Namespace) -> None:
             clips = []
             stills, dialogues = tell_rare(number)
         else:
-            stills, clips, dialogues = tell_unknown(number, photos)
+            stills, clips, dialogues = tell_unknown(number, photos, kind == "texture")
         seen = seen_by(tower, stills, clips)
         torch.save(entered(model, dialogues, seen, len(stills)), path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
@@ -227,11 +230,11 @@ def train(options: argparse.Namespace) -> None:
         with torch.no_grad():
             for name, weight in saved["weights"].items():
                 learned[name].copy_(weight)
-    paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in ("known", "rare", "unknown")}
+    paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in KINDS}
     # The first files of each kind are held out.
     held = {kind: load_items(found[: options.held]) for kind, found in paths.items()}
-    scenes, rare, others = (found[options.held :] for found in paths.values())
-    known, others = load_items([*scenes, *rare]), load_items(others)
+    scenes, rare, others, textures = (found[options.held :] for found in paths.values())
+    known, others = load_items([*scenes, *rare]), load_items([*others, *textures])
     print(f"{len(known)} dialogues about scenes, {len(others)} about others", flush=True)
     while step < options.steps and time.monotonic() - begun < options.seconds:
         rng = Random(step)
@@ -292,10 +295,12 @@ def check(options: argparse.Namespace) -> None:
         for number, path in enumerate(group):
             with Image.open(path) as opened:
                 made.append(opened.convert("RGB"))
-            made += [photograph(Random(f"check/{number}/{part}"), [[path]]) for part in range(options.parts)]
+            parts = range(options.first, options.first + options.parts)
+            made += [photograph(Random(f"check/{number}/{part}"), [[path]]) for part in parts]
     for draw in DRAWN:
         name = draw.__name__
-        kinds[name] = [draw(Random(f"check/{name}/{number}")) for number in range(options.num)]
+        numbers = range(options.first, options.first + options.num)
+        kinds[name] = [draw(Random(f"check/{name}/{number}")) for number in numbers]
     total = said = 0
     for kind, pictures in kinds.items():
         inputs: list[Input] = []
@@ -329,6 +334,7 @@ def main() -> None:
     caching.add_argument("--known", type=int, default=16, help="files of 40 scenes and 5 clips")
     caching.add_argument("--rare", type=int, default=10, help="files of 40 scenes that pass for other things")
     caching.add_argument("--unknown", type=int, default=36, help="files of 40 pictures and 2 clips")
+    caching.add_argument("--texture", type=int, default=6, help="files of 40 textures and 2 clips")
     caching.add_argument("--part", type=int, default=0, help="of several processes, which one this is")
     caching.add_argument("--parts", type=int, default=1)
     caching.add_argument("--seconds", type=float, default=1e9, help="how long this call may take")
@@ -349,6 +355,7 @@ def main() -> None:
     checking.add_argument("checkpoint", type=Path)
     checking.add_argument("--photos", type=Path, help="a folder of folders of photographs")
     checking.add_argument("--parts", type=int, default=2, help="parts of each photograph, further to the whole")
+    checking.add_argument("--first", type=int, default=0, help="seed of the first drawn picture of each kind")
     checking.add_argument("--num", type=int, default=100, help="pictures of each drawn kind")
     checking.set_defaults(act=check)
     options = parser.parse_args()

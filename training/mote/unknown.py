@@ -129,13 +129,20 @@ def noise(rng: Random) -> Image.Image:
 
 
 def texture(rng: Random) -> Image.Image:
-    """Cells, waves, bricks or clouds in a palette."""
+    """Cells, waves, bricks or marble in a palette.
+
+    Clouds are not among them: the ground of a scene may be clouds, and a scene with nothing on its ground is known.
+    """
     width, height = _size(rng)
-    kind = rng.choice(("cells", "waves", "bricks", "clouds"))
-    if kind == "clouds":
-        field = _field(rng, width, height, rng.uniform(1.2, 2.4))
+    kind = rng.choice(("cells", "waves", "bricks", "marble"))
+    if kind == "marble":
+        y, x = np.mgrid[0:height, 0:width].astype(np.float32) / max(width, height)
+        turn, bend = rng.uniform(0, 2 * np.pi), _field(rng, width, height, rng.uniform(1.6, 2.2))
+        bend = bend / max(1e-6, float(bend.std())) * rng.uniform(0.5, 2.5)
+        field = np.sin((x * np.cos(turn) + y * np.sin(turn)) * rng.uniform(10, 90) + bend)
     elif kind == "waves":
-        field = np.sin(_field(rng, width, height, 2.0) * rng.uniform(8, 40))
+        field = _field(rng, width, height, rng.uniform(1.8, 2.6))
+        field = np.sin(field / max(1e-6, float(field.std())) * rng.uniform(3, 16))
     elif kind == "cells":
         field = _cells(rng, width, height)
     else:
