@@ -85,7 +85,8 @@ def _groups(root: Path, own: Path) -> Iterator[tuple[Path, tuple[str, str, str, 
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
-    paths = {controllers: path.strip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
+    parted = [line.split(":", 2) for line in lines if line.count(":") > 1]
+    paths = {controllers: path.strip("/") for _, controllers, path in parted}
     for controller, folder, names in _GROUP_FILES:
         path = next((path for controllers, path in paths.items() if controller in controllers.split(",")), "")
         parts = path.split("/") if path and ".." not in path.split("/") else []

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, Qwen2VLForConditionalGeneration
+from transformers import AutoConfig, AutoTokenizer
 
 from beheld import mote
+from tests.mote.shipped import model, processor
 from training.mote.checkpoint import SPECIALS, build_tokenizer, read_words, write_settings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-@cache
-def processor() -> Any:
-    return AutoProcessor.from_pretrained(mote.path())
-
-
-@cache
-def model() -> Any:
-    return Qwen2VLForConditionalGeneration.from_pretrained(mote.path(), dtype=torch.float32).eval()
 
 
 def picture(name: str) -> Image.Image:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
-from beheld import mote
+from tests.mote.shipped import model, processor
 from training.mote.checkpoint import IMAGE_PIXELS, build_tokenizer, read_words
 from training.mote.dialogue import Dialogue, Media, Writer, write_dialogue
 from training.mote.forward import predict, see
@@ -26,16 +25,6 @@ from training.mote.shard import Shard
 from training.mote.supply import Loaded, load
 
 CPU = torch.device("cpu")
-
-
-@cache
-def processor() -> Any:
-    return AutoProcessor.from_pretrained(mote.path())
-
-
-@cache
-def model() -> Any:
-    return Qwen2VLForConditionalGeneration.from_pretrained(mote.path(), dtype=torch.float32).eval()
 
 
 def pixels_of(flat: np.ndarray) -> torch.Tensor:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
-from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
+from transformers import Qwen2VLForConditionalGeneration
 
 from beheld import mote
+from tests.mote.shipped import model, processor
 from training.mote import last_layer, teach_unknown
 from training.mote.checkpoint import build_tokenizer, read_words
 from training.mote.dialogue import Media, Writer, write_dialogue
@@ -24,16 +24,6 @@ from training.mote.gather import inside
 from training.mote.patches import picture_patches
 from training.mote.questions import Exchange
 from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
-
-
-@cache
-def processor() -> Any:
-    return AutoProcessor.from_pretrained(mote.path())
-
-
-@cache
-def model() -> Any:
-    return Qwen2VLForConditionalGeneration.from_pretrained(mote.path(), dtype=torch.float32).eval()
 
 
 def noise() -> Image.Image:
