@@ -132,7 +132,8 @@ def test_a_control_group_bounds_memory(version: int, tmp_path: Path, monkeypatch
 def test_a_group_below_the_root_bounds_memory(version: int, tmp_path: Path) -> None:
     """As in a service of systemd, or where a group was made by hand: the root itself has no limit."""
     own = tmp_path / "own"
-    own.write_text("not a group\n9:name=systemd:/a\n4:cpu,memory:/outer/inner\n" if version == 1 else "not a group\n0::/outer/inner\n")
+    lines = "9:name=systemd:/a\n4:cpu,memory:/outer/inner\n" if version == 1 else "0::/outer/inner\n"
+    own.write_text("not a group\n" + lines)
     assert host.group_memory(tmp_path, own) is None
     groups = tmp_path / "memory" if version == 1 else tmp_path
     names = ("limit_in_bytes", "usage_in_bytes") if version == 1 else ("max", "current")
