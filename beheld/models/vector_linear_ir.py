@@ -16,7 +16,7 @@ A job is a list of 64-bit words, see JOB. X is the type of the result, "f32" or 
 from __future__ import annotations
 
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import load, spread, stored, to_bfloat16, words
+from beheld.platform.vector_ir import load, outputs_left, spread, stored, to_bfloat16, words
 
 LANES = 16
 # Addresses, then counts. `bias` is float32, zeros beyond the outputs.
@@ -103,11 +103,8 @@ def _tile(kind: str, rows: int, columns: int) -> str:
             text.append(f"  %a.next{name} = call {_V} @llvm.x86.avx512bf16.dpbf16ps.512({operands})\n")
     text.append("  %k.next = add i64 %k, 2\n  %more = icmp ult i64 %k.next, %inputs\n")
     text.append("  br i1 %more, label %within, label %done\ndone:\n")
-    counted = ", ".join(f"i64 {lane}" for lane in range(LANES))
     for column in across:
-        text.append(f"  %n{column} = mul i64 %block{column}, {LANES}\n  %left{column} = sub i64 %outputs, %n{column}\n")
-        text.append(spread(f"left.all{column}", f"%left{column}", "i64", f"<{LANES} x i64>"))
-        text.append(f"  %mask{column} = icmp ult <{LANES} x i64> <{counted}>, %left.all{column}\n")
+        text.append(outputs_left(LANES, str(column)))
         text.append(f"  %bias.to{column} = getelementptr float, ptr %bias, i64 %n{column}\n")
         text.append(f"  %bias.own{column} = load {_V}, ptr %bias.to{column}, align 4\n")
     for row, column in both:

@@ -132,3 +132,17 @@ def _exp() -> str:
 
 # The function `exp16` of 16 numbers; the module declares llvm.fmuladd.v16f32 and llvm.roundeven.v16f32.
 EXP = _exp()
+
+
+def outputs_left(lanes: int, block: str) -> str:
+    """`%n` and `%mask` of a block: its first output, and which of its lanes are below `%outputs`.
+
+    Args:
+        block: the end of its names; `%block` has its number.
+    """
+    counted = ", ".join(f"i64 {lane}" for lane in range(lanes))
+    return (
+        f"  %n{block} = mul i64 %block{block}, {lanes}\n  %left{block} = sub i64 %outputs, %n{block}\n"
+        + spread(f"left.all{block}", f"%left{block}", "i64", f"<{lanes} x i64>")
+        + f"  %mask{block} = icmp ult <{lanes} x i64> <{counted}>, %left.all{block}\n"
+    )

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from beheld.platform.host import ByteProducts
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import to_bfloat16
+from beheld.platform.vector_ir import outputs_left, to_bfloat16
 
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
 # and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
@@ -312,11 +312,8 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
         text.append(f"  %y.next{name} = {fma}({floats} %{low}{column}, {floats} %sums{row}, {floats} %y.half{name})\n")
     text.append("  %g.next = add i64 %g, 1\n  %again = icmp ult i64 %g.next, %groups\n")
     text.append("  br i1 %again, label %group_of, label %done\ndone:\n")
-    counted = ", ".join(f"i64 {lane}" for lane in range(lanes))
     for column in across:
-        text.append(f"  %n{column} = mul i64 %block{column}, {lanes}\n  %left{column} = sub i64 %outputs, %n{column}\n")
-        text.append(spread(f"left.all{column}", f"%left{column}", "i64", f"<{lanes} x i64>"))
-        text.append(f"  %mask{column} = icmp ult <{lanes} x i64> <{counted}>, %left.all{column}\n")
+        text.append(outputs_left(lanes, str(column)))
         for name in ("factor", "bias"):
             text.append(f"  %{name}.to{column} = getelementptr float, ptr %{name}, i64 %n{column}\n")
             text.append(f"  %{name}.own{column} = load {floats}, ptr %{name}.to{column}, align 4\n")
