@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from beheld.platform.host import ByteProducts
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import outputs_left, to_bfloat16
+from beheld.platform.vector_ir import outputs_left, spread, to_bfloat16
 
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
 # and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
@@ -194,13 +194,6 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
     both = [(row, column) for row in every for column in across]
     per_step = 8 if bits == 4 else 4
     halves = [("low", "a", "b", 0), ("high", "b", "a.next", 4)] if bits == 4 else [("low", "a", "a.next", 0)]
-
-    def spread(name: str, source: str, scalar: str, vector: str) -> str:
-        count = vector[1:].split(" ")[0]
-        return (
-            f"  %{name}.one = insertelement {vector} poison, {scalar} {source}, i64 0\n"
-            f"  %{name} = shufflevector {vector} %{name}.one, {vector} poison, <{count} x i32> zeroinitializer\n"
-        )
 
     def summed(half: str, before: str, after: str, offset: int) -> Iterator[str]:
         name = f"@llvm.x86.avx512.vpdpbusd.{32 * lanes}"
