@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -169,6 +170,7 @@ def _give_back(start: int, stop: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
 
 
+@functools.cache
 def cpu_flags() -> str:
     """What the processor can do, as the system lists it; empty if it lists nothing."""
     try:
@@ -193,7 +195,12 @@ class ByteProducts(NamedTuple):
 
 def byte_products() -> ByteProducts | None:
     """Return how this processor sums products of bytes; None if it has none of the instructions that are known here."""
-    flags = cpu_flags().split()
+    return _byte_products(cpu_flags())
+
+
+@functools.cache
+def _byte_products(listed: str) -> ByteProducts | None:
+    flags = listed.split()
     if "avx512_vnni" in flags and "avx512vl" in flags:
         return ByteProducts(16, vnni=True, bfloat16="avx512_bf16" in flags)
     if not all(flag in flags for flag in ("avx2", "fma", "f16c")):
