@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'beheld' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    # The collector would walk the objects of torch again and again while it is imported.
+    with paused_collector():
+        return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:

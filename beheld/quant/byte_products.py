@@ -29,7 +29,7 @@ _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 _PIECE = 1 << 24
 
 
-@functools.cache
+@jit.made_once
 def compiled(products: ByteProducts, kind: str) -> jit.CompiledModule:
     """Return the functions for a way to sum products of bytes, and a type of activations."""
     names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
@@ -37,7 +37,7 @@ def compiled(products: ByteProducts, kind: str) -> jit.CompiledModule:
     return jit.CompiledModule(texts, names, JOB)
 
 
-@functools.cache
+@jit.made_once
 def compiled_rounding(lanes: int, kind: str) -> jit.CompiledModule:
     """Return the functions that round weights of a type, in blocks of so many outputs."""
     names = [f"weights_{bits}_{kind}" for bits in BITS]

@@ -16,7 +16,7 @@ from beheld.attention.packed import PackedBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
-from beheld.models import registry
+from beheld.models import compile_ahead, registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
@@ -51,6 +51,7 @@ def build_runner(
     ranks = None if groups is None else groups.shared
     piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
+    compile_ahead.begin(config)
     share = _begin(hf_config, info, config)
     adapter = registry.build(hf_config, info, config, ranks, piped)
     info = adapter.info

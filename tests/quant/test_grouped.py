@@ -145,7 +145,8 @@ def test_threads_share_the_work() -> None:
     try:
         assert torch.equal(weights.product(x), alone)
         own = torch.randn(600, 512)
-        assert torch.equal(PackedWeights.rounded(own, 8, 64).packed, PackedWeights(*_fields(rounded(own, 8, 64))).packed)
+        want = PackedWeights(*_fields(rounded(own, 8, 64)))
+        assert torch.equal(PackedWeights.rounded(own, 8, 64).packed, want.packed)
     finally:
         torch.set_num_threads(before)
 
