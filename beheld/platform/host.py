@@ -105,7 +105,7 @@ def entry(path: str | Path, name: str) -> int | None:
 
 
 # Bytes that are read of a mapped file before its pages are given back.
-_READ_AT_A_TIME = 128 << 20
+_READ_AT_A_TIME = 32 << 20
 _DONTNEED = 4
 # Entries of /proc/self/pagemap that are read at a time. Of an entry, bit 63 says that the page is in memory, bit 62
 # that it is swapped out, and bit 61 that it is a file's or shared: a file's page that was written privately is not.
@@ -120,26 +120,26 @@ class FilePages:
     """
 
     def __init__(self) -> None:
-        self._read: dict[tuple[int, int], int] = {}
+        # By mapping: how many bytes were read since the last time, and the lowest and highest address of them.
+        self._read: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._maps: list[tuple[int, int]] | None = None
 
     def read(self, address: int, num_bytes: int) -> None:
-        """Note that bytes were read; if they are of a mapped file, give it back now and then."""
+        """Note that bytes were read; if they are of a mapped file, give them back now and then."""
         if self._maps is None:
             self._maps = _file_maps()
         found = next(((start, stop) for start, stop in self._maps if start <= address < stop), None)
         if found is None:
             return
-        self._read[found] = self._read.get(found, 0) + num_bytes
-        if self._read[found] >= _READ_AT_A_TIME:
-            _give_back(*found)
-            self._read[found] = 0
+        before, low, high = self._read.get(found, (0, found[1], found[0]))
+        self._read[found] = before + num_bytes, min(low, address), max(high, address + num_bytes)
+        if before + num_bytes >= _READ_AT_A_TIME:
+            _give_back(found, *self._read.pop(found)[1:])
 
     def end(self) -> None:
         """Give back what was read since the last time."""
-        for (start, stop), num_bytes in self._read.items():
-            if num_bytes:
-                _give_back(start, stop)
+        for found, (_, low, high) in self._read.items():
+            _give_back(found, low, high)
         self._read.clear()
 
 
@@ -155,15 +155,19 @@ def _file_maps() -> list[tuple[int, int]]:
     return found
 
 
-def _give_back(start: int, stop: int) -> None:
-    """Give back a mapped file's pages, unless one was written: what was written would be lost."""
+def _give_back(mapping: tuple[int, int], low: int, high: int) -> None:
+    """Give back pages of a mapped file, all between two addresses, unless one was written: that would be lost."""
     # A mapping that changed meanwhile has other addresses.
-    if (start, stop) in _file_maps() and not _written(start, stop):
+    if mapping not in _file_maps():
+        return
+    size = os.sysconf("SC_PAGE_SIZE")
+    start, stop = low // size * size, min(-(-high // size) * size, mapping[1])
+    if not _written(start, stop):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
 
 
 def _written(start: int, stop: int) -> bool:
-    """Return whether a page of a mapping was written, or may have been.
+    """Return whether a page between two addresses was written, or may have been.
 
     The table of pages says it in milliseconds; /proc/self/smaps takes ten times as long, for it counts all memory of
     the process.

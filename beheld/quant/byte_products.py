@@ -26,7 +26,9 @@ KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
 # Weights that are rounded in one call.
-_PIECE = 1 << 24
+_PIECE = 1 << 23
+# Scales that are brought in order at a time.
+_SCALES = 1 << 18
 
 
 @jit.made_once
@@ -100,15 +102,28 @@ class PackedWeights:
 
     def _set_scales(self, scale_NG: Tensor, low_NG: Tensor) -> None:
         """Set scales and lows, and no bias."""
-        padded = self.outputs + -self.outputs % self.lanes
+        blocks = -(-self.outputs // self.lanes)
+        self.factor_N = torch.empty(blocks * self.lanes)
+        self.scales_BG2L = torch.empty(blocks, self.groups, 2, self.lanes, dtype=torch.float16)
+        self._bias_N = torch.zeros(blocks * self.lanes)
+        # Some blocks at a time: those of a large vocabulary would take a third of what its weights take.
+        step = max(1, _SCALES // (self.groups * self.lanes))
+        for first in range(0, blocks, step):
+            outputs = slice(first * self.lanes, (first + step) * self.lanes)
+            factor_N, scales_BG2L = self._shared_scales(scale_NG[outputs], low_NG[outputs])
+            self.factor_N[outputs] = factor_N
+            self.scales_BG2L[first : first + step] = scales_BG2L
+
+    def _shared_scales(self, scale_NG: Tensor, low_NG: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a factor for each output, and scales and lows by block without it."""
+        padded = len(scale_NG) + -len(scale_NG) % self.lanes
         # Powers of two, so that float16 holds the scales with all of its bits whatever their size.
         largest_N = torch.maximum(scale_NG.abs(), low_NG.abs() / 256).amax(1).clamp_(min=2.0**-100)
-        self.factor_N = _grown(torch.exp2(largest_N.log2().ceil()), padded)
+        factor_N = _grown(torch.exp2(largest_N.log2().ceil()), padded)
         both_NG2 = torch.stack([_grown(each, padded) for each in (scale_NG, low_NG)], -1)
-        both_NG2 /= torch.where(self.factor_N > 0, self.factor_N, 1.0).view(-1, 1, 1)
+        both_NG2 /= torch.where(factor_N > 0, factor_N, 1.0).view(-1, 1, 1)
         both_BLG2 = both_NG2.view(-1, self.lanes, self.groups, 2)
-        self.scales_BG2L = both_BLG2.permute(0, 2, 3, 1).to(torch.float16).contiguous()
-        self._bias_N = torch.zeros(padded)
+        return factor_N, both_BLG2.permute(0, 2, 3, 1).to(torch.float16)
 
     @classmethod
     def rounded(

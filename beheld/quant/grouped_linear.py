@@ -19,7 +19,7 @@ from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
 # Bytes of a weight whose file's pages are given back on the way.
-_LARGE = 64 << 20
+_LARGE = 32 << 20
 
 
 class GroupedLinear(StoredLinear):

@@ -123,6 +123,7 @@ def test_weights_are_rounded_alike_in_one_pass(
     apart = PackedWeights(want.numbers_NK, want.scale_NG, want.low_NG, bits, products)
     # The second piece begins within the weights.
     monkeypatch.setattr(byte_products, "_PIECE", 16 * inputs)
+    monkeypatch.setattr(byte_products, "_SCALES", 1)
     for given in (weight, weight.t().contiguous().t()):
         found = PackedWeights.rounded(given, bits, group, products)
         for name in ("packed", "factor_N", "scales_BG2L", "_bias_N"):
