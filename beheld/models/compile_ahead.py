@@ -20,7 +20,7 @@ _GROUPED = ("int8", "int4")
 def begin(config: EngineConfig) -> threading.Thread | None:
     """Begin to compile; LLVM leaves the interpreter to other threads. None if there is nothing to compile.
 
-    Nothing depends on it: whoever wants a function first compiles it, or waits until it is there.
+    Nothing depends on it: the first that wants a function compiles it, or waits until it is there.
     """
     wanted = list(_wanted(config))
     if not wanted:

@@ -47,6 +47,7 @@ _X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "co
 
 @jit.made_once
 def compiled_layers(kind: str) -> jit.CompiledModule:
+    """Return the functions of layers whose activations have a type, of KINDS."""
     products = host.byte_products()
     assert products is not None, "see CpuLayer.computes"
     names = [*ir.NAMES, *(f"{name}_{kind}" for name in ir.NAMES_BY_KIND)]

@@ -87,6 +87,7 @@ def _alike(norm: nn.Module, fused: FusedNorm, inputs: int) -> bool:
 
 @jit.made_once
 def compiled_norm() -> jit.CompiledModule:
+    """Return the function `norm`."""
     products = host.byte_products()
     in_hardware = products is not None and products.bfloat16
     return jit.CompiledModule((functools.partial(_module, in_hardware),), ("norm",), _WORDS)
