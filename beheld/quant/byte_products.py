@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from beheld.quant.rounding_ir import module as rounding_module
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
-# Weights that are rounded in one call.
+# Weights that are rounded in one call, by each thread.
 _PIECE = 1 << 23
-# Scales that are brought in order at a time.
-_SCALES = 1 << 18
+# Scales that are brought in order at a time: few enough that PyTorch does it in one thread.
+_SCALES = 1 << 14
 
 
 @jit.made_once
@@ -139,7 +140,7 @@ class PackedWeights:
         Args:
             weight_NK: of any type and strides; what is neither float32 nor bfloat16 or not contiguous is copied, some
                 outputs at a time.
-            read: is called with each piece of the weights after it was read.
+            read: is called with each piece of the weights after it was read, by one of several threads.
 
         Raises:
             ModelError: a weight is NaN or infinity, or comes near it.
@@ -157,21 +158,32 @@ class PackedWeights:
         scale_NG, low_NG = (torch.empty(made.outputs, made.groups) for _ in range(2))
         greatest_N = torch.empty(made.outputs)
         as_is = weight_NK.is_contiguous() and weight_NK.dtype in KINDS
-        outputs = max(1, _PIECE // (made.inputs * made.lanes)) * made.lanes
-        for index, piece in enumerate(weight_NK.split(outputs)):
+        threads = torch.get_num_threads() if weight_NK.numel() > _FEW_WEIGHTS else 1
+        shares = threads * -(-weight_NK.numel() // _PIECE)
+        outputs = -(-blocks // shares) * made.lanes
+
+        def bring(first: int) -> None:
+            piece = weight_NK[first : first + outputs]
             given = piece if as_is else piece.float().contiguous()
-            first = index * outputs
             job = (ctypes.c_int64 * len(ROUNDING_JOB))(
                 given.data_ptr(), made.packed.data_ptr() + first // made.lanes * block_bytes,
                 scale_NG[first:].data_ptr(), low_NG[first:].data_ptr(), greatest_N[first:].data_ptr(),
                 made.inputs, made.groups, group, len(given), 0, 0,
             )  # fmt: skip
             kind = KINDS[given.dtype]
-            threads = torch.get_num_threads() if given.numel() > _FEW_WEIGHTS else 1
             functions = compiled_rounding(made.lanes, kind)
-            functions.run(f"weights_{bits}_{kind}", job, -(-len(given) // made.lanes), threads)
+            functions.run(f"weights_{bits}_{kind}", job, -(-len(given) // made.lanes), 1)
             if read is not None:
                 read(piece)
+
+        starts = range(0, made.outputs, outputs)
+        if threads == 1:
+            for first in starts:
+                bring(first)
+        else:
+            # Not OpenMP's threads: on a busy machine one that waits would keep its core from the one it waits for.
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(bring, starts))
         check_greatest(greatest_N)
         made._set_scales(scale_NG, low_NG)
         return made

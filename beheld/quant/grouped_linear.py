@@ -6,6 +6,7 @@ Shapes: N outputs, K inputs, T rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -58,9 +59,12 @@ class GroupedLinear(StoredLinear):
         weight_NK = linear.weight.data
         pages = host.FilePages() if weight_NK.nbytes > _LARGE else None
 
+        lock = Lock()
+
         def read(piece: Tensor) -> None:
             if pages is not None:
-                pages.read(piece.data_ptr(), piece.nbytes)
+                with lock:
+                    pages.read(piece.data_ptr(), piece.nbytes)
 
         return cls(PackedWeights.rounded(weight_NK, bits, group, read=read), bias, linear.weight.dtype)
 
