@@ -26,8 +26,8 @@ from beheld.quant.rounding_ir import module as rounding_module
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
-# Weights that are rounded in one call, by each thread.
-_PIECE = 1 << 23
+# Weights that one call rounds at most, and at least if others are worth being woken.
+_PIECE, _SHARE = 1 << 23, 1 << 18
 # Scales that are brought in order at a time: few enough that PyTorch does it in one thread.
 _SCALES = 1 << 14
 
@@ -158,7 +158,7 @@ class PackedWeights:
         scale_NG, low_NG = (torch.empty(made.outputs, made.groups) for _ in range(2))
         greatest_N = torch.empty(made.outputs)
         as_is = weight_NK.is_contiguous() and weight_NK.dtype in KINDS
-        threads = torch.get_num_threads() if weight_NK.numel() > _FEW_WEIGHTS else 1
+        threads = max(1, min(torch.get_num_threads(), weight_NK.numel() // _SHARE))
         shares = threads * -(-weight_NK.numel() // _PIECE)
         outputs = -(-blocks // shares) * made.lanes
 

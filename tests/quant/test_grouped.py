@@ -145,7 +145,7 @@ def test_threads_share_the_work() -> None:
     torch.set_num_threads(2)
     try:
         assert torch.equal(weights.product(x), alone)
-        own = torch.randn(600, 512)
+        own = torch.randn(1200, 512)
         want = PackedWeights(*_fields(rounded(own, 8, 64)))
         assert torch.equal(PackedWeights.rounded(own, 8, 64).packed, want.packed)
     finally:
