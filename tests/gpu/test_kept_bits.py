@@ -175,3 +175,12 @@ def test_fp8_by_blocks_answers_nearly_as_its_numbers_mean(
     monkeypatch.setenv("BEHELD_FP8", "0")
     # FP8 activations move the log-probabilities of these random layers by 0.4 to 1.7 at most; see test_float8.py.
     assert apart(kept, logprobs(tmp_path, eager=False)) < 0.9
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_vl_moe"])
+@pytest.mark.parametrize("eager", [True, False])
+def test_fp8_at_load_answers_nearly_as_the_weights_do(family: str, eager: bool) -> None:
+    path = tiny.checkpoint(family)
+    rounded = logprobs(path, eager, quantization="fp8")
+    # As above; the weights are rounded, too.
+    assert 0 < apart(rounded, logprobs(path, eager)) < 0.9
