@@ -6,8 +6,10 @@ Names are imported when first used, so that `import beheld` costs nothing and `b
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'beheld' has no attribute {name!r}")
+    if home not in sys.modules:
+        # The collector would walk the objects of torch again and again while it is imported.
+        with paused_collector():
+            importlib.import_module(home)
     return getattr(importlib.import_module(home), name)
 
 

@@ -119,6 +119,3 @@ class ToyAdapter:
     def logits(self, hidden_SH: Tensor) -> Tensor:
         next_S = hidden_SH[:, 0].long() % self.info.vocab_size
         return torch.nn.functional.one_hot(next_S, self.info.vocab_size).float()
-
-    def weights_bytes(self) -> int:
-        return 0

@@ -21,6 +21,7 @@ from beheld.platform import host
 from beheld.platform.probe import begin_driver, has_accelerator
 from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
+from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -36,6 +37,7 @@ class Remote:
     inputs: InputPipeline
 
 
+@paused_collector()
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """The engine, and the pipeline that prepares its requests.
 

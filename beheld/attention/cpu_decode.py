@@ -136,7 +136,7 @@ def _bits(number: float) -> int:
     return found
 
 
-@functools.cache
+@jit.made_once
 def _compiled(kind: str, size: int) -> jit.CompiledModule:
     products = host.byte_products()
     assert products is not None, "see `attends`"

@@ -75,9 +75,6 @@ class ModelAdapter(Protocol):
     def pool(self, hidden_SH: Tensor) -> Tensor:
         """Return vectors or scores (S, D) of pooled hidden states, neither truncated nor activated."""
 
-    def weights_bytes(self) -> int:
-        """Return the bytes that the weights take."""
-
 
 def of_wanted(hidden_TH: Tensor, wanted_S: Tensor) -> Tensor:
     """Return the hidden states (S, H) of the wanted tokens of a pass.

@@ -103,8 +103,3 @@ class EncoderAdapter:
         """Return vectors or scores (S, D)."""
         with self.surgery.passing():
             return self._pool(hidden_SH)
-
-    def weights_bytes(self) -> int:
-        """Return the bytes that the weights take."""
-        packed_bytes = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
-        return packed_bytes + sum(p.numel() * p.element_size() for p in self.model.parameters())

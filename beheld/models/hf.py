@@ -364,11 +364,6 @@ class HFAdapter:
         with self.surgery.passing():
             return self._pool(hidden_SH)
 
-    def weights_bytes(self) -> int:
-        """Return the bytes that the weights take."""
-        packed = sum(getattr(module, "packed_bytes", 0) for module in self.model.modules())
-        return packed + sum(p.numel() * p.element_size() for p in self.model.parameters())
-
 
 def _as_they_are(config: Any) -> dict[str, Any]:
     """Return the attention that a configuration and its parts have, as `set_attn_implementation` takes it."""

@@ -390,9 +390,11 @@ def _greatest(values: torch.Tensor, pages: host.FilePages) -> torch.Tensor:
     # On a CPU a norm is slow; pieces of absolute values stay in the caches.
     pieces = values.view(-1).split(_PIECE)
     absolute = torch.empty_like(pieces[0])
-    greatest = torch.stack([torch.abs(piece, out=absolute[: len(piece)]).amax() for piece in pieces]).amax().float()
-    pages.read(values.data_ptr(), values.nbytes)
-    return greatest
+    found = []
+    for piece in pieces:
+        found.append(torch.abs(piece, out=absolute[: len(piece)]).amax())
+        pages.read(piece.data_ptr(), piece.nbytes)
+    return torch.stack(found).amax().float()
 
 
 def _settling(method: QuantMethod, model_class: Any) -> Operation:

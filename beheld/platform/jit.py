@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,11 +187,6 @@ class Program:
         _program().run_shared("program", self._job, threads)
 
 
-@functools.cache
-def _program() -> CompiledModule:
-    return CompiledModule((lambda triple: _PROGRAM.format(triple=triple),), ("program",), SHARED_WORDS)
-
-
 class CompiledModule:
     """A module's functions.
 
@@ -246,6 +242,29 @@ class CompiledModule:
             return
         job[self._first_shared :] = self._addresses[name], count
         self._gomp.GOMP_parallel(self._parallel, job, ctypes.c_uint(threads), ctypes.c_uint(0))
+
+
+def made_once(make: Callable[..., CompiledModule]) -> Callable[..., CompiledModule]:
+    """Decorate a function that compiles, so that each module is compiled once, whichever thread wants it first."""
+    found: dict[Any, CompiledModule] = {}
+    lock = threading.Lock()
+
+    @functools.wraps(make)
+    def module(*given: Any) -> CompiledModule:
+        made = found.get(given)
+        if made is None:
+            with lock:
+                made = found.get(given)
+                if made is None:
+                    made = found[given] = make(*given)
+        return made
+
+    return module
+
+
+@made_once
+def _program() -> CompiledModule:
+    return CompiledModule((lambda triple: _PROGRAM.format(triple=triple),), ("program",), SHARED_WORDS)
 
 
 def _parsed(llvm: Any, texts: Sequence[Callable[[str], str]]) -> Any:

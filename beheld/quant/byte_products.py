@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,19 +19,32 @@ from torch import Tensor
 from beheld.platform import host, jit
 from beheld.platform.host import ByteProducts
 from beheld.quant.byte_products_ir import JOB, module
-from beheld.quant.grouped import GROUP_UNIT
+from beheld.quant.grouped import BITS, GROUP_UNIT, check_greatest
+from beheld.quant.rounding_ir import JOB as ROUNDING_JOB
+from beheld.quant.rounding_ir import module as rounding_module
 
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
+# Weights that are rounded in one call, by each thread.
+_PIECE = 1 << 23
+# Scales that are brought in order at a time: few enough that PyTorch does it in one thread.
+_SCALES = 1 << 14
 
 
-@functools.cache
+@jit.made_once
 def compiled(products: ByteProducts, kind: str) -> jit.CompiledModule:
     """Return the functions for a way to sum products of bytes, and a type of activations."""
     names = [f"{act}_{kind}" for act in ("rounded", "product_4", "product_8")]
     texts = [functools.partial(module, products, kind, older) for older in (False, True)]
     return jit.CompiledModule(texts, names, JOB)
+
+
+@jit.made_once
+def compiled_rounding(lanes: int, kind: str) -> jit.CompiledModule:
+    """Return the functions that round weights of a type, in blocks of so many outputs."""
+    names = [f"weights_{bits}_{kind}" for bits in BITS]
+    return jit.CompiledModule([functools.partial(rounding_module, lanes, kind)], names, ROUNDING_JOB)
 
 
 def rounds(inputs: int, dtype: torch.dtype) -> bool:
@@ -85,14 +99,94 @@ class PackedWeights:
         self.groups = scale_NG.shape[1]
         padded = self.outputs + -self.outputs % self.lanes
         self.packed = _packed(_grown(numbers_NK, padded), bits, self.lanes)
+        self._set_scales(scale_NG, low_NG)
+
+    def _set_scales(self, scale_NG: Tensor, low_NG: Tensor) -> None:
+        """Set scales and lows, and no bias."""
+        blocks = -(-self.outputs // self.lanes)
+        self.factor_N = torch.empty(blocks * self.lanes)
+        self.scales_BG2L = torch.empty(blocks, self.groups, 2, self.lanes, dtype=torch.float16)
+        self._bias_N = torch.zeros(blocks * self.lanes)
+        # Some blocks at a time: those of a large vocabulary would take a third of what its weights take.
+        step = max(1, _SCALES // (self.groups * self.lanes))
+        for first in range(0, blocks, step):
+            outputs = slice(first * self.lanes, (first + step) * self.lanes)
+            factor_N, scales_BG2L = self._shared_scales(scale_NG[outputs], low_NG[outputs])
+            self.factor_N[outputs] = factor_N
+            self.scales_BG2L[first : first + step] = scales_BG2L
+
+    def _shared_scales(self, scale_NG: Tensor, low_NG: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a factor for each output, and scales and lows by block without it."""
+        padded = len(scale_NG) + -len(scale_NG) % self.lanes
         # Powers of two, so that float16 holds the scales with all of its bits whatever their size.
         largest_N = torch.maximum(scale_NG.abs(), low_NG.abs() / 256).amax(1).clamp_(min=2.0**-100)
-        self.factor_N = _grown(torch.exp2(largest_N.log2().ceil()), padded)
+        factor_N = _grown(torch.exp2(largest_N.log2().ceil()), padded)
         both_NG2 = torch.stack([_grown(each, padded) for each in (scale_NG, low_NG)], -1)
-        both_NG2 /= torch.where(self.factor_N > 0, self.factor_N, 1.0).view(-1, 1, 1)
+        both_NG2 /= torch.where(factor_N > 0, factor_N, 1.0).view(-1, 1, 1)
         both_BLG2 = both_NG2.view(-1, self.lanes, self.groups, 2)
-        self.scales_BG2L = both_BLG2.permute(0, 2, 3, 1).to(torch.float16).contiguous()
-        self._bias_N = torch.zeros(padded)
+        return factor_N, both_BLG2.permute(0, 2, 3, 1).to(torch.float16)
+
+    @classmethod
+    def rounded(
+        cls,
+        weight_NK: Tensor,
+        bits: int,
+        group: int,
+        products: ByteProducts | None = None,
+        read: Callable[[Tensor], object] | None = None,
+    ) -> PackedWeights:
+        """Round weights in groups of this size, as `rounded` in grouped.py does, right into this order.
+
+        Args:
+            weight_NK: of any type and strides; what is neither float32 nor bfloat16 or not contiguous is copied, some
+                outputs at a time.
+            read: is called with each piece of the weights after it was read, by one of several threads.
+
+        Raises:
+            ModelError: a weight is NaN or infinity, or comes near it.
+        """
+        made = cls.__new__(cls)
+        found = products or host.byte_products()
+        assert found is not None, "refused before weights are read"
+        made.bits, made.products, made.lanes = bits, found, found.lanes
+        made.outputs, made.inputs = weight_NK.shape
+        made.groups = made.inputs // group
+        blocks, block_bytes = -(-made.outputs // made.lanes), made.inputs * made.lanes * bits // 8
+        # Lanes without an output are not written.
+        make = torch.empty if made.outputs % made.lanes == 0 else torch.zeros
+        made.packed = make(blocks * block_bytes, dtype=torch.uint8)
+        scale_NG, low_NG = (torch.empty(made.outputs, made.groups) for _ in range(2))
+        greatest_N = torch.empty(made.outputs)
+        as_is = weight_NK.is_contiguous() and weight_NK.dtype in KINDS
+        threads = torch.get_num_threads() if weight_NK.numel() > _FEW_WEIGHTS else 1
+        shares = threads * -(-weight_NK.numel() // _PIECE)
+        outputs = -(-blocks // shares) * made.lanes
+
+        def bring(first: int) -> None:
+            piece = weight_NK[first : first + outputs]
+            given = piece if as_is else piece.float().contiguous()
+            job = (ctypes.c_int64 * len(ROUNDING_JOB))(
+                given.data_ptr(), made.packed.data_ptr() + first // made.lanes * block_bytes,
+                scale_NG[first:].data_ptr(), low_NG[first:].data_ptr(), greatest_N[first:].data_ptr(),
+                made.inputs, made.groups, group, len(given), 0, 0,
+            )  # fmt: skip
+            kind = KINDS[given.dtype]
+            functions = compiled_rounding(made.lanes, kind)
+            functions.run(f"weights_{bits}_{kind}", job, -(-len(given) // made.lanes), 1)
+            if read is not None:
+                read(piece)
+
+        starts = range(0, made.outputs, outputs)
+        if threads == 1:
+            for first in starts:
+                bring(first)
+        else:
+            # Not OpenMP's threads: on a busy machine one that waits would keep its core from the one it waits for.
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(bring, starts))
+        check_greatest(greatest_N)
+        made._set_scales(scale_NG, low_NG)
+        return made
 
     @staticmethod
     def can_join(parts: Sequence[PackedWeights]) -> bool:

@@ -27,7 +27,7 @@ _GREATEST = 1e18
 # Numbers that are rounded at a time, so that the largest weight takes little memory beyond its own.
 _CHUNK = 1 << 22
 # A group whose weights are equal has this scale.
-_LEAST = 1e-30
+LEAST = 1e-30
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,19 @@ def affine(
     return GroupedNumbers(numbers_NK.contiguous(), scale_NG, low_NG, form.bits, order_K)
 
 
+def check_greatest(greatest: Tensor) -> None:
+    """Refuse weights by the greatest absolute values of their parts.
+
+    Raises:
+        ModelError: a weight is NaN or infinity, or comes near it.
+    """
+    if not float(greatest.amax()) < _GREATEST:
+        raise ModelError(
+            "Weights hold NaN or infinity, or come near it.",
+            "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
+        )
+
+
 def rounded(weight_NK: Tensor, bits: int, group: int) -> GroupedNumbers:
     """Round weights, K a multiple of `group`; each group's least and greatest number stay what they are.
 
@@ -171,11 +184,7 @@ def rounded(weight_NK: Tensor, bits: int, group: int) -> GroupedNumbers:
         return concatenated([rounded(weight_NK[start : start + rows], bits, group) for start in starts])
     exact = weight_NK.float().unflatten(1, (-1, group))
     low_NG1, high_NG1 = torch.aminmax(exact, dim=-1, keepdim=True)
-    if not float(torch.maximum(high_NG1.abs(), low_NG1.abs()).amax()) < _GREATEST:
-        raise ModelError(
-            "Weights hold NaN or infinity, or come near it.",
-            "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
-        )
-    scale_NG1 = (high_NG1 - low_NG1).div_((1 << bits) - 1).clamp_(min=_LEAST)
+    check_greatest(torch.maximum(high_NG1.abs(), low_NG1.abs()))
+    scale_NG1 = (high_NG1 - low_NG1).div_((1 << bits) - 1).clamp_(min=LEAST)
     numbers = (exact - low_NG1).div_(scale_NG1).round_().clamp_(0, (1 << bits) - 1).to(torch.uint8)
     return GroupedNumbers(numbers.flatten(1), scale_NG1.squeeze(-1), low_NG1.squeeze(-1), bits)

@@ -5,7 +5,8 @@ Shapes: N outputs, K inputs, T rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -14,14 +15,12 @@ from torch import Tensor, nn
 from beheld.platform import host
 from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
-from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, concatenated, rounded
+from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, concatenated
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
-# Numbers that are rounded at a time, which stay in the caches, in whole blocks of outputs of any kind of vectors.
-_CHUNK, _OUTPUTS = 1 << 19, 16
 # Bytes of a weight whose file's pages are given back on the way.
-_LARGE = 64 << 20
+_LARGE = 32 << 20
 
 
 class GroupedLinear(StoredLinear):
@@ -55,19 +54,19 @@ class GroupedLinear(StoredLinear):
 
     @classmethod
     def of(cls, linear: nn.Linear, bits: int, group: int) -> GroupedLinear:
-        """Round the weights of a plain linear layer, in groups of this size, some outputs at a time."""
+        """Round the weights of a plain linear layer, in groups of this size."""
         bias = None if linear.bias is None else linear.bias.data
         weight_NK = linear.weight.data
-        pieces = weight_NK.split(max(_OUTPUTS, _CHUNK // linear.in_features // _OUTPUTS * _OUTPUTS))
         pages = host.FilePages() if weight_NK.nbytes > _LARGE else None
 
-        def each() -> Iterator[PackedWeights]:
-            for piece in pieces:
-                yield _packed(rounded(piece, bits, group))
-                if pages is not None:
+        lock = Lock()
+
+        def read(piece: Tensor) -> None:
+            if pages is not None:
+                with lock:
                     pages.read(piece.data_ptr(), piece.nbytes)
 
-        return cls(PackedWeights.joined(each(), weight_NK.shape[0]), bias, linear.weight.dtype)
+        return cls(PackedWeights.rounded(weight_NK, bits, group, read=read), bias, linear.weight.dtype)
 
     @property
     def numbers(self) -> GroupedNumbers:

@@ -16,7 +16,7 @@ from beheld.attention.packed import PackedBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
-from beheld.models import registry
+from beheld.models import compile_ahead, registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
@@ -51,14 +51,19 @@ def build_runner(
     ranks = None if groups is None else groups.shared
     piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
-    share = _begin(hf_config, info, config)
+    compile_ahead.begin(config)
+    share, weights_bytes = _begin(hf_config, info, config)
+    if platform.synchronous:
+        # Loading tries out what it puts in place, as small steps as the engine's.
+        _choose_threads(weights_bytes, platform, config.num_ranks)
     adapter = registry.build(hf_config, info, config, ranks, piped)
     info = adapter.info
     backend: AttentionBackend = PackedBackend()
     if info.kv_groups:
         backend = select(platform, config.attention_backend, info.both_ways, info.plain_attention)
     cross_backend = None if info.cross is None else select_cross(platform)
-    _choose_threads(adapter, platform, config.num_ranks)
+    if not platform.synchronous:
+        _choose_threads(weights_bytes, platform, config.num_ranks)
     if share is None:
         available = config.kv_cache_bytes or capacity.available_bytes(config)
     else:
@@ -102,11 +107,11 @@ def _tried(info: ModelInfo) -> Iterator[None]:
         ) from error
 
 
-def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare | None:
+def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[MemoryShare | None, int]:
     """Check that memory suffices for this rank's weights before any is read, and make room for them.
 
     Returns:
-        The engine's share of the device's memory; None if the device uses the host's.
+        The engine's share of the device's memory, None if the device uses the host's; and the bytes of the weights.
 
     Raises:
         CapacityError: it does not; the message names what they take and what is free.
@@ -115,7 +120,7 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare
     platform = platform_of(config.device)
     if platform.shares_host_memory:
         _check_host(weights, config)
-        return None
+        return None, weights.num_bytes
     share = MemoryShare.of(platform, config.memory_fraction)
     if config.kv_cache_bytes is None:
         share.check()
@@ -130,7 +135,7 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> MemoryShare
     if config.load_format != "dummy":
         with explained("load the weights", platform, "End what else uses the GPU.", weights.num_bytes):
             platform.reserve(weights.sizes)
-    return share
+    return share, weights.num_bytes
 
 
 def _check_host(weights: Weights, config: EngineConfig) -> None:
@@ -179,7 +184,7 @@ def _activation_bytes(
     return found.reserved_bytes
 
 
-def _choose_threads(adapter: ModelAdapter, platform: Platform, num_ranks: int) -> None:
+def _choose_threads(weights_bytes: int, platform: Platform, num_ranks: int) -> None:
     """A large model on the host's cores uses all of them; all else runs on one thread, unless OMP_NUM_THREADS is set.
 
     Ranks on the host's cores share them.
@@ -190,7 +195,7 @@ def _choose_threads(adapter: ModelAdapter, platform: Platform, num_ranks: int) -
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
-    if platform.synchronous and adapter.weights_bytes() >= _ONE_THREAD_BYTES:
+    if platform.synchronous and weights_bytes >= _ONE_THREAD_BYTES:
         if num_ranks > 1:
             torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
         return

@@ -22,6 +22,7 @@ from beheld.models.surgery.parts import text_model
 from beheld.platform import host, jit
 from beheld.platform.host import ByteProducts
 from beheld.platform.registry import CPU
+from beheld.quant import byte_products
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GroupedNumbers, affine, rounded
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
@@ -66,6 +67,10 @@ class Meant(nn.Module):
         return nn.functional.linear(rounded_rows(x, self.groups), self.weight, self.bias)
 
 
+def _fields(made: GroupedNumbers) -> tuple[Tensor, Tensor, Tensor, int]:
+    return made.numbers_NK, made.scale_NG, made.low_NG, made.bits
+
+
 # Those that this CPU has. What has VNNI has AVX2 too.
 PRODUCTS = [] if host.byte_products() is None else [host.byte_products(), ByteProducts(8, vnni=False, bfloat16=False)]
 
@@ -103,6 +108,34 @@ def test_products(products: ByteProducts, dtype: torch.dtype, outputs: int, inpu
     assert torch.equal(broken[5:], found[5:])
 
 
+@pytest.mark.parametrize("products", dict.fromkeys(PRODUCTS), ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("outputs", "inputs", "group", "bits"), [(37, 96, 32, 4), (64, 256, 128, 8), (3, 48, 16, 4)])
+def test_weights_are_rounded_alike_in_one_pass(
+    products: ByteProducts, dtype: torch.dtype, outputs: int, inputs: int, group: int, bits: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    torch.manual_seed(1)
+    weight = torch.randn(outputs, inputs).mul_(torch.logspace(-4, 3, outputs).unsqueeze(1)).to(dtype)
+    weight[1] = 0
+    weight[2, :group] = 0.25
+    want = rounded(weight, bits, group)
+    apart = PackedWeights(want.numbers_NK, want.scale_NG, want.low_NG, bits, products)
+    # The second piece begins within the weights.
+    monkeypatch.setattr(byte_products, "_PIECE", 16 * inputs)
+    monkeypatch.setattr(byte_products, "_SCALES", 1)
+    for given in (weight, weight.t().contiguous().t()):
+        found = PackedWeights.rounded(given, bits, group, products)
+        for name in ("packed", "factor_N", "scales_BG2L", "_bias_N"):
+            assert torch.equal(getattr(found, name), getattr(apart, name)), name
+        assert (found.outputs, found.inputs, found.groups) == (outputs, inputs, inputs // group)
+    for broken in (float("nan"), float("-inf"), 2e18):
+        weight = weight.float()
+        weight[outputs - 1, 5] = broken
+        with pytest.raises(ModelError, match="NaN or infinity"):
+            PackedWeights.rounded(weight, bits, group, products)
+
+
 def test_threads_share_the_work() -> None:
     made = numbers(600, 512, 64, 4)
     weights = PackedWeights(made.numbers_NK, made.scale_NG, made.low_NG, 4)
@@ -112,6 +145,9 @@ def test_threads_share_the_work() -> None:
     torch.set_num_threads(2)
     try:
         assert torch.equal(weights.product(x), alone)
+        own = torch.randn(600, 512)
+        want = PackedWeights(*_fields(rounded(own, 8, 64)))
+        assert torch.equal(PackedWeights.rounded(own, 8, 64).packed, want.packed)
     finally:
         torch.set_num_threads(before)
 

@@ -45,6 +45,15 @@ def test_they_hold_zeros_and_can_be_written() -> None:
     assert zeros((0, 4), torch.float32, torch.device("cpu")).shape == (0, 4)
 
 
+def test_the_first_blocks_share_a_huge_page() -> None:
+    kept = [zeros((3 << 20,), torch.int8, torch.device("cpu")) for _ in range(3)]
+    assert [each.data_ptr() % (2 << 20) for each in kept] == [0, 0, 0]
+    assert [each.numel() for each in kept] == [3 << 20] * 3
+    kept[1].fill_(1)
+    assert not kept[0].any()
+    assert not kept[2].any()
+
+
 def test_a_cache_larger_than_the_system_maps_is_a_lack_of_memory() -> None:
     with pytest.raises(CapacityError, match="Lower it"), explained("hold the cache", CPU, "Lower it."):
         # Beyond any address.

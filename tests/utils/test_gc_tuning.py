@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import beheld
 from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
 from beheld.utils.gc_tuning import paused_collector, set_aside
@@ -44,6 +46,27 @@ def test_what_was_made_meanwhile_is_old() -> None:
     assert gc.isenabled()
     assert _in(2, made), "the next collections of young objects would walk through it"
     assert gc.get_freeze_count() == 0, "it would never be freed"
+
+
+def test_a_first_import_pauses_collection_and_later_uses_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    whole = importlib.import_module
+
+    def watched(name: str) -> Any:
+        seen.append(gc.isenabled())
+        return whole(name)
+
+    monkeypatch.setattr(importlib, "import_module", watched)
+    # A module of Python's own in place of one of ours, whose classes others have.
+    monkeypatch.setitem(beheld._HOMES, "rgb_to_hsv", "colorsys")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert beheld.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
+    assert seen[0] is False
+    seen.clear()
+    made = _Made()
+    assert beheld.rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
+    assert all(seen)
+    assert _in(0, made), "a use of a name made all objects old"
 
 
 def test_what_a_program_set_aside_stays_there() -> None:

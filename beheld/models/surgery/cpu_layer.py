@@ -45,8 +45,9 @@ _LANES = 16
 _X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
 
 
-@functools.cache
-def _compiled(kind: str) -> jit.CompiledModule:
+@jit.made_once
+def compiled_layers(kind: str) -> jit.CompiledModule:
+    """Return the functions of layers whose activations have a type, of KINDS."""
     products = host.byte_products()
     assert products is not None, "see CpuLayer.computes"
     names = [*ir.NAMES, *(f"{name}_{kind}" for name in ir.NAMES_BY_KIND)]
@@ -210,7 +211,7 @@ class CpuLayer(OneRowLayer):
         self._buffers = own = self._shared_buffers()
         before, before_mlp = self.norms[0], self.norms[2]
         kind = KINDS[before.weight_H.dtype]
-        compiled = _compiled(kind)
+        compiled = compiled_layers(kind)
         hidden, inner = before.weight_H.numel(), self.down.in_features
         self._kept: list[Tensor] = []
         steps: list[jit.ProgramStep] = []
@@ -302,7 +303,7 @@ def compute_layers(text: Any, changes: Changes) -> int:
     try:
         # Before the trial, where an error means that a layer has another form.
         for dtype in {each.dtype for each in text.layers.parameters() if each.dim() == 1 and each.dtype in KINDS}:
-            _compiled(KINDS[dtype])
+            compiled_layers(KINDS[dtype])
     except RuntimeError as error:
         logger.warning("LLVM does not compile decoder layers (%s): PyTorch computes them, slower.", first_line(error))
         return 0

@@ -51,7 +51,7 @@ class FusedNorm(nn.Module):
                 x.data_ptr(), self.weight.data_ptr(), y.data_ptr(), inputs, self._bits, 0, 0
             )
             threads = torch.get_num_threads() if x.numel() > _FEW_NUMBERS else 1
-            _compiled().run("norm", job, rows, threads)
+            compiled_norm().run("norm", job, rows, threads)
         return y
 
 
@@ -85,8 +85,9 @@ def _alike(norm: nn.Module, fused: FusedNorm, inputs: int) -> bool:
     return near and float((found != wanted).float().mean()) <= _OTHERS
 
 
-@functools.cache
-def _compiled() -> jit.CompiledModule:
+@jit.made_once
+def compiled_norm() -> jit.CompiledModule:
+    """Return the function `norm`."""
     products = host.byte_products()
     in_hardware = products is not None and products.bfloat16
     return jit.CompiledModule((functools.partial(_module, in_hardware),), ("norm",), _WORDS)

@@ -10,7 +10,6 @@ Shapes: T rows, K inputs, N outputs.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ _UNIT = 16
 _FEW_WEIGHTS = 1 << 16
 
 
-@functools.cache
+@jit.made_once
 def _compiled() -> jit.CompiledModule:
     return jit.CompiledModule((ir.module,), ir.NAMES, ir.JOB)
 

@@ -17,6 +17,9 @@ from beheld.platform.registry import platform_of
 # ModelInfo.both_ways -> GroupMetadata.ahead, where it is not "ranges".
 _AHEAD = {"joint": "joint", "whole media": "whole"}
 
+# Bytes of the pages that are asked for.
+_HUGE_PAGE = 2 << 20
+
 
 class PagedCache:
     """See TableCache; as for full attention where a kind's own class says nothing else."""
@@ -91,9 +94,14 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """
     if not platform_of(device).shares_host_memory or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = math.prod(shape) * dtype.itemsize
+    spare = _HUGE_PAGE if size >= _HUGE_PAGE else 0
+    pages = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # Kernels without such pages refuse.
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+    whole = torch.frombuffer(pages, dtype=torch.uint8)
+    # A page that began before the tensor would hold the null block alone, and the first sequences' blocks another.
+    start = -whole.data_ptr() % _HUGE_PAGE if spare else 0
+    return whole[start : start + size].view(dtype).view(shape)

@@ -1,0 +1,63 @@
+"""Compiles the functions that a model will want on a CPU in a thread, while the model's class is imported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import torch
+
+from beheld.core.config import EngineConfig
+from beheld.models.surgery import cpu_layer, fused_norms, vector_linear
+from beheld.platform import host, jit
+from beheld.platform.registry import platform_of
+from beheld.quant import byte_products
+
+# Values of the option `quantization` whose weights are grouped on a CPU.
+_GROUPED = ("int8", "int4")
+
+
+def begin(config: EngineConfig) -> threading.Thread | None:
+    """Begin to compile; LLVM leaves the interpreter to other threads. None if there is nothing to compile.
+
+    Nothing depends on it: the first that wants a function compiles it, or waits until it is there.
+    """
+    wanted = list(_wanted(config))
+    if not wanted:
+        return None
+
+    def compile_all() -> None:
+        for make in wanted:
+            try:
+                make()
+            except RuntimeError:
+                # This LLVM does not know an instruction. What wants the function finds that itself.
+                continue
+
+    thread = threading.Thread(target=compile_all, name="compile ahead")
+    thread.start()
+    return thread
+
+
+def _wanted(config: EngineConfig) -> Iterator[Callable[[], object]]:
+    """List what makes the functions, those that are wanted first at the head."""
+    platform = platform_of(config.device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    products = host.byte_products()
+    if not platform.packs_linears or products is None or not jit.available() or dtype not in byte_products.KINDS:
+        return
+    kind = byte_products.KINDS[dtype]
+    grouped = config.quantization in _GROUPED
+    if grouped and config.load_format != "dummy":
+        yield lambda: byte_products.compiled_rounding(products.lanes, kind)
+    if grouped:
+        yield lambda: byte_products.compiled(products, kind)
+    if config.enforce_eager or not (grouped or dtype == torch.bfloat16):
+        return
+    if dtype == torch.bfloat16:
+        yield fused_norms.compiled_norm
+        if platform.bfloat16_products:
+            yield vector_linear.can_multiply
+    if grouped:
+        yield lambda: byte_products.compiled(products, "f32")
+    yield lambda: cpu_layer.compiled_layers(kind)
