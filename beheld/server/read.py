@@ -59,14 +59,14 @@ class Reader:
             HttpError: 400, 408, 413, 415 or 503, with the field at fault if there is one.
             ClientDisconnect: the client disconnected.
         """
-        self._admission.check()
+        self._admission.check(client=held.client)
         _check_headers(request)
         body = await self._arrived(request, held)
         return await self._in_turn(body, self._parsed, body, kind, notes, made)
 
     async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
         """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
-        self._admission.check()
+        self._admission.check(client=held.client)
         boundary = multipart.boundary_of(request.headers.get("content-type", ""))
         _check_encoding(request)
         body = await self._arrived(request, held)

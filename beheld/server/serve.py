@@ -116,6 +116,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         "send_s": options.send_s,
         "request_log": service.access_log,
         "turns": LoopShare(),
+        "places": service.admission.connections,
+        "peer_of": staticmethod(service.clients.peer_of),
     }
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
@@ -132,9 +134,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
     )
-    server = Server(config, service, options.drain_s)
-    service.admission.num_connections = lambda: len(server.server_state.connections)
-    return server, app
+    return Server(config, service, options.drain_s), app
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
