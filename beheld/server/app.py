@@ -56,6 +56,7 @@ from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.request_turns import RequestTurns
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
@@ -112,16 +113,19 @@ class Service:
         self.metrics = Metrics()
         self.clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
+        self._starts = RequestTurns()
         self._reader = Reader(
             self.admission,
             options,
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+            self._starts,
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
         self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
+        self._openapi: JSONResponse | None = None
         # Turns of the pieces of long answers.
         self._turns = LoopShare()
 
@@ -198,6 +202,7 @@ class Service:
             notes = request.state.notes = Notes(strict=self.options.strict_fields)
             request.state.held = self.admission.hold(self.clients.of(request.scope))
             try:
+                await self._starts.take(request.state.held.client)
                 response = await handler(request)
                 if notes.fields:
                     self.metrics.accepted(notes.fields)
@@ -543,7 +548,11 @@ class Service:
                 for name in _OF_TEMPLATES:
                     if getattr(body, name) is not None:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
-                ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+                ids = await self.llm.token_ids(
+                    body.prompt,
+                    client=request.state.held.client,
+                    add_special_tokens=body.add_special_tokens is not False,
+                )
             else:
                 self._note_effort(body, request)
                 asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
@@ -557,7 +566,7 @@ class Service:
         if len(body.tokens) > self.llm.config.max_model_len:
             raise HttpError(400, "There are more tokens than the model accepts.", "Send fewer.", param="tokens")
         with self.admission.admitted(client=request.state.held.client):
-            return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
+            return JSONResponse({"prompt": await self.llm.text_of(body.tokens, client=request.state.held.client)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine serves; of several, one that answers suffices."""
@@ -577,7 +586,9 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return JSONResponse(document())
+        if self._openapi is None:
+            self._openapi = JSONResponse(document())
+        return Response(self._openapi.body, media_type=self._openapi.media_type)
 
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""

@@ -17,7 +17,7 @@ from beheld.server import tls
 from beheld.server.app import Service
 from beheld.server.health import EarlyHealth
 from beheld.server.http_protocol import DeadlineProtocol
-from beheld.server.listen import address, leave
+from beheld.server.listen import ACCEPTED_IN_TURN, address, leave
 from beheld.server.options import ServerOptions
 from beheld.server.root_path import RootPath
 from beheld.utils.gil import quick_turns
@@ -126,6 +126,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         http=protocol,
         ws="none",
         lifespan="off",
+        backlog=ACCEPTED_IN_TURN,
         log_config=None,
         log_level="critical",
         access_log=False,

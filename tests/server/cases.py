@@ -131,6 +131,8 @@ CASES: dict[int, str] = {
     124: "frames of a video in memory",
     125: "/health beside long steps",
     126: "one client that takes all answers, connections or bytes of bodies",
+    127: "many small requests of one client at once",
+    128: "many long stop strings, and variables of templates in thousands",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -171,6 +173,9 @@ SEEN_TO_FAIL: dict[int, str] = {
     124: "the array that is filled frame by frame in `inputs/media/video.py`",
     126: "what clients that have few may have beyond the limits, and one client's part of all bytes, in "
     "`server/admission.py`",
+    127: "turns in `server/request_turns.py` and of `api/pools.py`, the document that is kept in `server/app.py`, and "
+    "the queue in `server/listen.py`",
+    128: "tables that grow with what matched in `text/stop.py`, and the number of variables in `server/schema.py`",
 }
 
 

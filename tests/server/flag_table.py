@@ -103,6 +103,7 @@ def fixed_limits() -> str:
         ("messages, parts of each", f"{limits.MAX_MESSAGES}, {limits.MAX_PARTS}"),
         ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
         ("tools", f"{own.max_tools}"),
+        ("variables of a chat template (`chat_template_kwargs`)", f"{limits.MAX_VARIABLES}"),
         (
             "`stop`, `stop_token_ids`",
             f"{limits.MAX_STOPS} of {limits.MAX_STOP_LENGTH} characters, {limits.MAX_STOP_IDS}",
