@@ -112,8 +112,8 @@ def _pieces(body: bytes, size: int) -> list[bytes]:
     return [body[start : start + size] for start in range(0, len(body), size)]
 
 
-def late_s(running: Running, payload: bytes, status: bytes, num_clients: int = 4) -> float:
-    """How late the event loop is at most while so many clients send this, and get that status."""
+def late_s(running: Running, payload: bytes, status: bytes) -> float:
+    """How late the event loop is at most while four clients send this, and get that status."""
     answers: list[bytes] = []
 
     def send() -> None:
@@ -123,7 +123,7 @@ def late_s(running: Running, payload: bytes, status: bytes, num_clients: int = 4
                 link.sendall(payload)
             answers.append(received(link))
 
-    clients = [threading.Thread(target=send) for _ in range(num_clients)]
+    clients = [threading.Thread(target=send) for _ in range(4)]
     with watched(running) as late:
         for client in clients:
             client.start()

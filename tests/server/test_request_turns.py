@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
+import threading
+import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from beheld.server import app, limits
 from beheld.server.listen import listen
 from beheld.server.options import ServerOptions
+from beheld.server.read import Reader
 from beheld.server.request_turns import RequestTurns
-from tests.server.running import Running, request_bytes
-from tests.server.slowness import best, slowness
-from tests.server.test_http_protocol import late_s
+from tests.server.running import Running, received, request_bytes
 
 pytestmark = pytest.mark.case(127)
 
@@ -48,13 +51,42 @@ def test_one_begins_in_each_turn_of_the_loop_and_clients_take_turns() -> None:
     assert all(later > earlier for earlier, later in pairwise(when[:-1]))
 
 
-def test_many_bodies_that_are_parsed_in_the_loop_hold_nobody_up(running: Running) -> None:
-    """48 bodies of 32 KiB, each of which takes some milliseconds, held the loop for a third of a second."""
-    body = {"messages": [], **{f"max_tokenz{number:03}x": 1 for number in range(1500)}}
-    sent = request_bytes("/v1/chat/completions", body)
-    assert len(sent) < limits.INLINE_BYTES
-    bound = 0.1 * slowness()
-    assert best(lambda: late_s(running, sent, b"400", 48), bound) < bound
+@pytest.mark.parametrize("late", [False, True], ids=["small and whole", "large, after their headers"])
+def test_in_one_turn_of_the_loop_one_body_is_parsed(
+    running: Running, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    """64 clients' bodies of 32 KiB that arrived together held the loop for a third of a second."""
+    loop = running.server._loop
+    assert loop is not None
+    turns, parsed, stop = 0, list[int](), threading.Event()
+    real = Reader._parsed
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+        if not stop.is_set():
+            loop.call_soon(tick)
+
+    def counted(*arguments: Any) -> Any:
+        parsed.append(turns)
+        return real(*arguments)
+
+    monkeypatch.setattr(Reader, "_parsed", counted)
+    sent = request_bytes("/v1/chat/completions", {"messages": [], "x": "a" * (30_000 if late else 100)})
+    cut = sent.index(b"{") if late else 0
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(running.connect()) for _ in range(20)]
+        for link in links:
+            link.sendall(sent[:cut])
+        time.sleep(0.2)
+        loop.call_soon_threadsafe(tick)
+        loop.call_soon_threadsafe(time.sleep, 0.2)
+        time.sleep(0.02)
+        for link in links:
+            link.sendall(sent[cut:])
+        assert {received(link)[9:12] for link in links} == {b"400"}
+        stop.set()
+    assert len(parsed) == len(set(parsed)) == 20
     running.idle()
 
 
