@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
@@ -55,6 +56,7 @@ from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.request_turns import RequestTurns
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
@@ -109,18 +111,21 @@ class Service:
         self.admission = AdmissionControl(options)
         self.engine_health = EngineHealth(llm, self.admission, options.health_s)
         self.metrics = Metrics()
-        self._clients = Clients(options)
+        self.clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
+        self._starts = RequestTurns()
         self._reader = Reader(
             self.admission,
             options,
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+            self._starts,
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
         self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
+        self._openapi: JSONResponse | None = None
         # Turns of the pieces of long answers.
         self._turns = LoopShare()
 
@@ -159,7 +164,7 @@ class Service:
                 Middleware(Farewell),
                 Middleware(AccessLogMiddleware, access_log=self.access_log),
                 Middleware(CutOff, admission=self.admission),
-                Middleware(FrameGuard, crowded=self.admission.crowded),
+                Middleware(FrameGuard, crowded=self._crowded),
                 Middleware(HostGuard, options=self.options),
                 *self._cross_origin(),
                 Middleware(KeyGuard, keys=self.options.api_keys),
@@ -168,6 +173,10 @@ class Service:
         )
         app.router.redirect_slashes = False
         return app
+
+    def _crowded(self, scope: Scope) -> bool:
+        """Whether there are more connections than this one's peer may have a part in."""
+        return self.admission.crowded(self.clients.peer(scope))
 
     def _cross_origin(self) -> list[Middleware]:
         """What lets other sites' pages ask; before the keys, because a browser asks for leave without one."""
@@ -191,8 +200,9 @@ class Service:
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
             notes = request.state.notes = Notes(strict=self.options.strict_fields)
-            request.state.held = self.admission.hold()
+            request.state.held = self.admission.hold(self.clients.of(request.scope))
             try:
+                await self._starts.take(request.state.held.client)
                 response = await handler(request)
                 if notes.fields:
                     self.metrics.accepted(notes.fields)
@@ -234,7 +244,7 @@ class Service:
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len), body)
+        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len), body, head.client)
         return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
 
     async def complete(self, request: Request) -> Response:
@@ -282,7 +292,7 @@ class Service:
 
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
-        columns, stream = self._columns(most, body), body.stream is True
+        columns, stream = self._columns(most, body, head.client), body.stream is True
         del body, prompts
         return await self._answer(request, chunks, answers, form, stream=stream, columns=columns)
 
@@ -330,9 +340,9 @@ class Service:
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
         self._note_effort(ask.body, request, "output_config.effort")
-        with self.admission.admitted():
+        with self.admission.admitted(client=request.state.held.client):
             options = chat.tokenize_options(ask.body, self.options, self.llm.chat_template)
-            ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
+            ids = await self.llm.chat_token_ids(client=request.state.held.client, **options)
         return JSONResponse({"input_tokens": len(ids)})
 
     async def create_response(self, request: Request) -> Response:
@@ -361,7 +371,9 @@ class Service:
             return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
 
         # The last event of a stream has the whole response, too.
-        columns = self._columns(chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True), ask.body)
+        columns = self._columns(
+            chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True), ask.body, head.client
+        )
         form = AnswerForm(response_events.fold)
         return await self._answer(request, events, 1, form, stream=ask.body.stream is True, columns=columns)
 
@@ -417,12 +429,12 @@ class Service:
 
         `columns` holds the most bytes that log-probabilities of its prompts may take, if they are asked for.
         """
-        client = self._clients.of(request.scope)
+        client = request.state.held.client
         with contextlib.ExitStack() as refused:
             if columns is not None:
                 refused.enter_context(columns)
-            self._clients.check(client)
-            refused.enter_context(self.admission.admitted(max(1, answers)))
+            self.clients.check(client)
+            refused.enter_context(self.admission.admitted(max(1, answers), client))
             stack = refused.pop_all()
 
         def finished(error: Exception | None) -> None:
@@ -458,12 +470,12 @@ class Service:
         recording.check(start)
         return resume.Follower(recording, start)
 
-    def _columns(self, most: int, body: Sampled) -> Hold | None:
+    def _columns(self, most: int, body: Sampled, client: str) -> Hold | None:
         """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
         answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
         answers = "logprob_token_ids" if body.logprob_token_ids else answers
         prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
-        return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers) if most else None
+        return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers, client) if most else None
 
     async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
         """The same chunks; a request that makes a step fail counts against its client."""
@@ -472,7 +484,7 @@ class Service:
                 async for chunk in chunks:
                     yield chunk
         except CulpritError:
-            self._clients.blame(client)
+            self.clients.blame(client)
             raise
 
     # ------------------------------------------------------------------ the rest
@@ -485,14 +497,14 @@ class Service:
             self._note_priority(body, request)
             head = self._head(request, "pool", body.model)
             work = pooling.work_of(self.llm, body, self.options, head, self._salt(request, body.cache_salt))
-            self._clients.check(head.client)
+            self.clients.check(head.client)
             window = min(len(work.prompts), self.options.max_answers)
-            with self.admission.admitted(window):
+            with self.admission.admitted(window, head.client):
                 try:
                     made = pooling.run(self.llm, work, head, body.priority or 0, window)
                     return vector_bodies.response(await until_gone(made, request.receive))
                 except CulpritError:
-                    self._clients.blame(head.client)
+                    self.clients.blame(head.client)
                     raise
 
         # Its name in the access log and in metrics.
@@ -531,16 +543,20 @@ class Service:
             raise HttpError(
                 400, "The request must have either a prompt or messages.", "Send one of them.", param="prompt"
             )
-        with self.admission.admitted():
+        with self.admission.admitted(client=request.state.held.client):
             if body.prompt is not None:
                 for name in _OF_TEMPLATES:
                     if getattr(body, name) is not None:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
-                ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+                ids = await self.llm.token_ids(
+                    body.prompt,
+                    client=request.state.held.client,
+                    add_special_tokens=body.add_special_tokens is not False,
+                )
             else:
                 self._note_effort(body, request)
                 asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
-                ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **asked)
+                ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
         return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
 
     async def detokenize(self, request: Request) -> Response:
@@ -549,8 +565,8 @@ class Service:
         self._check_model(body.model)
         if len(body.tokens) > self.llm.config.max_model_len:
             raise HttpError(400, "There are more tokens than the model accepts.", "Send fewer.", param="tokens")
-        with self.admission.admitted():
-            return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
+        with self.admission.admitted(client=request.state.held.client):
+            return JSONResponse({"prompt": await self.llm.text_of(body.tokens, client=request.state.held.client)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine serves; of several, one that answers suffices."""
@@ -570,7 +586,9 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return JSONResponse(document())
+        if self._openapi is None:
+            self._openapi = JSONResponse(document())
+        return Response(self._openapi.body, media_type=self._openapi.media_type)
 
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
@@ -650,7 +668,7 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
-            self._clients.of(request.scope),
+            request.state.held.client,
         )
 
     def _owner(self, request: Request) -> str | None:
