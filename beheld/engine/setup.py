@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
-from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.checkpoint.resolve import fetch_weights, layouts, resolve
 from beheld.checkpoint.validate import validate
 from beheld.core.config import (
     AT_LOAD_AS,
@@ -55,13 +55,13 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto", "int8"),
-    "config_format": ("auto", "hf"),
+    "config_format": ("auto", "hf", *layouts()),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
     "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
-    "load_format": ("auto", "safetensors", "sharded_state", "dummy"),
-    "tokenizer_mode": ("auto", "slow", "hf"),
+    "load_format": ("auto", "safetensors", "sharded_state", "dummy", *layouts()),
+    "tokenizer_mode": ("auto", "slow", "hf", *layouts()),
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {

@@ -7,7 +7,7 @@ from beheld.platform.probe import device_words
 # Field of EngineArgs -> (the default in words if the value is None, description).
 FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
-    "tokenizer_mode": ("", "`auto`, `slow` or `hf`: all are transformers' own tokenizer"),
+    "tokenizer_mode": ("", "`auto`, `slow`, `hf` or `mistral`: all are transformers' own tokenizer"),
     "skip_tokenizer_init": ("", "no tokenizer: prompts and answers are token ids"),
     "task": (
         "",
@@ -34,10 +34,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "key for the hub; without a value, or with `true`, the one that was stored",
     ),
     "hf_overrides": ("none", "JSON of fields of config.json to change"),
-    "config_format": ("", "`auto` or `hf`; others are refused"),
+    "config_format": ("", "`auto`, `hf`, or `mistral` for a folder with params.json in place of config.json"),
     "load_format": (
         "",
-        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), or `dummy` for random weights",
+        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), `mistral` for"
+        " consolidated.safetensors, or `dummy` for random weights",
     ),
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),
     "override_generation_config": ("none", "JSON of default sampling parameters"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from beheld.checkpoint.checks.safetensors import count_numbers
-from beheld.checkpoint.convert import converted
+from beheld.checkpoint.convert import converted, family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights, in_parts
@@ -430,15 +430,17 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
 
 
 def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:
-    """Return weights under transformers' names if the family's older layout is unknown to transformers; else None.
+    """Return weights under transformers' names if the checkpoint's layout is unknown to transformers; else None.
 
     Reads all of them at once.
     """
-    renamed = registry.model(info.family).renamed
+    raw = read_json(path / CONFIG)
+    # A publisher's layout holds models of several families.
+    renamed = registry.model(family_of_config(raw)).renamed
     files = sorted(path.glob("*.safetensors"))
     # Names and configuration are of the same age; weights in the newer layout are not read here.
-    if renamed is None or not files or converted(read_json(path / CONFIG)) is None:
+    if renamed is None or not files or converted(raw) is None:
         return None
     from safetensors.torch import load_file
 
-    return renamed({key: tensor for file in files for key, tensor in load_file(file).items()})
+    return renamed({key: tensor for file in files for key, tensor in load_file(file).items()}, raw)
