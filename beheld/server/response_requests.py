@@ -288,7 +288,6 @@ class ResponsesRequest(SamplingFields):
     """POST /v1/responses."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "background": (False,),
         "context_management": ([],),
         "conversation": (),
         "max_tool_calls": (),
@@ -306,7 +305,6 @@ class ResponsesRequest(SamplingFields):
         "user": "It changes nothing and is not stored.",
     }
     remedies: ClassVar[Mapping[str, str]] = {
-        "background": "Stream the answer, or wait for it.",
         "conversation": "Use previous_response_id.",
         "max_tokens": "Use max_output_tokens.",
         "messages": "Use input.",
@@ -319,6 +317,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: Whole | None = None
@@ -370,6 +369,11 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     Raises:
         HttpError: there are too many messages, or a format has no schema.
     """
+    if given.background:
+        for name, value in (("store", given.store is False), ("stream", given.stream)):
+            if value:
+                words = "A response in the background is kept, and its client asks for it later."
+                raise HttpError(400, words, f"Leave {name} or background out.", param=name)
     items = _Items(earlier)
     for number, item in enumerate(given.input if isinstance(given.input, list) else ()):
         items.add(item, f"input.{number}")
