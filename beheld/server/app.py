@@ -472,7 +472,10 @@ class Service:
                 self._note_effort(body, request)
                 asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
                 ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **asked)
-        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
+        # As the vocabulary writes them, which is not always text.
+        strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        longest = self.llm.config.max_model_len
+        return JSONResponse({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""

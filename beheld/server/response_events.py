@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.server.chat import ChunkHead
@@ -14,8 +14,10 @@ from beheld.server.notes import Notes
 from beheld.server.response_requests import (
     FreeformTool,
     NamedFunction,
+    NamespaceTool,
     ResponseAsked,
     arguments_of,
+    flat_name,
     input_of,
 )
 from beheld.server.response_store import ResponseStore, Stored
@@ -74,7 +76,13 @@ class ResponseEvents:
         begun, ended = False, False
         reason, usage = "stop", None
         custom = frozenset(tool.name for tool in self._ask.given.tools or () if isinstance(tool, FreeformTool))
-        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom)
+        spaces = {
+            seen.name: (own.name, tool.name)
+            for tool in self._ask.given.tools or ()
+            if isinstance(tool, NamespaceTool)
+            for seen, own in zip(tool.functions(), tool.tools, strict=True)
+        }
+        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom, spaces)
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
@@ -206,7 +214,7 @@ def _answer(output: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
         else:
             custom = item["type"] == "custom_tool_call"
             arguments = arguments_of(item["input"]) if custom else item["arguments"]
-            function = {"name": item["name"], "arguments": arguments}
+            function = {"name": flat_name(item["name"], item.get("namespace")), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
     return (message,)
@@ -233,12 +241,20 @@ class _OutputItems:
         output: the response's items, which grow.
         number: the end of the items' ids.
         custom: the names of the custom tools.
+        spaces: the name that the model sees -> name and namespace of a function that has one.
     """
 
-    def __init__(self, output: list[dict[str, Any]], number: str, custom: frozenset[str]) -> None:
+    def __init__(
+        self,
+        output: list[dict[str, Any]],
+        number: str,
+        custom: frozenset[str],
+        spaces: Mapping[str, tuple[str, str]],
+    ) -> None:
         self._output = output
         self._number = number
         self._custom = custom
+        self._spaces = spaces
         # The arguments of an open call of a custom tool, whose input is known when they are whole.
         self._arguments = ""
         # Log-probabilities of tokens whose text is not shown yet.
@@ -273,6 +289,8 @@ class _OutputItems:
             name = call["function"].get("name")
             kind, holder = ("custom_tool_call", "input") if name in self._custom else ("function_call", "arguments")
             item = {"type": kind, "call_id": call.get("id"), "name": name, holder: ""}
+            if name in self._spaces:
+                item["name"], item["namespace"] = self._spaces[name]
             yield from self._begin(("call", call["index"]), item)
             if self._output[-1]["type"] == "custom_tool_call":
                 self._arguments += call["function"]["arguments"]

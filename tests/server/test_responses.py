@@ -215,6 +215,33 @@ def test_a_function_is_called_and_its_result_taken(client: openai.OpenAI) -> Non
         assert later.output_text == client.responses.create(input=written, **GREEDY).output_text
 
 
+def test_functions_of_a_namespace_have_both_names(client: openai.OpenAI) -> None:
+    (function,) = TOOLS
+    space: Any = {"type": "namespace", "name": "mcp", "description": "Of a server.", "tools": [function]}
+    options: Any = {**GREEDY, "max_output_tokens": 200, "tools": [space], "tool_choice": "required"}
+    first = client.responses.create(input="Weather?", **options)
+    flat: Any = [{**function, "name": "mcp__weather", "description": "Of a server."}]
+    same = client.responses.create(input="Weather?", **{**options, "tools": flat})
+    called, other = first.output[0], same.output[0]
+    assert called.type == other.type == "function_call"
+    assert (called.name, called.namespace) == ("weather", "mcp")
+    assert (other.name, called.arguments) == ("mcp__weather", other.arguments)
+    with client.responses.stream(input="Weather?", **options) as stream:
+        added = [event.item for event in stream if event.type == "response.output_item.added"]
+    assert next((item.name, item.namespace) for item in added if item.type == "function_call") == ("weather", "mcp")
+    # The conversation goes on with the name that the model saw, whoever writes it.
+    more: Any = {"input": "And?", **options}
+    written: Any = [{"role": "user", "content": "Weather?"}, *first.output, {"role": "user", "content": "And?"}]
+    kept = client.responses.create(previous_response_id=same.id, **more)
+    for again in ({"previous_response_id": first.id}, {"input": written}):
+        found = client.responses.create(**{**more, **again})
+        assert found.usage is not None
+        assert kept.usage is not None
+        assert found.usage.input_tokens == kept.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="64 letters"):
+        client.responses.create(input="x", tools=[{**space, "name": "m" * 60}], **GREEDY)
+
+
 def test_a_schema_is_followed(client: openai.OpenAI) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
     found = client.responses.create(input="Where?", text=form, **{**GREEDY, "max_output_tokens": 60})
