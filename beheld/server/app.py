@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -34,12 +34,12 @@ from beheld.server import (
     pooling,
     response_events,
     response_requests,
-    resume,
     transcriptions,
     vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl, Hold
+from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
 from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
@@ -49,7 +49,6 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.long_json import LongJson, LongResponse
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
 from beheld.server.notes import Notes
@@ -60,7 +59,6 @@ from beheld.server.request_turns import RequestTurns
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
-from beheld.server.resume import RecordingStore
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
     ChatRequest,
@@ -73,10 +71,9 @@ from beheld.server.schema import (
 )
 from beheld.server.shutdown import CutOff
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
-from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
+from beheld.server.stream import Chunk, Gone, fold, until_gone
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
-from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -85,21 +82,6 @@ _WARNED = "X-Without-Effect"
 # What a prompt without a template has no use for.
 _OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class AnswerForm:
-    """How a route shows the chunks of an answer.
-
-    Attributes:
-        fold: folds them into one body.
-        shown: those that a stream shows.
-        response: makes the response of a body; None for JSON.
-    """
-
-    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
-    shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
-    response: Callable[[dict[str, Any]], Response] | None = None
 
 
 class Service:
@@ -122,12 +104,10 @@ class Service:
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
-        self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
+        self._answers = AnswerSender(options, self.admission, self.clients)
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
-        # Turns of the pieces of long answers.
-        self._turns = LoopShare()
 
     def app(self) -> Starlette:
         """The application."""
@@ -238,14 +218,15 @@ class Service:
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
-            return _warned(made, request.state.notes)
+            return warned(made, request.state.notes)
 
         self._note_effort(body, request)
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len), body, head.client)
-        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
+        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
+        columns = self._answers.columns(chat.columns_bytes(body, self.llm.config.max_model_len), body, head.client)
+        stream, owner = body.stream is True, self._owner(request)
+        return await self._answers.send(request, chunks, body.n or 1, form, stream=stream, owner=owner, columns=columns)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -287,14 +268,16 @@ class Service:
         bodies = [body]
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = completions.chunks(self.llm, bodies.pop(), self.options, head, salt, self._turns)
-            return turned(_warned(made, request.state.notes))
+            made = completions.chunks(self.llm, bodies.pop(), self.options, head, salt, self._answers.turns)
+            return turned(warned(made, request.state.notes))
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
-        columns, stream = self._columns(most, body, head.client), body.stream is True
+        form = AnswerForm(folded, lambda made: shown(made, usage=usage))
+        columns, stream = self._answers.columns(most, body, head.client), body.stream is True
         del body, prompts
-        return await self._answer(request, chunks, answers, form, stream=stream, columns=columns)
+        return await self._answers.send(
+            request, chunks, answers, form, stream=stream, owner=self._owner(request), columns=columns
+        )
 
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
@@ -308,7 +291,8 @@ class Service:
             chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
-        return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
+        form, owner = AnswerForm(messages.fold), self._owner(request)
+        return await self._answers.send(request, events, 1, form, stream=ask.body.stream is True, owner=owner)
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""
@@ -333,7 +317,8 @@ class Service:
             return transcriptions.response(found, body, notes.warnings(), task)
 
         form = AnswerForm(transcriptions.fold, transcriptions.shown, response)
-        return await self._answer(request, events, 1, form, stream=body.stream is True)
+        owner = self._owner(request)
+        return await self._answers.send(request, events, 1, form, stream=body.stream is True, owner=owner)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
@@ -351,7 +336,7 @@ class Service:
 
         def made(given: ResponsesRequest) -> ResponseAsked:
             name = given.previous_response_id
-            earlier = () if name is None else self._store.get(name, owner, "previous_response_id").history
+            earlier = () if name is None else self._store.ended(name, owner).history
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
@@ -363,19 +348,24 @@ class Service:
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
-        async def count(text: str) -> int:
-            return len(await self.llm.token_ids(text, add_special_tokens=False))
+        made_events = ResponseEvents(ask, head, notes, self._store, owner)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
-            return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
+            return made_events.events(chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms))
 
         # The last event of a stream has the whole response, too.
-        columns = self._columns(
-            chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True), ask.body, head.client
-        )
-        form = AnswerForm(response_events.fold)
-        return await self._answer(request, events, 1, form, stream=ask.body.stream is True, columns=columns)
+        most = chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True)
+        columns, form = self._answers.columns(most, ask.body, head.client), AnswerForm(response_events.fold)
+        if ask.given.background:
+            stored = made_events.queue()
+            try:
+                stored.task = self._answers.start(request, events, form, columns)
+            except BaseException:
+                self._store.discard(head.id)
+                raise
+            return JSONResponse(stored.response)
+        stream = ask.body.stream is True
+        return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
     async def stored_response(self, request: Request) -> Response:
         """GET and DELETE /v1/responses/NAME."""
@@ -390,12 +380,18 @@ class Service:
     async def cancel_response(self, request: Request) -> Response:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
         stored = self._store.get(request.path_params["name"], self._owner(request) or "")
-        if stored.response["status"] not in ("in_progress", "cancelled"):
+        status = stored.response["status"]
+        if status not in ("queued", "in_progress", "cancelled"):
             raise HttpError(
                 400, "Cannot cancel a synchronous response.", "It is complete: retrieve it.", code="response_complete"
             )
-        await self.llm.abort(stored.response["id"])
-        await stored.over.wait()
+        if status == "queued" and stored.task is not None:
+            # The engine does not know it yet.
+            stored.task.cancel()
+            stored.response["status"] = "cancelled"
+        elif status != "cancelled":
+            await self.llm.abort(stored.response["id"])
+            await stored.over.wait()
         return JSONResponse(stored.response)
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
@@ -415,77 +411,10 @@ class Service:
         request.state.names = ask.names
         return replace(ask, body=self._completed(ask.body))
 
-    async def _answer(
-        self,
-        request: Request,
-        make: Callable[[], AsyncGenerator[Chunk, None]],
-        answers: int,
-        form: AnswerForm,
-        *,
-        stream: bool,
-        columns: Hold | None = None,
-    ) -> Response:
-        """The chunks as a stream or as one body. An error before the first chunk gets its own status.
-
-        `columns` holds the most bytes that log-probabilities of its prompts may take, if they are asked for.
-        """
-        client = request.state.held.client
-        with contextlib.ExitStack() as refused:
-            if columns is not None:
-                refused.enter_context(columns)
-            self.clients.check(client)
-            refused.enter_context(self.admission.admitted(max(1, answers), client))
-            stack = refused.pop_all()
-
-        def finished(error: Exception | None) -> None:
-            request.state.held.release()
-            stack.close()
-            if error is not None:
-                request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
-
-        try:
-            chunks = self._blaming(make(), client)
-            if not stream:
-                body = await until_gone(_folded(chunks, form), request.receive)
-                if columns is not None:
-                    return LongResponse(LongJson(body), self._turns, finished, request.state.names)
-                stack.close()
-                return JSONResponse(body) if form.response is None else form.response(body)
-            begun = await until_gone(primed(chunks), request.receive)
-        except BaseException:
-            stack.close()
-            raise
-
-        request.state.streamed = True
-        if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
-            owner = self._owner(request) or ""
-            recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner)
-            return resume.Follower(recording)
-        return EventStream(form.shown(begun), finished, request.state.names)
-
     async def resumed_stream(self, request: Request) -> Response:
         """GET /v1/streams/NAME: the events after Last-Event-ID of a stream that was cut."""
-        recording = self._recordings.get(request.path_params["name"], self._owner(request) or "")
-        start = resume.start_of(request.headers.get("last-event-id"), recording.name)
-        recording.check(start)
-        return resume.Follower(recording, start)
-
-    def _columns(self, most: int, body: Sampled, client: str) -> Hold | None:
-        """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
-        answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
-        answers = "logprob_token_ids" if body.logprob_token_ids else answers
-        prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
-        return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers, client) if most else None
-
-    async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
-        """The same chunks; a request that makes a step fail counts against its client."""
-        try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        except CulpritError:
-            self.clients.blame(client)
-            raise
+        name, owner = request.path_params["name"], self._owner(request) or ""
+        return self._answers.resumed(name, owner, request.headers.get("last-event-id"))
 
     # ------------------------------------------------------------------ the rest
 
@@ -557,7 +486,10 @@ class Service:
                 self._note_effort(body, request)
                 asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
                 ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
-        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
+        # As the vocabulary writes them, which is not always text.
+        strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        longest = self.llm.config.max_model_len
+        return JSONResponse({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -684,30 +616,6 @@ class Service:
 def _html(name: str) -> Response:
     found = page.page(name)
     return HTMLResponse(found.html, headers=found.headers)
-
-
-async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
-    async with contextlib.aclosing(chunks):
-        return await form.fold(chunks)
-
-
-async def _warned(chunks: AsyncGenerator[Chunk, None], notes: Notes) -> AsyncGenerator[Chunk, None]:
-    """The chunks, the first of which names the fields without effect."""
-    warnings = notes.warnings()
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            yield {**chunk, "warnings": warnings} if warnings else chunk
-            warnings = []
-
-
-async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a stream, with the usage only if it was requested."""
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            if usage:
-                yield {"usage": None, **chunk}
-            elif "usage" not in chunk:
-                yield chunk
 
 
 async def _refused(request: Request, error: Exception) -> Response:

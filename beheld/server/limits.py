@@ -25,9 +25,11 @@ MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
 # Variables of a chat template.
 MAX_VARIABLES = 128
-# Candidates of each token of an answer whose memory is not counted: as many as the engine allows by default.
+# Candidates of each token of an answer that the engine allows by default, and the bytes of theirs in one request that
+# are not counted, so that usual requests never keep others out.
 FREE_CANDIDATES = 20
-# Bytes of each further one until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
+FREE_COLUMN_BYTES = 64 << 20
+# Bytes of each until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
 CANDIDATE_BYTES = 640
 STREAMED_CANDIDATE_BYTES = 16
 

@@ -127,8 +127,8 @@ class ServerOptions:
         1 << 30,
         "max-reading-mib",
         "limit for all request bodies together until their media are prepared, and for log-probabilities of prompts "
-        "and, beyond 20 a token, of answers until they are read; one client has at most three quarters of it; beyond "
-        "it, requests get 503",
+        "and of answers, beyond 20 a token or 64 MiB a request, until they are read; one client has at most three "
+        "quarters of it; beyond it, requests get 503",
         low=1,
         unit=1 << 20,
     )

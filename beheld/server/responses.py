@@ -226,7 +226,9 @@ RESPONSES: dict[str, Any] = {
         {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
     ),
     "InputTokens": _object({"input_tokens": _COUNT}),
-    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
+    "Tokens": _object(
+        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _maybe(_list(_TEXT))}
+    ),
     "Prompt": _object({"prompt": _TEXT}),
     "Transcript": _object(
         {"text": _TEXT, "usage": _ANY, "task": _TEXT, "language": _TEXT, "duration": _NUMBER, "segments": _list(_ANY)},

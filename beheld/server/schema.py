@@ -695,6 +695,7 @@ class TokenizeRequest(Body):
     tools: Tools | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: Variables | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):
