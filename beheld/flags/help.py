@@ -86,7 +86,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "none",
         "`mp` splits a model on a CPU too, `uni` never; `ray` on [several hosts](../how-to/several-hosts.md)",
     ),
-    "mm_encoder_tp_mode": ("", "of several GPUs: `weights`, each encodes all media; `data`, each its share"),
+    "mm_encoder_tp_mode": (
+        "",
+        "of several GPUs: `weights`, all share the towers' layers; `data`, each encodes its share of media",
+    ),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),
     "max_loras": ("", "different adapters in one step"),

@@ -78,7 +78,7 @@ def load_model(
         if ranks is not None and config.quantization is None:
             # All ranks make the same weights, as one device would.
             surgery.target.model.shard_plan = shard(
-                surgery.target.model, info, ranks.rank, ranks.size, None, whole_experts=config.expert_parallel
+                surgery.target.model, info, ranks.rank, ranks.size, None, **_shared_out(config)
             )
             platform_of(config.device).empty_cache()
         if stage is not None:
@@ -204,9 +204,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     model_class = _needed(model_class_of(info, hf_config), info, config.limit_per_prompt)
     if config.tensor_parallel_size > 1:
-        model_class = sharded(
-            model_class, info, 0, config.tensor_parallel_size, None, whole_experts=config.expert_parallel
-        )
+        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None, **_shared_out(config))
     classes, bounds = [model_class], None
     if config.pipeline_parallel_size > 1:
         bounds = _bounds(model_class_of(info, hf_config), hf_config, info, config)
@@ -270,6 +268,11 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
+def _shared_out(config: EngineConfig) -> dict[str, bool]:
+    """Return which parts of a model ranks share out, where that is the user's choice."""
+    return {"whole_experts": config.expert_parallel, "towers": config.mm_encoder_tp_mode == "weights"}
+
+
 def _tell(plan: ShardPlan) -> None:
     logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.shards))
     if plan.whole:
@@ -310,7 +313,7 @@ def _from_files(
         stored = loading is not model_class or config.quantization is not None
         if ranks is not None and not stored:
             assert weights is not None
-            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, whole_experts=config.expert_parallel)
+            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, **_shared_out(config))
         if stage is not None:
             if stored and ranks is not None:
                 raise ModelError(
@@ -361,7 +364,8 @@ def _cut_stored(surgery: Surgery, model_class: Any, hf_config: Any, info: ModelI
     model = surgery.target.model
     with torch.device("meta"):
         whole = model_class._from_config(hf_config, dtype=next(model.parameters()).dtype)
-    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size))
+    towers = _shared_out(surgery.target.config)["towers"]
+    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size, towers=towers))
     platform_of(surgery.target.config.device).empty_cache()
 
 
