@@ -183,7 +183,7 @@ def test_what_llvm_refuses_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     def refuse(kind: str) -> jit.CompiledModule:
         raise RuntimeError("LLVM knows no such type")
 
-    monkeypatch.setattr(cpu_layer, "_compiled", refuse)
+    monkeypatch.setattr(cpu_layer, "compiled_layers", refuse)
     changes = Changes()
     assert compute_layers(_text("llama", 8, torch.float32), changes) == len(changes) == 0
     assert any(each.levelname == "WARNING" and "LLVM knows no such type" in each.message for each in caplog.records)
