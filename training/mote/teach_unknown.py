@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
+from beheld.mote import UNKNOWN
 from training.mote.checkpoint import build_tokenizer, read_words
 from training.mote.dialogue import Dialogue, Media, Writer, write_dialogue
 from training.mote.drawn import draw_plainly
@@ -39,7 +40,7 @@ from training.mote.render import render
 from training.mote.sample import sample_clip, sample_scene
 from training.mote.scene import Scene
 from training.mote.shard import exchanges_about, make_shard
-from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
+from training.mote.unknown import DRAWN, photo_files, photograph, texture, unknown
 from training.mote.wording import SYSTEMS, roughen
 
 MOTE = Path(__file__).resolve().parents[2] / "beheld" / "mote"
