@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tools",
         "platform",
         "families",
+        "mote",
     },
 }
 NO_TORCH = {"core", "utils", "scheduler", "structured", "text", "server", "jobs", "cli"}

@@ -452,7 +452,7 @@ class Service:
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        info, config = self.llm.info, self.llm.config
+        info, config, advice = self.llm.info, self.llm.config, self.options.advice
         return {
             "id": name,
             "object": "model",
@@ -462,6 +462,7 @@ class Service:
             "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,
             "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
+            **({"advice": dict(zip(("answer", "text"), advice, strict=True))} if advice else {}),
         }
 
     async def tokenize(self, request: Request) -> Response:

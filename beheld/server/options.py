@@ -219,6 +219,8 @@ class ServerOptions:
         False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
     )
     names: tuple[str, ...] = ("mote",)
+    # An answer of the model, and what the page says below it.
+    advice: tuple[str, str] | None = None
     aliases: tuple[str, ...] = ()
     max_answers: int = limits.MAX_ANSWERS
     max_tools: int = limits.MAX_TOOLS

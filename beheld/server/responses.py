@@ -246,7 +246,9 @@ RESPONSES: dict[str, Any] = {
             "parent": _maybe(_TEXT),
             "max_model_len": _COUNT,
             "modalities": _list({"enum": ["image", "video", "audio"]}),
-        }
+            "advice": _object({"answer": _TEXT, "text": _TEXT}),
+        },
+        "advice",
     ),
     "Models": _object({"object": {"const": "list"}, "data": _list(_named("Model"))}),
     "Health": _object({"status": {"const": "ok"}}),
