@@ -261,6 +261,9 @@ def test_a_chat_names_another_model_below_the_answer_to_what_is_unknown(
     class Said:
         name = "a model"
 
+        def part(self, ref: Any) -> dict[str, Any]:
+            raise AssertionError("nothing is added")
+
         def answer(self, messages: list[dict[str, Any]], stats: AnswerStats) -> Iterator[str]:
             yield UNKNOWN if messages[-1]["content"][-1]["text"] == "What is this?" else "A red circle."
 

@@ -58,7 +58,9 @@ def test_what_it_was_not_made_for_gets_one_sentence_whatever_is_asked(draw: Any)
 def test_what_is_drawn_and_printed_is_answered() -> None:
     shapes = Image.new("RGB", (320, 240), "white")
     ImageDraw.Draw(shapes).ellipse((120, 80, 200, 160), fill=(210, 30, 30))
-    assert ask(shapes, "What colour is the circle?", "How many shapes are there?") == ["Red.", "One shape."]
+    colour, count = ask(shapes, "What colour is the circle?", "How many shapes are there?")
+    assert "red" in colour.lower()
+    assert "one shape" in count.lower()
     empty = Image.new("RGB", (320, 240), (90, 140, 200))
     assert ask(empty, "What is this?") == ["I see no shape and no text that I know."]
     assert mote.UNKNOWN not in ask(Image.open(EXAMPLES / "sign.png").convert("RGB"), "Read the text.", "What is this?")
