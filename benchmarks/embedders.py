@@ -53,7 +53,7 @@ def make(shape: str, folder: Path, device: str = "cpu") -> Path:
     kind, entries, mode = _SHAPES[shape]
     folder.mkdir(parents=True, exist_ok=True)
     config = getattr(transformers, f"{kind}Config")(architectures=[f"{kind}Model"], **entries)
-    with torch.random.fork_rng(), torch.device(device):
+    with torch.random.fork_rng(devices=[0] if device == "cuda" else []), torch.device(device):
         torch.manual_seed(3)
         model = getattr(transformers, f"{kind}Model")._from_config(config, dtype=torch.bfloat16)
     # What transformers draws leaves all texts nearly equal.

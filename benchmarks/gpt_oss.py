@@ -29,6 +29,8 @@ SHAPE = {
     "head_dim": 64,
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
+    "initial_context_length": 4096,
+    "max_position_embeddings": 131072,
     "num_attention_heads": 64,
     "num_experts_per_tok": GPT_OSS_20B.choices,
     "num_key_value_heads": 8,

@@ -213,13 +213,13 @@ FORMS = {"fp8": fp8, "fp8-experts": fp8_experts, "mxfp4": mxfp4}
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("forms", nargs="*", default=list(FORMS), choices=[*FORMS, []])
+    parser.add_argument("forms", nargs="*", choices=FORMS)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256, 1024, 4096])
     parser.add_argument("--layers", type=int, default=4)
     arguments = parser.parse_args()
     speed = bandwidth()
     print(f"{torch.cuda.get_device_name()}, copies {speed / 1e12:.2f} TB/s")
-    for form in arguments.forms:
+    for form in arguments.forms or FORMS:
         with torch.inference_mode():
             FORMS[form](arguments.rows, arguments.layers, speed)
 

@@ -77,7 +77,26 @@ IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Of classes whose sizes depend on each other in another way.
 PECULIAR: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
+        },
+    },
     "falcon_h1": {"mamba_d_ssm": 128},
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2),
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": tiny.VOCAB,
+    },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2),
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": tiny.VOCAB,
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], _LAYERS // 2]]},
     "glm_moe_dsa": {"indexer_types": ["full", "shared"] * (_LAYERS // 2)},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (_LAYERS // 2)},
     "kimi_linear": {

@@ -540,7 +540,7 @@ def _write_model(
     text.write_json(path / "config.json", config)
     loaded = transformers.AutoConfig.from_pretrained(str(path))
     kind = getattr(transformers, config["architectures"][0])
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind._from_config(loaded, dtype=torch.float32)
         _fill(model)

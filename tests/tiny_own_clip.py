@@ -39,7 +39,7 @@ def write_model(
 
     config = tiny._reshape.get()(config)
     package = registry.find(config["model_type"], config.get("architectures", ()))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model_class = registry.own_class(package, "model")
         # transformers completes nested entries in place.

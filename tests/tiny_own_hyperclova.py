@@ -124,7 +124,7 @@ def make_hyperclovax_vlm(path: Path) -> None:
     }
     config = tiny._reshape.get()(config)
     package = registry.find("hyperclovax_vlm", ("HCXVisionForCausalLM",))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEEDS["hyperclovax_vlm"])
         own = registry.own_class(package, "config").from_dict(copy.deepcopy(config))
         model = registry.own_class(package, "model")._from_config(own, dtype=torch.float32)

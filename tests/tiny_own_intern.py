@@ -154,7 +154,7 @@ def write_model(
 
     config = tiny._reshape.get()(config)
     package = registry.find(config["model_type"], config["architectures"])
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model_class = registry.own_class(package, "model")
         model = model_class._from_config(registry.own_class(package, "config").from_dict(config), dtype=torch.float32)

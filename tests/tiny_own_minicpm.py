@@ -178,7 +178,7 @@ def _write(
     config = {key: value for key, value in config.items() if key not in left}
     config = tiny._reshape.get()(config)
     package = registry.find(config["model_type"], (architecture,))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEEDS[name])
         own = registry.own_class(package, "config").from_dict(copy.deepcopy(config))
         model = registry.own_class(package, "model")._from_config(own, dtype=torch.float32)

@@ -89,7 +89,7 @@ def make_ultravox(path: Path) -> None:
         "vocab_size": 51866,
     }
     package = registry.find("ultravox", ("UltravoxModel",))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEEDS["ultravox"])
         whole = copy.deepcopy(config | {"text_config": language, "audio_config": ears})
         own = registry.own_class(package, "config").from_dict(whole)

@@ -431,7 +431,7 @@ class AsyncLLM:
         cancel = CancelToken()
         try:
             async with self._pools.media_turns.turn(client):
-                return await self._run_in(self._pools.media, self._inputs.waveform, audio, cancel, client)
+                return await self._run_in(self._pools.media, client, self._inputs.waveform, audio, cancel, client)
         finally:
             cancel.cancel()
 
@@ -483,14 +483,14 @@ class AsyncLLM:
 
     # ------------------------------------------------------------------ asking about the model
 
-    async def token_ids(self, prompt: PromptType, *, add_special_tokens: bool = True) -> list[int]:
+    async def token_ids(self, prompt: PromptType, *, client: str = "", add_special_tokens: bool = True) -> list[int]:
         """The token ids of a prompt without media, as `generate` sees them.
 
-        Without `add_special_tokens`, those of the text alone.
+        Without `add_special_tokens`, those of the text alone; `client` as for `generate`.
         """
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._run_in(self._pools.of(prompt, None), self._inputs.reader.text_ids, prompt)
-        order = RequestOrder(prompt, self._cheapest(), "tokens")
+            return await self._run_in(self._pools.of(prompt, None), client, self._inputs.reader.text_ids, prompt)
+        order = RequestOrder(prompt, self._cheapest(), "tokens", client=client)
         return list((await self._prepared(order)).token_ids)
 
     async def chat_token_ids(self, messages: Messages, *, client: str = "", **options: Any) -> list[int]:
@@ -502,8 +502,8 @@ class AsyncLLM:
         """Parameters of a request of which only the prompt is wanted."""
         return SamplingParams(max_tokens=1) if self.info.pooler is None else PoolingParams()
 
-    async def text_of(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, with special tokens.
+    async def text_of(self, token_ids: Sequence[int], *, client: str = "") -> str:
+        """The text of token ids, with special tokens; `client` as for `generate`.
 
         Raises:
             ParamsError: an id is not in the vocabulary, or there is no tokenizer.
@@ -517,7 +517,7 @@ class AsyncLLM:
                     f"The token id {token} is out of vocabulary, which has {self.info.num_ids} ids.", param="tokens"
                 )
         ids = list(token_ids)
-        return str(await self._run_in(self._pools.text, tokenizer.decode, ids, False))
+        return str(await self._run_in(self._pools.text, client, tokenizer.decode, ids, False))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""
@@ -676,18 +676,18 @@ class AsyncLLM:
         reading = self._pools.of_reading(order.prompt, order.params)
         try:
             if pool is not self._pools.media:
-                return await self._run_in(reading, inputs.prepare, order)
+                return await self._run_in(reading, order.client, inputs.prepare, order)
             with inputs.fetch_room() as reserve:
                 if found := inputs.documents(order):
                     found = await inputs.fetched_documents(found, order.client, reserve)
                     async with self._pools.media_turns.turn(order.client):
-                        order = await self._run_in(pool, inputs.open_documents, order, found)
-                read = await self._run_in(reading, inputs.read, order)
+                        order = await self._run_in(pool, order.client, inputs.open_documents, order, found)
+                read = await self._run_in(reading, order.client, inputs.read, order)
                 async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
-                    made = await self._run_in(pool, inputs.make_items, fetched)
+                    made = await self._run_in(pool, order.client, inputs.make_items, fetched)
             if has_grammar(order.params):
                 pool = self._pools.grammar
-            return await self._run_in(pool, inputs.seal, made)
+            return await self._run_in(pool, order.client, inputs.seal, made)
         finally:
             order.cancel.cancel()
 
@@ -773,9 +773,11 @@ class AsyncLLM:
             self._loop = loop
         return loop
 
-    async def _run_in(self, pool: ThreadPoolExecutor, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+    async def _run_in(
+        self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
+            return await self._pools.run(pool, client, function, *args)
         except RuntimeError as error:
             if self._engine.alive:
                 raise

@@ -193,8 +193,7 @@ class LLM:
             "mm_processor_kwargs": mm_processor_kwargs,
         }
         given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
-        budgets = [one.thinking_token_budget for one in given if isinstance(one, SamplingParams)]
-        if any(budget is not None and budget >= 0 for budget in budgets):
+        if any(_has_budget(one) for one in given):
             options["reasoning"] = self._reasoning(options["chat_template"], tools)
         jobs = self._jobs(many, sampling_params, lora_request, priority, options, grounding=grounding)
         return self._all(jobs, use_tqdm, on_error)
@@ -475,10 +474,13 @@ class LLM:
                         self._inputs.reader.read_ahead(following, first=index == 0)
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
-                    prompt = _with(item, common) if chat is None else Chat(item, **chat)
+                    own = _entry_or_common(params, index)
+                    # Without a budget, a grammar shapes the whole answer, its reasoning too.
+                    fields = dict(chat or {}) if _has_budget(own) else {**(chat or {}), "reasoning": None}
+                    prompt = _with(item, common) if chat is None else Chat(item, **fields)
                     yield self._job(
                         prompt,
-                        _entry_or_common(params, index),
+                        own,
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
@@ -631,6 +633,12 @@ def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
             param="lora_request",
         )
     return lora
+
+
+def _has_budget(params: Params | None) -> bool:
+    """Whether the parameters bound the reasoning."""
+    budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
+    return budget is not None and budget >= 0
 
 
 def _entry_or_common(values: Any, index: int) -> Any:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.fetch.shares import FairTurns
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _TEXT_THREADS = 2
 _LONG_THREADS = 2
@@ -23,11 +28,12 @@ _TEMPLATE_THREADS = 2
 
 
 class Pools:
-    """The thread pools, and whose turn it is at that of media.
+    """The thread pools, and whose turn it is at each.
 
     Prompts with media wait for decoders, those with a grammar for compilers, and templates of requests for renderers.
     None of them may delay plain text, and long texts may not delay short ones. Fetching waits in the event loop and
-    delays no thread.
+    delays no thread. Clients that wait for one pool have its threads by turns, so that a client waits for what runs,
+    and not for all that another one has sent.
     """
 
     def __init__(self) -> None:
@@ -37,6 +43,13 @@ class Pools:
         self.media_turns = FairTurns(_MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT)
         self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
+        # Some of the threads that wait for compilers are left to others: a grammar may take seconds.
+        self._turns = {
+            self.text: FairTurns(_TEXT_THREADS, _TEXT_THREADS),
+            self.long: FairTurns(_LONG_THREADS, _LONG_THREADS),
+            self.template: FairTurns(_TEMPLATE_THREADS, _TEMPLATE_THREADS),
+            self.grammar: FairTurns(_GRAMMAR_THREADS, _GRAMMAR_THREADS - 2),
+        }
 
     def of(self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None) -> ThreadPoolExecutor:
         """The pool that prepares a prompt or a conversation."""
@@ -62,6 +75,12 @@ class Pools:
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
         return self.of(prompt, params)
+
+    async def run(self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
+        """Call a function in a pool's thread when it is the client's turn; media have turns of their own."""
+        turns = self._turns.get(pool)
+        async with nullcontext() if turns is None else turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
     def close(self) -> None:
         """Accept no more work; does not wait for running work."""

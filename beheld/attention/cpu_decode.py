@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from beheld.attention.backend import LayerKV
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
-from beheld.platform.vector_ir import EXP, TYPES, float_text, load, spread, stored, words
+from beheld.platform.vector_ir import EXP, TYPES, float_bits, float_text, load, spread, stored, words
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # `row` is the numbers of a row of q; with `store`, the row's keys and values follow its queries.
@@ -72,7 +71,7 @@ def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tupl
     job = (ctypes.c_int64 * len(_JOB))(
         q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
         y_BHC.data_ptr(), scores.data_ptr(), 0, key_heads, heads // key_heads, block_size.bit_length() - 1,
-        block_size - 1, tables_BN.shape[1], _bits(scale), most, heads * size, 0, 0,
+        block_size - 1, tables_BN.shape[1], float_bits(scale), most, heads * size, 0, 0,
     )  # fmt: skip
     kind = _KINDS[q_BHC.dtype]
     _compiled(kind, size).run("decode", job, parts, threads)
@@ -122,18 +121,12 @@ def steps(
         heads: H and K.
     """
     job = (ctypes.c_int64 * len(_JOB))(q)
-    values = {"y": y, "heads": heads[1], "group": heads[0] // heads[1], "scale": _bits(scale)}
+    values = {"y": y, "heads": heads[1], "group": heads[0] // heads[1], "scale": float_bits(scale)}
     for name, value in (values | {"row": (heads[0] + 2 * heads[1]) * size}).items():
         job[_JOB.index(name)] = value
     functions = _compiled(kind, size)
     stores = jit.ProgramStep(functions.address("store"), job, None, True)
     return job, [stores, jit.ProgramStep(functions.address("decode"), job, None, True, per_row=heads[1])]
-
-
-def _bits(number: float) -> int:
-    """Return the bits of a float32 as a word."""
-    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
-    return found
 
 
 @jit.made_once

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from beheld.attention import cpu_decode
+from beheld.attention import cpu_decode, cpu_prefill
 from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent, Sharing
 from beheld.attention.dense_decode_cache import DenseDecodeCache, joined, left_by_sinks
 from beheld.attention.latent import absorbed, absorbs, expanded, raised
@@ -76,16 +76,23 @@ class TorchBackend:
                 None if further is None else further.rows(rows),
             )  # fmt: skip
         token = decodes
+        simple = softcap is None and sinks_H is None and bias_HD is None and further is None
+        compiled = simple and cpu_prefill.attends(q_THC, kv, metadata.block_size)
         for sequence, (slots_L, mask_PL) in enumerate(group.extra["prefill"], start=decodes):
             count = metadata.lengths[sequence] - metadata.starts[sequence]
             rows = slice(token, token + count)
+            token += count
+            seen_2P = _seen_by_prompt(metadata, group, sequence) if compiled else None
+            if seen_2P is not None:
+                table_N, known = _tables(group)[sequence], metadata.lengths[sequence]
+                cpu_prefill.attend(q_THC[rows], kv, table_N, seen_2P, known, scale, out_THC[rows])
+                continue
             if slots_L is None:
                 k_LKC, v_LKC = k_TKC[rows], v_TKC[rows]
             else:
                 k_LKC, v_LKC = kv.read(slots_L, q_THC.dtype)
             own = None if further is None else further.rows(rows)
             out_THC[rows] = _prefill(q_THC[rows], k_LKC, v_LKC, mask_PL, scale, softcap, sinks_H, bias_HD, own)
-            token += count
         return out_THC
 
     def _decodes(
@@ -202,6 +209,31 @@ def _seen_from(position: int, group: GroupMetadata) -> int:
     if group.chunk is not None:
         return position % group.chunk + 1
     return min(position + 1, group.window) if group.window else position + 1
+
+
+def _tables(group: GroupMetadata) -> Tensor:
+    """Return the group's block tables in int32, rows next to each other."""
+    if "int32 tables" not in group.extra:
+        group.extra["int32 tables"] = group.tables_BN.to(torch.int32).contiguous()
+    found: Tensor = group.extra["int32 tables"]
+    return found
+
+
+def _seen_by_prompt(metadata: AttnMetadata, group: GroupMetadata, b: int) -> Tensor | None:
+    """Return the first position that each of a prompt's queries sees, and the stop behind its last: int64 (2, P).
+
+    None where a query also sees positions later than its own.
+    """
+    if metadata.both_ways and group.ahead != "never" and metadata.both_ways[b]:
+        return None
+    known: dict[int, Tensor] = group.extra.setdefault("seen by prompts", {})
+    if b not in known:
+        stops_P = torch.arange(metadata.starts[b], metadata.lengths[b]) + 1
+        firsts_P = torch.zeros_like(stops_P) if group.window is None else (stops_P - group.window).clamp_(min=0)
+        if group.chunk is not None:
+            firsts_P = torch.maximum(firsts_P, (stops_P - 1) // group.chunk * group.chunk)
+        known[b] = torch.stack([firsts_P, stops_P])
+    return known[b]
 
 
 def _prefill_slots(metadata: AttnMetadata, group: GroupMetadata, b: int) -> tuple[Tensor | None, Tensor | None]:

@@ -108,6 +108,35 @@ class Repository:
             )
         return folder
 
+    def whole(self, sign: str, weights: str) -> Path:
+        """The folder with everything of a publisher's layout, the weights too; what the cache lacks is fetched.
+
+        Args:
+            sign: the file that a checkpoint of this layout has.
+            weights: the pattern of its files of weights.
+
+        Raises:
+            ModelError: the repository has no such files, or they could not be fetched.
+        """
+        folder = self._cached((sign,))
+        names = [] if folder is None else (self._listed(folder) or [])
+        wanted = Wanted((sign, *_TOKENIZER.allow, weights, f"{weights}.index.json"))
+        if folder is not None and names and _all_there(folder, wanted.among(names)):
+            return folder
+        try:
+            folder = self._fetch(self.revision, wanted)
+        except Exception as error:
+            if folder is None or next(folder.glob(weights), None) is None:
+                raise ModelError(
+                    f"The model {self.name!r} is neither in the local cache nor could it be fetched "
+                    f"({type(error).__name__}).",
+                    _REMEDY,
+                ) from error
+            once(logger, logging.WARNING, self._in_part(folder, error))
+        if not (folder / sign).is_file():
+            raise ModelError(f"The repository {self.name!r} has no {sign}.", "Leave config_format and load_format out.")
+        return folder
+
     def complete(self, folder: Path) -> None:
         """Fetch the weights that `folder`, which `described` gave, lacks.
 

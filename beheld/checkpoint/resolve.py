@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG
-from beheld.checkpoint.gguf.folder import described
+from beheld.checkpoint.gguf.folder import described, in_layout
 from beheld.checkpoint.gguf.header import SUFFIX, is_gguf
 from beheld.checkpoint.hub import Repository
 from beheld.checkpoint.secondary import fetch_secondary
@@ -40,6 +40,9 @@ def resolve(args: EngineArgs) -> Path:
         return mote.path()
     given = Path(name).expanduser()
     if given.is_dir():
+        layout = _layout(args, given)
+        if layout:
+            return in_layout(given, layout)
         if not (given / CONFIG).is_file():
             raise ModelError(
                 f"The folder {name!r} is not a model: it has no {CONFIG}.",
@@ -67,6 +70,10 @@ def resolve(args: EngineArgs) -> Path:
             else "See `beheld models --fits` for short names, check the spelling, or leave the model out (or say "
             f"{_EMBEDDED}) to use the embedded one.",
         )
+    layout = _asked_layout(args)
+    if layout:
+        _, known = registry.layouts()[layout]
+        return in_layout(_repository(args, name, args.revision).whole(known.file, known.weights), layout)
     return _repository(args, name, args.revision).described()
 
 
@@ -87,7 +94,7 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
         # Its header had to be read.
         return
     fetch_secondary(path, args)
-    if Path(name).expanduser().exists():
+    if Path(name).expanduser().exists() or _asked_layout(args):
         check_weights(path, name)
     else:
         _repository(args, name, args.revision).complete(path)
@@ -131,6 +138,35 @@ def pull(args: EngineArgs, tell: Callable[[str], None]) -> Path:
     count = repository.check(path)
     tell(f"{count} files have the hashes that the hub states.")
     return path
+
+
+def layouts() -> tuple[str, ...]:
+    """The names by which options call publishers' layouts."""
+    return tuple(registry.layouts())
+
+
+def _layout(args: EngineArgs, folder: Path) -> str:
+    """Return the publisher's layout in which a folder is read; empty for transformers' own.
+
+    Raises:
+        ModelError: a layout is asked for that the folder does not have.
+    """
+    asked = _asked_layout(args)
+    if asked:
+        _, layout = registry.layouts()[asked]
+        if not (folder / layout.file).is_file():
+            raise ModelError(
+                f"The folder {args.model!r} has no {layout.file}.", "Leave config_format and load_format out."
+            )
+        return asked
+    if (folder / CONFIG).is_file():
+        return ""
+    return next((name for name, (_, layout) in registry.layouts().items() if (folder / layout.file).is_file()), "")
+
+
+def _asked_layout(args: EngineArgs) -> str:
+    """Return the publisher's layout that the options name, if any."""
+    return next((name for name in (args.config_format, args.load_format) if name in registry.layouts()), "")
 
 
 def _named(args: EngineArgs) -> str | None:

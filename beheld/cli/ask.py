@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from beheld.cli.flags import engine_options
 from beheld.cli.media import check_question, content, references
 from beheld.flags.engine import add_engine_flags
+from beheld.mote import UNKNOWN
 from beheld.utils.gc_tuning import paused_collector
 
 if TYPE_CHECKING:
@@ -61,21 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"note: {receipt.item}: {loss}", file=sys.stderr)
     if output.outputs[0].finish_reason == "length":
         print("note: the answer was cut at --max-tokens.", file=sys.stderr)
-    if media and arguments.model is None:
-        print(f"note: {_other_model()}", file=sys.stderr)
+    if output.outputs[0].text == UNKNOWN:
+        from beheld.tools.fits import command_for_photographs
+
+        print(f"note: {command_for_photographs('beheld ask -m')} ...", file=sys.stderr)
     return 0
-
-
-def _other_model() -> str:
-    """Return what the embedded model knows, and how to ask a model that knows more and fits this machine."""
-    from beheld.tools.fits import best_for
-
-    found = best_for("image")
-    text = "the embedded model knows drawn shapes and short printed texts."
-    if found is None:
-        return text
-    bits = "" if found.quantization is None else f" --quantization {found.quantization}"
-    return f"{text} For photographs: beheld ask -m {found.short.name}{bits} ..."
 
 
 def _whole(llm: LLM, messages: list[dict[str, Any]], params: SamplingParams) -> RequestOutput:

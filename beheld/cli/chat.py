@@ -17,6 +17,7 @@ from beheld.cli.terminal import shown, whole
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.core.media import MediaRef
 from beheld.flags.engine import add_engine_flags
+from beheld.mote import UNKNOWN
 
 HELP = """/add FILE...   add images, videos or audio to the next question (files or URLs)
 /new           begin a new conversation
@@ -168,6 +169,10 @@ class ChatSession:
         print()
         self._messages += [question, {"role": "assistant", "content": said}]
         self._media = []
+        if said == UNKNOWN:
+            from beheld.tools.fits import command_for_photographs
+
+            _note(f"note: {command_for_photographs('beheld chat -m')}")
         if self._at_terminal:
             _note(_figures(self._stats, end))
         for receipt in self._stats.receipts:

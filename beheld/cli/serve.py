@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from beheld.cli.flags import add_server_flags, apply_file, engine_options, serve
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.flags.engine import add_engine_flags
+from beheld.mote import UNKNOWN
 from beheld.platform import host
 from beheld.platform.probe import has_accelerator
 from beheld.utils.allocator import share_arenas
@@ -82,7 +84,7 @@ def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, wh
         llm = AsyncLLM(model, engine=place, **options)
     try:
         set_aside()
-        serve(llm, fit_bodies(server), listener)
+        serve(llm, replace(fit_bodies(server), advice=_advice(model, where)), listener)
         return 0 if llm.alive else 3
     finally:
         llm.close()
@@ -101,6 +103,18 @@ def fit_bodies(server: ServerOptions) -> ServerOptions:
             fitting.max_reading_bytes >> 20,
         )
     return fitting
+
+
+def _advice(model: str | None, where: str) -> tuple[str, str] | None:
+    """Return what the embedded model answers to pictures that it does not know, and what the page says then."""
+    if model not in (None, "mote"):
+        return None
+    if where == "process":
+        # Asking an accelerator for its memory would take some of it in this process.
+        return UNKNOWN, "For photographs it takes a real model: `beheld models --fits` lists those for this machine."
+    from beheld.tools.fits import command_for_photographs
+
+    return UNKNOWN, command_for_photographs("beheld serve")
 
 
 def _spawned(options: dict[str, Any]) -> list[Spawned]:

@@ -86,7 +86,7 @@ SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": dict.fromkeys(
         (
             *("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
-            *("mimo", "minicpmv", "minimax_m2", "olmo3", "step3", "step3p5"),
+            *("mimo", "minicpmv", "minimax_m2", "step3", "step3p5"),
         ),
         "think",
     )

@@ -373,7 +373,7 @@ class EngineConfig:
         tensor_parallel_size: the number of ranks that share the model, or each of its stages.
         pipeline_parallel_size: the number of stages, each of which holds some of the layers.
         expert_parallel: whether ranks share experts out whole, not a part of each.
-        mm_encoder_tp_mode: whether each rank runs the towers for all items ("weights") or for its share ("data").
+        mm_encoder_tp_mode: whether ranks share the towers' layers ("weights") or the items ("data").
         over_hosts: whether Ray places the ranks, on several hosts.
         prompt_embeds: whether prompts may be embeddings.
         max_step_s: seconds that a step with prefill should take at most while others wait; None for no limit.

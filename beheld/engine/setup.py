@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
-from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.checkpoint.resolve import fetch_weights, layouts, resolve
 from beheld.checkpoint.validate import validate
 from beheld.core.config import (
     AT_LOAD_AS,
@@ -55,13 +55,13 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto", "int8"),
-    "config_format": ("auto", "hf"),
+    "config_format": ("auto", "hf", *layouts()),
     "distributed_executor_backend": (None, "mp", "uni", "ray"),
     "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
-    "load_format": ("auto", "safetensors", "sharded_state", "dummy"),
-    "tokenizer_mode": ("auto", "slow", "hf"),
+    "load_format": ("auto", "safetensors", "sharded_state", "dummy", *layouts()),
+    "tokenizer_mode": ("auto", "slow", "hf", *layouts()),
 }
 _LORA_OPTIONS = ("max_loras", "max_lora_rank", "max_cpu_loras")
 _NO_MEANING = {
@@ -316,7 +316,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         logits_processors=tuple(args.logits_processors or ()),
         show_progress=args.use_tqdm_on_load,
         max_logprobs=args.max_logprobs,
-        quantization=_quantization(args, info, platform),
+        quantization=_quantization(args, info, platform, dtype),
         exact_weights=_dtype_word(args.dtype) == "float32",
         tensor_parallel_size=shared,
         pipeline_parallel_size=stages,
@@ -456,7 +456,7 @@ def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str)
     return "int8"
 
 
-def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str | None:
+def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str) -> str | None:
     """Return the method by which weights are quantized as they are loaded; None for none.
 
     Raises:
@@ -470,13 +470,15 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
         wanted = AT_LOAD_AS[wanted]
     if wanted not in QUANTIZED_AT_LOAD:
         return None
-    if wanted in ("fp8", "nf4") and not platform.shares_host_memory:
+    if wanted == "nf4" and not platform.shares_host_memory:
         raise ConfigError(
             f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
             "are dequantized in each product.",
             "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
             param="quantization",
         )
+    if wanted == "fp8" and not platform.shares_host_memory:
+        _check_fp8(platform, dtype)
     missing = platform.no_grouped_products
     if wanted == "int4" and missing is not None:
         raise ConfigError(
@@ -495,6 +497,30 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform) -> str 
             param="quantization",
         )
     return wanted
+
+
+def _check_fp8(platform: Platform, dtype: str) -> None:
+    """Refuse FP8 weights where nothing multiplies them.
+
+    Raises:
+        ConfigError: as above.
+    """
+    reason = None
+    if not platform.fp8_products:
+        reason = "it has no products of FP8 numbers"
+    elif not platform.has_triton:
+        reason = "Triton, which rounds activations, is not installed"
+    elif not env.FP8():
+        reason = "BEHELD_FP8=0"
+    elif dtype != "bfloat16":
+        reason = f"products of FP8 numbers are given in bfloat16, and dtype is {dtype!r}"
+    if reason is not None:
+        raise ConfigError(
+            f"quantization='fp8' is not available {platform.place}: {reason}.",
+            "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the "
+            "option out, or add device='cpu'.",
+            param="quantization",
+        )
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:

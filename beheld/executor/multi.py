@@ -133,7 +133,8 @@ class MultiExecutor:
         plan, num_sums = weights.shards, 0
         if plan is not None:
             info = plan.local(info)
-            num_sums = sum(shard.summed is not None for shard in plan.shards) + (plan.embedding is not None)
+            num_sums = sum(shard.summed is not None and not shard.tower for shard in plan.shards)
+            num_sums += plan.embedding is not None
         if weights.stage is not None:
             info = weights.stage.widest(info)
         return ModelSize(weights.num_parameters, weights.num_bytes, info.kv_groups, num_sums)

@@ -217,6 +217,25 @@ Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
 
 
 @dataclass(frozen=True)
+class PublisherLayout:
+    """A layout of files in which a publisher stores models, without transformers' config.json.
+
+    Attributes:
+        name: what options call it, such as `config_format`.
+        file: the file that stands for config.json.
+        weights: the pattern of its files of weights.
+        describe: "module:function" in the family's folder. The function is given a checkpoint's folder and returns the
+            files of a folder that is read in its place, by their names: a text, what becomes JSON, or the path of a
+            file that a link leads to. Its config.json has a model type that the family converts.
+    """
+
+    name: str
+    file: str
+    weights: str
+    describe: str
+
+
+@dataclass(frozen=True)
 class Family:
     """The facts of one family.
 
@@ -261,6 +280,7 @@ class Family:
             checkpoint's chat template teaches is read.
         reasoning: the formats of their reasoning, keys of text.reasoning.FORMATS, chosen likewise.
         grounding: how its models point at places in images; None if no notation is known of them.
+        layout: the publisher's own layout of its models and of families like it; None if there is none.
         reference: how to run transformers.
     """
 
@@ -298,6 +318,7 @@ class Family:
     calls: tuple[str, ...] = ()
     reasoning: tuple[str, ...] = ()
     grounding: Grounding | None = None
+    layout: PublisherLayout | None = None
     reference: ReferenceOptions = field(default_factory=ReferenceOptions)
 
 

@@ -109,7 +109,8 @@ class FamilyModel:
         packs_attention: whether its tower packs images, and calls attention with the cumulative lengths as its only
             special argument; see attention/tower.py.
         towers: modality -> modules that serve it, if transformers does not name them (`get_encoder`).
-        renamed: weights of an older layout, unknown to transformers, under its names; None if they have these.
+        renamed: weights of a layout unknown to transformers under its names, from the weights and config.json's
+            content; None if they have these.
         unused_weights: prefixes of weights of parts that are left out.
         unread: names of modules, wherever they are in a model, whose results no answer needs: see models/unread.py.
     """
@@ -135,6 +136,6 @@ class FamilyModel:
     packed: PackedTower | None = None
     packs_attention: bool = False
     towers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    renamed: Callable[[Mapping[str, Tensor]], dict[str, Tensor] | None] | None = None
+    renamed: Callable[[Mapping[str, Tensor], Mapping[str, Any]], dict[str, Tensor] | None] | None = None
     unused_weights: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beheld.families.family import Family, ShortName
+from beheld.families.family import Family, PublisherLayout, ShortName
 
 if TYPE_CHECKING:
     from beheld.families.inputs import FamilyInputs
@@ -132,6 +132,20 @@ def own_class(package: str, part: str) -> Any:
         return None
     module, name = getattr(definition, part).split(":")
     return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+
+@cache
+def layouts() -> dict[str, tuple[str, PublisherLayout]]:
+    """Return publishers' layouts by their names in options, each with its family."""
+    return {family.layout.name: (package, family.layout) for package, family in families().items() if family.layout}
+
+
+def layout_files(name: str, folder: Path) -> dict[str, Any]:
+    """Return the files of the folder that is read in place of a checkpoint's in this layout; see PublisherLayout."""
+    package, layout = layouts()[name]
+    module, function = layout.describe.split(":")
+    made: dict[str, Any] = getattr(importlib.import_module(f"{package}.{module}"), function)(folder)
+    return made
 
 
 def _section(package: str, file: str, name: str) -> Any:

@@ -7,7 +7,7 @@ from beheld.platform.probe import device_words
 # Field of EngineArgs -> (the default in words if the value is None, description).
 FLAG_HELP: dict[str, tuple[str, str]] = {
     "tokenizer": ("the model's", "a folder or hub name of another tokenizer"),
-    "tokenizer_mode": ("", "`auto`, `slow` or `hf`: all are transformers' own tokenizer"),
+    "tokenizer_mode": ("", "`auto`, `slow`, `hf` or `mistral`: all are transformers' own tokenizer"),
     "skip_tokenizer_init": ("", "no tokenizer: prompts and answers are token ids"),
     "task": (
         "",
@@ -34,18 +34,19 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "key for the hub; without a value, or with `true`, the one that was stored",
     ),
     "hf_overrides": ("none", "JSON of fields of config.json to change"),
-    "config_format": ("", "`auto` or `hf`; others are refused"),
+    "config_format": ("", "`auto`, `hf`, or `mistral` for a folder with params.json in place of config.json"),
     "load_format": (
         "",
-        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), or `dummy` for random weights",
+        "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), `mistral` for"
+        " consolidated.safetensors, or `dummy` for random weights",
     ),
     "generation_config": ("", "`auto`: the checkpoint's recommended sampling; `vllm`: none"),
     "override_generation_config": ("none", "JSON of default sampling parameters"),
     "dtype": ("", "`auto`, `float32`, `bfloat16` or `float16`: type of weights and activations"),
     "quantization": (
         "the checkpoint's",
-        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (`int4` also on a GPU); others must be the "
-        "checkpoint's",
+        "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (`int4` and `fp8` also on a GPU); others "
+        "must be the checkpoint's",
     ),
     "kv_cache_dtype": ("", "`auto`: that of `--dtype`; `int8`: 8 bits and a scale by position and head, on a CPU"),
     "seed": ("random", "seed of requests that set none"),
@@ -85,7 +86,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "none",
         "`mp` splits a model on a CPU too, `uni` never; `ray` on [several hosts](../how-to/several-hosts.md)",
     ),
-    "mm_encoder_tp_mode": ("", "of several GPUs: `weights`, each encodes all media; `data`, each its share"),
+    "mm_encoder_tp_mode": (
+        "",
+        "of several GPUs: `weights`, all share the towers' layers; `data`, each encodes its share of media",
+    ),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),
     "max_loras": ("", "different adapters in one step"),

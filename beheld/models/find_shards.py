@@ -1,4 +1,4 @@
-"""Finds which weights of a text model ranks share out: attention heads, inner units, experts, the vocabulary.
+"""Finds which weights of a model ranks share out: attention heads, inner units, experts, the vocabulary.
 
 Modules are known by their form: the names of their linear layers and the sizes of their weights. A module that has
 anything else with weights is computed whole by every rank, which is as right and only takes more memory.
@@ -18,6 +18,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
 from beheld.models.shard_forms import changed, columns, linear_in, only, rows
 from beheld.models.shard_mixers import mixer
+from beheld.models.shard_towers import tower_attention, tower_modules
 from beheld.models.surgery.experts import usual_form
 from beheld.models.surgery.parts import text_model
 from beheld.parallel.shard_plan import Shard, ShardPlan
@@ -29,17 +30,21 @@ _MLPS = (
     (("w1", "w3"), "w2"),
     (("up_proj",), "down_proj"),
     (("fc1",), "fc2"),
+    (("linear_fc1",), "linear_fc2"),
     (("c_fc",), "c_proj"),
     (("gate_up_proj",), "down_proj"),
 )
 _JOINED_GATE = "gate_up_proj"
 
 
-def find(model: Any, info: ModelInfo, rank: int, ranks: int, *, whole_experts: bool = False) -> ShardPlan:
+def find(
+    model: Any, info: ModelInfo, rank: int, ranks: int, *, whole_experts: bool = False, towers: bool = False
+) -> ShardPlan:
     """Return what this rank holds of a model, whose weights are whole and may be on the meta device.
 
     Args:
         whole_experts: experts are shared out whole where their number divides.
+        towers: whether towers are shared out as well, as far as their form is known.
     """
     if info.pooler is not None and info.pooler.encodes:
         return ShardPlan(rank, ranks, (), whole=("all layers, which are an encoder's",))
@@ -62,6 +67,7 @@ def find(model: Any, info: ModelInfo, rank: int, ranks: int, *, whole_experts: b
                 shard = shard or _mlp(name, module, rank, ranks)
                 if shard is not None:
                     found.append(shard)
+    found += _towers(model, text, rank, ranks) if towers else []
     vocabulary = _vocabulary(model, rank, ranks)
     if vocabulary is None:
         whole.append("the vocabulary")
@@ -99,6 +105,18 @@ def _mixers(
                 f"layers {min(layers)} to {max(layers)} of one kind, {len(layers)} in all, which have another form"
             )
     return found, whole
+
+
+def _towers(model: Any, text: Any, rank: int, ranks: int) -> list[Shard]:
+    """Return the parts of the layers of towers."""
+    found: list[Shard] = []
+    for name, module in tower_modules(model, text):
+        shard = tower_attention(name, module, rank, ranks)
+        if shard is None and (mlp := _mlp(name, module, rank, ranks)) is not None:
+            shard = dataclasses.replace(mlp, tower=True)
+        if shard is not None:
+            found.append(shard)
+    return found
 
 
 def _cache_alone(shard: Shard) -> Shard:

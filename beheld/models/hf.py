@@ -114,7 +114,9 @@ class HFAdapter:
         if self._cross is not None:
             # Each rank keeps the states of its own heads.
             mode = "weights"
-        self._ranks = None if ranks is None else RankTowers(ranks, mode, self.device, self.dtype)
+        shards = surgery.target.shards
+        cut = shards is not None and shards.cuts_towers
+        self._ranks = None if ranks is None else RankTowers(ranks, mode, cut, self.device, self.dtype)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None

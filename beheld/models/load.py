@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from beheld.checkpoint.checks.safetensors import count_numbers
-from beheld.checkpoint.convert import converted
+from beheld.checkpoint.convert import converted, family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights, in_parts
@@ -78,7 +78,7 @@ def load_model(
         if ranks is not None and config.quantization is None:
             # All ranks make the same weights, as one device would.
             surgery.target.model.shard_plan = shard(
-                surgery.target.model, info, ranks.rank, ranks.size, None, whole_experts=config.expert_parallel
+                surgery.target.model, info, ranks.rank, ranks.size, None, **_shared_out(config)
             )
             platform_of(config.device).empty_cache()
         if stage is not None:
@@ -204,9 +204,7 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     dtype: torch.dtype = getattr(torch, config.dtype)
     model_class = _needed(model_class_of(info, hf_config), info, config.limit_per_prompt)
     if config.tensor_parallel_size > 1:
-        model_class = sharded(
-            model_class, info, 0, config.tensor_parallel_size, None, whole_experts=config.expert_parallel
-        )
+        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None, **_shared_out(config))
     classes, bounds = [model_class], None
     if config.pipeline_parallel_size > 1:
         bounds = _bounds(model_class_of(info, hf_config), hf_config, info, config)
@@ -270,6 +268,11 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
+def _shared_out(config: EngineConfig) -> dict[str, bool]:
+    """Return which parts of a model ranks share out, where that is the user's choice."""
+    return {"whole_experts": config.expert_parallel, "towers": config.mm_encoder_tp_mode == "weights"}
+
+
 def _tell(plan: ShardPlan) -> None:
     logger.info("%d ranks share the model; each holds a part of %d modules.", plan.ranks, len(plan.shards))
     if plan.whole:
@@ -310,7 +313,7 @@ def _from_files(
         stored = loading is not model_class or config.quantization is not None
         if ranks is not None and not stored:
             assert weights is not None
-            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, whole_experts=config.expert_parallel)
+            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, **_shared_out(config))
         if stage is not None:
             if stored and ranks is not None:
                 raise ModelError(
@@ -361,7 +364,8 @@ def _cut_stored(surgery: Surgery, model_class: Any, hf_config: Any, info: ModelI
     model = surgery.target.model
     with torch.device("meta"):
         whole = model_class._from_config(hf_config, dtype=next(model.parameters()).dtype)
-    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size))
+    towers = _shared_out(surgery.target.config)["towers"]
+    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size, towers=towers))
     platform_of(surgery.target.config.device).empty_cache()
 
 
@@ -430,15 +434,17 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
 
 
 def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:
-    """Return weights under transformers' names if the family's older layout is unknown to transformers; else None.
+    """Return weights under transformers' names if the checkpoint's layout is unknown to transformers; else None.
 
     Reads all of them at once.
     """
-    renamed = registry.model(info.family).renamed
+    raw = read_json(path / CONFIG)
+    # A publisher's layout holds models of several families.
+    renamed = registry.model(family_of_config(raw)).renamed
     files = sorted(path.glob("*.safetensors"))
     # Names and configuration are of the same age; weights in the newer layout are not read here.
-    if renamed is None or not files or converted(read_json(path / CONFIG)) is None:
+    if renamed is None or not files or converted(raw) is None:
         return None
     from safetensors.torch import load_file
 
-    return renamed({key: tensor for file in files for key, tensor in load_file(file).items()})
+    return renamed({key: tensor for file in files for key, tensor in load_file(file).items()}, raw)

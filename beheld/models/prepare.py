@@ -198,7 +198,9 @@ def _number_layers(target: Target, changes: Changes) -> None:
 
 def _cpu_layers(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
-    logger.debug("%d of %d layers are computed in two calls.", compute_layers(text, changes), len(text.layers))
+    logger.debug(
+        "%d of %d layers are computed in two calls.", compute_layers(text, changes, target.ranks), len(text.layers)
+    )
 
 
 def _compile_text(target: Target, changes: Changes) -> None:
@@ -368,7 +370,7 @@ OPERATIONS = (
         needs="a CPU, and weights of few bits or bfloat16 that it multiplies so; decoder layers of the usual form",
         replaces="their forward: functions compiled for this CPU compute all but attention",
         apply=_cpu_layers,
-        suits=lambda target: _on_cpu(target) and not _shared(target) and jit.available() and env.FUSE(),
+        suits=lambda target: _on_cpu(target) and env.FUSE(),
     ),
     Operation(
         "layer numbers",

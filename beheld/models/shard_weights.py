@@ -53,6 +53,7 @@ def sharded(
     weights: dict[str, Any] | None,
     *,
     whole_experts: bool = False,
+    towers: bool = False,
 ) -> Any:
     """Return a subclass of `model_class` whose models hold one rank's part; `shard_plan` says which.
 
@@ -64,7 +65,7 @@ def sharded(
     class Sharded(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.shard_plan = shard(self, info, rank, ranks, weights, whole_experts=whole_experts)
+            self.shard_plan = shard(self, info, rank, ranks, weights, whole_experts=whole_experts, towers=towers)
 
     # The loader chooses what to rename by the class's name and module.
     Sharded.__name__, Sharded.__qualname__ = model_class.__name__, model_class.__qualname__
@@ -80,12 +81,13 @@ def shard(
     weights: dict[str, Any] | None,
     *,
     whole_experts: bool = False,
+    towers: bool = False,
 ) -> ShardPlan:
     """Cut the weights of a model, which may be on the meta device, and replace those in `weights` likewise.
 
     Modules then know their own sizes, so that all that is done to them later finds them consistent.
     """
-    plan = find(model, info, rank, ranks, whole_experts=whole_experts)
+    plan = find(model, info, rank, ranks, whole_experts=whole_experts, towers=towers)
     if weights is not None:
         plan = _apply(plan, model, weights)
     return cut(model, plan)

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+# What it answers about a picture of anything else, such as a photograph, whatever the question.
+UNKNOWN = "I only know drawn shapes and printed text."
+
 
 def path() -> Path:
     """The folder of the checkpoint, fit for `from_pretrained`."""

@@ -65,6 +65,7 @@ class RankGroup:
         self.waits_since: float | None = None
         self._meeting = Folder(folder) if isinstance(folder, Path) else folder
         self._backend, self._ready = backend, ready
+        self._store: Any = None
         self._host: Any = None
         self._device: Any = None
         self._holds = False
@@ -86,6 +87,7 @@ class RankGroup:
 
         self._ready()
         store, address = self._meeting.store(self.size), self._meeting.address
+        self._store = dist.PrefixStore("alike", store)
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = _LIMIT
@@ -257,6 +259,24 @@ class RankGroup:
             _finish(self._host.allreduce([tensor], self._least))
         found: list[int] = tensor.tolist()
         return found
+
+    def alike(self, what: str, within_s: float) -> bool:
+        """Return whether all ranks ask this with the same words within a time.
+
+        No collective: a rank may ask while another one waits in a collective, which then says no.
+
+        Args:
+            what: words that are asked once.
+        """
+        if self._host is None:
+            self._connect()
+        self._store.set(f"{what}/{self.rank}", "")
+        try:
+            self._store.wait([f"{what}/{rank}" for rank in range(self.size)], datetime.timedelta(seconds=within_s))
+        except Exception as error:
+            logger.debug("%s: %s", what, error)
+            return False
+        return True
 
     def abort(self) -> None:
         """End what waits for ranks that are gone, on the device and on the host; any thread may call it."""

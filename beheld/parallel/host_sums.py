@@ -21,6 +21,7 @@ _LINE = 64
 # A rank looks so often for the others without a pause, then lets other threads run, then sleeps between two looks.
 _SPINS, _YIELDS = 300, 300
 _SLEEP_S = 50e-6
+_VIEWS = 256
 # What one core writes first, another one must see first.
 _ORDERED = ("x86_64", "AMD64")
 
@@ -59,6 +60,8 @@ class HostSums:
         bytes_ = torch.frombuffer(self._memory, dtype=torch.uint8)[size * _LINE :]
         self._halves = bytes_.view(2, size, MOST_BYTES)
         self._number = 0
+        # Views of both halves by type and count: sums have few sizes, and making views costs more than adding.
+        self._views: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
 
     def takes(self, x: Tensor) -> bool:
         """True if `x` is small enough."""
@@ -66,21 +69,32 @@ class HostSums:
 
     def sum_(self, x: Tensor) -> None:
         """Replace a contiguous `x` by its sum over all ranks, which has the same bits on each."""
-        parts = self._exchanged(x)
-        torch.add(parts[0], parts[1], out=x.view(-1))
+        flat = x.view(-1)
+        parts = self._exchanged(flat)
+        torch.add(parts[0], parts[1], out=flat)
         for part in parts[2:]:
-            x.view(-1).add_(part)
+            flat.add_(part)
 
     def joined(self, x: Tensor) -> Tensor:
         """Return all ranks' contiguous `x`, one after another, flat."""
-        return torch.cat(self._exchanged(x))
+        return torch.cat(self._exchanged(x.view(-1)))
 
-    def _exchanged(self, x: Tensor) -> list[Tensor]:
+    def _parts(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
+        """Return where all ranks' tensors of this form lie in a half."""
+        key = half, dtype, count
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            found = [part[: count * dtype.itemsize].view(dtype) for part in self._halves[half]]
+            self._views[key] = found
+        return found
+
+    def _exchanged(self, flat: Tensor) -> list[Tensor]:
         """Return all ranks' tensors, flat, which stay until the exchange after the next."""
         number = self._number = self._number + 1
-        count = x.numel()
-        parts = [part[: count * x.element_size()].view(x.dtype) for part in self._halves[number % 2]]
-        parts[self._rank].copy_(x.view(-1))
+        parts = self._parts(number % 2, flat.dtype, len(flat))
+        parts[self._rank].copy_(flat)
         counters, step = self._counters, self._step
         counters[self._rank * step] = number
         for other in range(self._size):

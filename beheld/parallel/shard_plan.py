@@ -22,6 +22,7 @@ class Shard:
         num_sections: parameter -> how many layers of one input are joined in it, each cut alike; 1 if not named.
         sizes: attribute of the module -> its value with this rank's part.
         experts: which experts are this rank's; None if it has a part of each, or there are none.
+        tower: whether it is of a tower.
         cache: the index of the layer's cache group, and the group as this rank holds it; None if it keeps nothing.
     """
 
@@ -33,6 +34,7 @@ class Shard:
     num_sections: Mapping[str, int] = field(default_factory=dict)
     cache: tuple[int, KVGroup] | None = None
     experts: range | None = None
+    tower: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,11 @@ class ShardPlan:
     def cuts(self) -> dict[str, Cut]:
         """All cuts, by the parameter's full name."""
         return {name: cut for shard in self.shards for name, cut in shard.cuts.items()}
+
+    @property
+    def cuts_towers(self) -> bool:
+        """Whether ranks wait for each other while they encode media."""
+        return any(shard.tower for shard in self.shards)
 
     def without(self, paths: set[str]) -> ShardPlan:
         """Return the plan with these blocks whole, and all others of their cache groups: its layers have one shape."""

@@ -18,6 +18,12 @@ def float_text(value: float) -> str:
     return "0x" + struct.pack(">d", near).hex().upper()
 
 
+def float_bits(number: float) -> int:
+    """Return the bits of a float32 as a word of a job."""
+    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return found
+
+
 def words(job: Sequence[str], pointers: Collection[str], *names: str) -> str:
     """Load words of a job as %name."""
     lines = []

@@ -215,6 +215,7 @@ class Float8Experts(StoredExperts):
         for name in ("gate_up", "down"):
             rows, scale = (getattr(self, f"{name}_{part}").data for part in ("rows", "scale"))
             weight = (rows.float() * scale.unsqueeze(-1)).to(self.dtype)
+            weight = weight.transpose(1, 2).contiguous() if getattr(self.experts, "is_transposed", False) else weight
             setattr(self.experts, f"{name}_proj", nn.Parameter(weight, requires_grad=False))
         return self.experts
 

@@ -118,8 +118,6 @@ def objection(target: StorageTarget) -> str | None:
         return "this device has no products of FP8 numbers, which the kernel makes of them"
     if not platform.has_triton:
         return "Triton is not installed"
-    if not env.BLOCKS_ON_GPU():
-        return "BEHELD_BLOCKS_ON_GPU is not set"
     if not env.KEEP_BITS():
         return "BEHELD_KEEP_BITS=0"
     if target.exact or target.dtype != torch.bfloat16:

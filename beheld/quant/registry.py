@@ -28,7 +28,7 @@ METHODS: dict[str, str] = {
 # The option's value -> the function that makes the method that quantizes any checkpoint's weights as they are loaded.
 # core/config.py lists the names for code that does not import torch.
 AT_LOAD: dict[str, str] = {
-    "fp8": "beheld.quant.coded:make_fp8",
+    "fp8": "beheld.quant.float8_at_load:make",
     "int4": "beheld.quant.int4:make",
     "int8": "beheld.quant.int8:make",
     "nf4": "beheld.quant.coded:make_nf4",

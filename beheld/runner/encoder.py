@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from beheld.core.errors import StepError
+from beheld.core.errors import EngineDeadError, StepError
 from beheld.core.media import ENCODED
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.adapter import ModelAdapter
@@ -110,6 +110,8 @@ class EncoderStore:
         """Encode `items` in one call; None, or why it failed, with all memory of the call given back."""
         try:
             self._keep(items, self._embeds_of(items))
+        except EngineDeadError:
+            raise
         except Exception as error:
             let_go(error, self._adapter.device)
             return str(error)

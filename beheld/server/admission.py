@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from beheld.server import limits
@@ -11,24 +12,70 @@ from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
 
 
+class Places:
+    """Counts what clients take of a limited number of places.
+
+    One client may take them all. Where they are taken, a client that has few may have some more, so that no client has
+    the others refused.
+
+    Args:
+        most: the limit. A client has few up to a sixteenth of it, and there is a fourth of it more for such clients.
+
+    Attributes:
+        most: the limit.
+        taken: places that are taken.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self._few, self._more = most // 16, most // 4
+        self._taken_by: Counter[str] = Counter()
+
+    def free(self, client: str, count: int) -> bool:
+        """Return whether a client may take so many more; an empty `client` is nobody in particular."""
+        if self.taken + count <= self.most or not self.taken:
+            return True
+        return self.has_few(client, count) and self.taken + count <= self.most + self._more
+
+    def has_few(self, client: str, count: int = 0) -> bool:
+        """Return whether a client has few places, together with `count` more."""
+        return client != "" and self._taken_by[client] + count <= self._few
+
+    def take(self, client: str, count: int = 1) -> None:
+        """Count places as taken."""
+        self.taken += count
+        self._taken_by[client] += count
+
+    def give(self, client: str, count: int = 1) -> None:
+        """Count places as free."""
+        self.taken -= count
+        self._taken_by[client] -= count
+        if self._taken_by[client] <= 0:
+            del self._taken_by[client]
+
+
 class AdmissionControl:
     """Limits the running requests and drains them before the end.
 
+    A client's name is empty where all are to be one client.
+
     Attributes:
-        num_connections: returns the number of connections; the server sets it.
+        connections: the places of connections; the protocol takes them.
         draining: the server is about to end.
         cut: the server ends now and cancels running requests.
     """
 
     def __init__(self, options: ServerOptions) -> None:
-        self._max = options.max_requests
-        self._busy = 0
+        self._answers = Places(options.max_requests)
         self._idle = asyncio.Event()
         self._idle.set()
         self._max_held = options.max_reading_bytes
+        # One client leaves the others a fourth, and may send one body in any case.
+        self._max_held_by_client = max(options.max_body_bytes, options.max_reading_bytes * 3 // 4)
         self._held = 0
-        self._max_connections = options.max_connections
-        self.num_connections: Callable[[], int] = lambda: 0
+        self._held_by: Counter[str] = Counter()
+        self.connections = Places(options.max_connections)
         self.draining = False
         self.cut = False
         self._tasks: set[asyncio.Task[object]] = set()
@@ -53,26 +100,26 @@ class AdmissionControl:
     @property
     def busy(self) -> int:
         """Number of running answers."""
-        return self._busy
+        return self._answers.taken
 
     @contextmanager
-    def admitted(self, answers: int = 1) -> Iterator[None]:
-        """Reserve `answers` running answers.
+    def admitted(self, answers: int = 1, client: str = "") -> Iterator[None]:
+        """Reserve `answers` running answers of a client.
 
         Raises:
             HttpError: 503 with Retry-After, at once, if there are too many or the server is about to end.
         """
-        self.check(answers)
-        self._busy += answers
+        self.check(answers, client)
+        self._answers.take(client, answers)
         self._idle.clear()
         try:
             yield
         finally:
-            self._busy -= answers
-            if not self._busy:
+            self._answers.give(client, answers)
+            if not self.busy:
                 self._idle.set()
 
-    def check(self, answers: int = 1) -> None:
+    def check(self, answers: int = 1, client: str = "") -> None:
         """Raise what `admitted` would, so that a full server need not read a body that it will refuse."""
         if self.draining:
             raise HttpError(
@@ -82,57 +129,65 @@ class AdmissionControl:
                 code="draining",
                 headers={"Retry-After": "30"},
             )
-        if self._busy + answers > self._max and self._busy:
+        if not self._answers.free(client, answers):
             raise _busy("The server has too many running requests.")
 
-    def crowded(self) -> bool:
-        """True if there are more connections than the limit."""
-        return self.num_connections() > self._max_connections
+    def crowded(self, peer: str) -> bool:
+        """True if there are more connections than a peer may have a part in."""
+        return not self.connections.free(peer, 0)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the bodies that are being read or prepared."""
         return self._held
 
-    def hold(self) -> Hold:
-        """Reserve the bytes of one body until it is released."""
-        return Hold(self)
+    def hold(self, client: str = "") -> Hold:
+        """Reserve the bytes of one body of a client until it is released."""
+        return Hold(self, client)
 
-    def hold_columns(self, num_bytes: int, param: str = "prompt_logprobs") -> Hold:
+    def hold_columns(self, num_bytes: int, param: str = "prompt_logprobs", client: str = "") -> Hold:
         """Reserve the bytes of log-probabilities of prompts, and of many of an answer, until they are released.
 
         Args:
             num_bytes: the most that there may be.
             param: the field that asks for them.
+            client: who asks.
 
         Raises:
             HttpError: 400 if they alone are too many; 503 if they are together with all bodies.
         """
-        if num_bytes > self._max_held:
+        most = self._max_held_by_client if client else self._max_held
+        if num_bytes > most:
             raise HttpError(
                 400,
                 f"The log-probabilities that {param} asks for take up to {num_bytes >> 20} MiB; "
-                f"the server holds at most {self._max_held >> 20} MiB.",
+                f"the server holds at most {most >> 20} MiB of one client.",
                 "Ask for fewer candidates, fewer or shorter answers (max_tokens), or send fewer prompts at once.",
                 param=param,
             )
-        held = self.hold()
+        held = self.hold(client)
         held.grow(num_bytes)
         return held
 
-    def take(self, num_bytes: int) -> None:
-        """Count bytes of a body.
+    def take(self, num_bytes: int, client: str) -> None:
+        """Count bytes of a client's body.
 
         Raises:
-            HttpError: 503 with Retry-After if all bodies together are too large.
+            HttpError: 503 with Retry-After if all bodies together are too large, or those of the client.
         """
         if self._held + num_bytes > self._max_held:
             raise _busy("The server has too many large requests.")
+        if client and self._held_by[client] + num_bytes > self._max_held_by_client:
+            raise _busy("The server has too many large requests of yours.")
         self._held += num_bytes
+        self._held_by[client] += num_bytes
 
-    def give(self, num_bytes: int) -> None:
+    def give(self, num_bytes: int, client: str) -> None:
         """Stop counting bytes that were taken."""
         self._held -= num_bytes
+        self._held_by[client] -= num_bytes
+        if self._held_by[client] <= 0:
+            del self._held_by[client]
 
     async def idle(self) -> None:
         """Wait until no request is running."""
@@ -143,10 +198,15 @@ class Hold:
     """The bytes of one body, as a context or until `release`.
 
     The first bytes are not counted, so that large bodies never keep small ones out.
+
+    Attributes:
+        client: whose body it is.
+        counted: the bytes that count.
     """
 
-    def __init__(self, admission: AdmissionControl) -> None:
+    def __init__(self, admission: AdmissionControl, client: str = "") -> None:
         self._admission = admission
+        self.client = client
         self._size = 0
         self.counted = 0
 
@@ -158,7 +218,7 @@ class Hold:
 
     def release(self) -> None:
         """Stop counting the body; a second call does nothing."""
-        self._admission.give(self.counted)
+        self._admission.give(self.counted, self.client)
         self.counted = 0
 
     def shrink(self, num_bytes: int) -> None:
@@ -166,7 +226,7 @@ class Hold:
         self._size = num_bytes
         less = self.counted - max(0, num_bytes - limits.FREE_BYTES)
         if less > 0:
-            self._admission.give(less)
+            self._admission.give(less, self.client)
             self.counted -= less
 
     def grow(self, num_bytes: int) -> None:
@@ -178,7 +238,7 @@ class Hold:
         self._size += num_bytes
         more = max(0, self._size - limits.FREE_BYTES) - self.counted
         if more > 0:
-            self._admission.take(more)
+            self._admission.take(more, self.client)
             self.counted += more
 
 

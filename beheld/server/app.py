@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
@@ -33,12 +34,12 @@ from beheld.server import (
     pooling,
     response_events,
     response_requests,
-    resume,
     transcriptions,
     vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.admission import AdmissionControl, Hold
+from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
 from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.errors import HttpError, http_error
@@ -48,17 +49,16 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.long_json import LongJson, LongResponse
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
 from beheld.server.notes import Notes
 from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
+from beheld.server.request_turns import RequestTurns
 from beheld.server.response_events import ResponseEvents
 from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
-from beheld.server.resume import RecordingStore
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
     ChatRequest,
@@ -71,10 +71,9 @@ from beheld.server.schema import (
 )
 from beheld.server.shutdown import CutOff
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
-from beheld.server.stream import Chunk, EventStream, Gone, fold, primed, until_gone
+from beheld.server.stream import Chunk, Gone, fold, until_gone
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
-from beheld.utils.loop_share import LoopShare
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -83,21 +82,6 @@ _WARNED = "X-Without-Effect"
 # What a prompt without a template has no use for.
 _OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True)
-class AnswerForm:
-    """How a route shows the chunks of an answer.
-
-    Attributes:
-        fold: folds them into one body.
-        shown: those that a stream shows.
-        response: makes the response of a body; None for JSON.
-    """
-
-    fold: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]]
-    shown: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]] = lambda chunks: chunks
-    response: Callable[[dict[str, Any]], Response] | None = None
 
 
 class Service:
@@ -109,20 +93,21 @@ class Service:
         self.admission = AdmissionControl(options)
         self.engine_health = EngineHealth(llm, self.admission, options.health_s)
         self.metrics = Metrics()
-        self._clients = Clients(options)
+        self.clients = Clients(options)
         self.access_log = AccessLog(self.metrics)
+        self._starts = RequestTurns()
         self._reader = Reader(
             self.admission,
             options,
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+            self._starts,
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
-        self._recordings = RecordingStore(options.max_recorded_bytes, self.admission)
+        self._answers = AnswerSender(options, self.admission, self.clients)
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
-        # Turns of the pieces of long answers.
-        self._turns = LoopShare()
+        self._openapi: JSONResponse | None = None
 
     def app(self) -> Starlette:
         """The application."""
@@ -159,7 +144,7 @@ class Service:
                 Middleware(Farewell),
                 Middleware(AccessLogMiddleware, access_log=self.access_log),
                 Middleware(CutOff, admission=self.admission),
-                Middleware(FrameGuard, crowded=self.admission.crowded),
+                Middleware(FrameGuard, crowded=self._crowded),
                 Middleware(HostGuard, options=self.options),
                 *self._cross_origin(),
                 Middleware(KeyGuard, keys=self.options.api_keys),
@@ -168,6 +153,10 @@ class Service:
         )
         app.router.redirect_slashes = False
         return app
+
+    def _crowded(self, scope: Scope) -> bool:
+        """Whether there are more connections than this one's peer may have a part in."""
+        return self.admission.crowded(self.clients.peer(scope))
 
     def _cross_origin(self) -> list[Middleware]:
         """What lets other sites' pages ask; before the keys, because a browser asks for leave without one."""
@@ -191,8 +180,9 @@ class Service:
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
             notes = request.state.notes = Notes(strict=self.options.strict_fields)
-            request.state.held = self.admission.hold()
+            request.state.held = self.admission.hold(self.clients.of(request.scope))
             try:
+                await self._starts.take(request.state.held.client)
                 response = await handler(request)
                 if notes.fields:
                     self.metrics.accepted(notes.fields)
@@ -228,14 +218,15 @@ class Service:
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
-            return _warned(made, request.state.notes)
+            return warned(made, request.state.notes)
 
         self._note_effort(body, request)
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: _shown(made, usage=usage))
-        columns = self._columns(chat.columns_bytes(body, self.llm.config.max_model_len), body)
-        return await self._answer(request, chunks, body.n or 1, form, stream=body.stream is True, columns=columns)
+        form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
+        columns = self._answers.columns(chat.columns_bytes(body, self.llm.config.max_model_len), body, head.client)
+        stream, owner = body.stream is True, self._owner(request)
+        return await self._answers.send(request, chunks, body.n or 1, form, stream=stream, owner=owner, columns=columns)
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -277,14 +268,16 @@ class Service:
         bodies = [body]
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = completions.chunks(self.llm, bodies.pop(), self.options, head, salt, self._turns)
-            return turned(_warned(made, request.state.notes))
+            made = completions.chunks(self.llm, bodies.pop(), self.options, head, salt, self._answers.turns)
+            return turned(warned(made, request.state.notes))
 
         usage = body.stream_options is not None and body.stream_options.include_usage
-        form = AnswerForm(folded, lambda made: _shown(made, usage=usage))
-        columns, stream = self._columns(most, body), body.stream is True
+        form = AnswerForm(folded, lambda made: shown(made, usage=usage))
+        columns, stream = self._answers.columns(most, body, head.client), body.stream is True
         del body, prompts
-        return await self._answer(request, chunks, answers, form, stream=stream, columns=columns)
+        return await self._answers.send(
+            request, chunks, answers, form, stream=stream, owner=self._owner(request), columns=columns
+        )
 
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
@@ -298,7 +291,8 @@ class Service:
             chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
-        return await self._answer(request, events, 1, AnswerForm(messages.fold), stream=ask.body.stream is True)
+        form, owner = AnswerForm(messages.fold), self._owner(request)
+        return await self._answers.send(request, events, 1, form, stream=ask.body.stream is True, owner=owner)
 
     async def create_transcription(self, request: Request) -> Response:
         """POST /v1/audio/transcriptions."""
@@ -323,16 +317,17 @@ class Service:
             return transcriptions.response(found, body, notes.warnings(), task)
 
         form = AnswerForm(transcriptions.fold, transcriptions.shown, response)
-        return await self._answer(request, events, 1, form, stream=body.stream is True)
+        owner = self._owner(request)
+        return await self._answers.send(request, events, 1, form, stream=body.stream is True, owner=owner)
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
         self._note_effort(ask.body, request, "output_config.effort")
-        with self.admission.admitted():
+        with self.admission.admitted(client=request.state.held.client):
             options = chat.tokenize_options(ask.body, self.options, self.llm.chat_template)
-            ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **options)
+            ids = await self.llm.chat_token_ids(client=request.state.held.client, **options)
         return JSONResponse({"input_tokens": len(ids)})
 
     async def create_response(self, request: Request) -> Response:
@@ -341,7 +336,7 @@ class Service:
 
         def made(given: ResponsesRequest) -> ResponseAsked:
             name = given.previous_response_id
-            earlier = () if name is None else self._store.get(name, owner, "previous_response_id").history
+            earlier = () if name is None else self._store.ended(name, owner).history
             return response_requests.asked(given, earlier, notes)
 
         ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
@@ -353,17 +348,24 @@ class Service:
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
-        async def count(text: str) -> int:
-            return len(await self.llm.token_ids(text, add_special_tokens=False))
+        made_events = ResponseEvents(ask, head, notes, self._store, owner)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
-            return ResponseEvents(ask, head, notes, self._store, owner, count).events(chunks)
+            return made_events.events(chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms))
 
         # The last event of a stream has the whole response, too.
-        columns = self._columns(chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True), ask.body)
-        form = AnswerForm(response_events.fold)
-        return await self._answer(request, events, 1, form, stream=ask.body.stream is True, columns=columns)
+        most = chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True)
+        columns, form = self._answers.columns(most, ask.body, head.client), AnswerForm(response_events.fold)
+        if ask.given.background:
+            stored = made_events.queue()
+            try:
+                stored.task = self._answers.start(request, events, form, columns)
+            except BaseException:
+                self._store.discard(head.id)
+                raise
+            return JSONResponse(stored.response)
+        stream = ask.body.stream is True
+        return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
     async def stored_response(self, request: Request) -> Response:
         """GET and DELETE /v1/responses/NAME."""
@@ -378,12 +380,18 @@ class Service:
     async def cancel_response(self, request: Request) -> Response:
         """POST /v1/responses/NAME/cancel: end an answer; its own request gets what there is."""
         stored = self._store.get(request.path_params["name"], self._owner(request) or "")
-        if stored.response["status"] not in ("in_progress", "cancelled"):
+        status = stored.response["status"]
+        if status not in ("queued", "in_progress", "cancelled"):
             raise HttpError(
                 400, "Cannot cancel a synchronous response.", "It is complete: retrieve it.", code="response_complete"
             )
-        await self.llm.abort(stored.response["id"])
-        await stored.over.wait()
+        if status == "queued" and stored.task is not None:
+            # The engine does not know it yet.
+            stored.task.cancel()
+            stored.response["status"] = "cancelled"
+        elif status != "cancelled":
+            await self.llm.abort(stored.response["id"])
+            await stored.over.wait()
         return JSONResponse(stored.response)
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
@@ -403,77 +411,10 @@ class Service:
         request.state.names = ask.names
         return replace(ask, body=self._completed(ask.body))
 
-    async def _answer(
-        self,
-        request: Request,
-        make: Callable[[], AsyncGenerator[Chunk, None]],
-        answers: int,
-        form: AnswerForm,
-        *,
-        stream: bool,
-        columns: Hold | None = None,
-    ) -> Response:
-        """The chunks as a stream or as one body. An error before the first chunk gets its own status.
-
-        `columns` holds the most bytes that log-probabilities of its prompts may take, if they are asked for.
-        """
-        client = self._clients.of(request.scope)
-        with contextlib.ExitStack() as refused:
-            if columns is not None:
-                refused.enter_context(columns)
-            self._clients.check(client)
-            refused.enter_context(self.admission.admitted(max(1, answers)))
-            stack = refused.pop_all()
-
-        def finished(error: Exception | None) -> None:
-            request.state.held.release()
-            stack.close()
-            if error is not None:
-                request.state.outcome = GONE if isinstance(error, Gone | OSError) else http_error(error).status
-
-        try:
-            chunks = self._blaming(make(), client)
-            if not stream:
-                body = await until_gone(_folded(chunks, form), request.receive)
-                if columns is not None:
-                    return LongResponse(LongJson(body), self._turns, finished, request.state.names)
-                stack.close()
-                return JSONResponse(body) if form.response is None else form.response(body)
-            begun = await until_gone(primed(chunks), request.receive)
-        except BaseException:
-            stack.close()
-            raise
-
-        request.state.streamed = True
-        if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
-            owner = self._owner(request) or ""
-            recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner)
-            return resume.Follower(recording)
-        return EventStream(form.shown(begun), finished, request.state.names)
-
     async def resumed_stream(self, request: Request) -> Response:
         """GET /v1/streams/NAME: the events after Last-Event-ID of a stream that was cut."""
-        recording = self._recordings.get(request.path_params["name"], self._owner(request) or "")
-        start = resume.start_of(request.headers.get("last-event-id"), recording.name)
-        recording.check(start)
-        return resume.Follower(recording, start)
-
-    def _columns(self, most: int, body: Sampled) -> Hold | None:
-        """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
-        answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
-        answers = "logprob_token_ids" if body.logprob_token_ids else answers
-        prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
-        return self.admission.hold_columns(most, "prompt_logprobs" if prompts else answers) if most else None
-
-    async def _blaming(self, chunks: AsyncGenerator[Chunk, None], client: str) -> AsyncGenerator[Chunk, None]:
-        """The same chunks; a request that makes a step fail counts against its client."""
-        try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-        except CulpritError:
-            self._clients.blame(client)
-            raise
+        name, owner = request.path_params["name"], self._owner(request) or ""
+        return self._answers.resumed(name, owner, request.headers.get("last-event-id"))
 
     # ------------------------------------------------------------------ the rest
 
@@ -485,14 +426,14 @@ class Service:
             self._note_priority(body, request)
             head = self._head(request, "pool", body.model)
             work = pooling.work_of(self.llm, body, self.options, head, self._salt(request, body.cache_salt))
-            self._clients.check(head.client)
+            self.clients.check(head.client)
             window = min(len(work.prompts), self.options.max_answers)
-            with self.admission.admitted(window):
+            with self.admission.admitted(window, head.client):
                 try:
                     made = pooling.run(self.llm, work, head, body.priority or 0, window)
                     return vector_bodies.response(await until_gone(made, request.receive))
                 except CulpritError:
-                    self._clients.blame(head.client)
+                    self.clients.blame(head.client)
                     raise
 
         # Its name in the access log and in metrics.
@@ -511,7 +452,7 @@ class Service:
         return JSONResponse(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
-        info, config = self.llm.info, self.llm.config
+        info, config, advice = self.llm.info, self.llm.config, self.options.advice
         return {
             "id": name,
             "object": "model",
@@ -521,6 +462,7 @@ class Service:
             "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,
             "modalities": [m for m in info.modalities if config.limit_per_prompt.get(m, 0)],
+            **({"advice": dict(zip(("answer", "text"), advice, strict=True))} if advice else {}),
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -531,17 +473,24 @@ class Service:
             raise HttpError(
                 400, "The request must have either a prompt or messages.", "Send one of them.", param="prompt"
             )
-        with self.admission.admitted():
+        with self.admission.admitted(client=request.state.held.client):
             if body.prompt is not None:
                 for name in _OF_TEMPLATES:
                     if getattr(body, name) is not None:
                         raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
-                ids = await self.llm.token_ids(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+                ids = await self.llm.token_ids(
+                    body.prompt,
+                    client=request.state.held.client,
+                    add_special_tokens=body.add_special_tokens is not False,
+                )
             else:
                 self._note_effort(body, request)
                 asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
-                ids = await self.llm.chat_token_ids(client=self._clients.of(request.scope), **asked)
-        return JSONResponse({"count": len(ids), "max_model_len": self.llm.config.max_model_len, "tokens": ids})
+                ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
+        # As the vocabulary writes them, which is not always text.
+        strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        longest = self.llm.config.max_model_len
+        return JSONResponse({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
@@ -549,8 +498,8 @@ class Service:
         self._check_model(body.model)
         if len(body.tokens) > self.llm.config.max_model_len:
             raise HttpError(400, "There are more tokens than the model accepts.", "Send fewer.", param="tokens")
-        with self.admission.admitted():
-            return JSONResponse({"prompt": await self.llm.text_of(body.tokens)})
+        with self.admission.admitted(client=request.state.held.client):
+            return JSONResponse({"prompt": await self.llm.text_of(body.tokens, client=request.state.held.client)})
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine serves; of several, one that answers suffices."""
@@ -570,7 +519,9 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return JSONResponse(document())
+        if self._openapi is None:
+            self._openapi = JSONResponse(document())
+        return Response(self._openapi.body, media_type=self._openapi.media_type)
 
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
@@ -650,7 +601,7 @@ class Service:
             lora,
             lambda token_id: token_bytes(tokenizer, token_id),
             request.state.held.release,
-            self._clients.of(request.scope),
+            request.state.held.client,
         )
 
     def _owner(self, request: Request) -> str | None:
@@ -666,30 +617,6 @@ class Service:
 def _html(name: str) -> Response:
     found = page.page(name)
     return HTMLResponse(found.html, headers=found.headers)
-
-
-async def _folded(chunks: AsyncGenerator[Chunk, None], form: AnswerForm) -> dict[str, Any]:
-    async with contextlib.aclosing(chunks):
-        return await form.fold(chunks)
-
-
-async def _warned(chunks: AsyncGenerator[Chunk, None], notes: Notes) -> AsyncGenerator[Chunk, None]:
-    """The chunks, the first of which names the fields without effect."""
-    warnings = notes.warnings()
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            yield {**chunk, "warnings": warnings} if warnings else chunk
-            warnings = []
-
-
-async def _shown(chunks: AsyncGenerator[Chunk, None], *, usage: bool) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a stream, with the usage only if it was requested."""
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            if usage:
-                yield {"usage": None, **chunk}
-            elif "usage" not in chunk:
-                yield chunk
 
 
 async def _refused(request: Request, error: Exception) -> Response:

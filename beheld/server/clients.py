@@ -40,7 +40,15 @@ class Clients:
         if not self._fair:
             return ""
         name = scope["state"].get("client") if self._by_key else None
-        return self._named(name or _network(scope))
+        return self._named(name or network_of(_address(scope)))
+
+    def peer(self, scope: Scope) -> str:
+        """As `peer_of`, of a request."""
+        return self.peer_of(_address(scope))
+
+    def peer_of(self, address: str) -> str:
+        """The name of a connection's peer, whatever its key; empty if all are to be one."""
+        return network_of(address) if self._fair else ""
 
     def blame(self, client: str) -> None:
         """A request of this client made a step fail."""
@@ -75,9 +83,12 @@ class Clients:
         return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret).hexdigest()
 
 
-def _network(scope: Scope) -> str:
-    """The address of the peer; of IPv6 the network, because one client has all addresses of it."""
-    address = scope["client"][0] if scope.get("client") else ""
+def _address(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def network_of(address: str) -> str:
+    """The address of a peer; of IPv6 the network, because one client has all addresses of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

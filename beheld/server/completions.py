@@ -74,7 +74,7 @@ def columns_bytes(
     """
     longest = usual_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    answers = len(prompts) * answer_bytes(body, body.logprobs, most)
+    answers = answer_bytes(body, body.logprobs, most, len(prompts))
     num_top = _num_prompt_logprobs(body)
     if num_top is None:
         return answers
@@ -416,10 +416,12 @@ def _entries(
     """A token's entry in each list."""
     likely: dict[str, float] | None = None
     if candidates:
-        likely = {
-            token_name(k) if as_ids else each.decoded_token or str(k): max(each.logprob, LEAST)
-            for k, each in candidates.items()
-        }
+        likely = {}
+        # The token itself is the first.
+        for k, each in sorted(candidates.items(), key=lambda one: one[0] != token):
+            name = token_name(k) if as_ids else each.decoded_token or str(k)
+            # Several tokens may have one text, as parts of letters do: the further ones are named by their ids.
+            likely[token_name(k) if name in likely else name] = max(each.logprob, LEAST)
     return {
         "tokens": token_name(token) if as_ids else text,
         "token_logprobs": None if logprob is None else max(logprob, LEAST),

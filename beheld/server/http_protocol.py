@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
+from beheld.server.admission import Places
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import OPEN_PATHS
 from beheld.server.write_coalescing import CoalescingTransport
@@ -90,10 +91,11 @@ class FrameGuard:
 
     Args:
         app: the application.
-        crowded: returns whether there are more connections than the limit; /health is answered anyway.
+        crowded: returns whether there are more connections than a request's peer may have a part in; /health is
+            answered anyway.
     """
 
-    def __init__(self, app: ASGIApp, crowded: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, crowded: Callable[[Scope], bool]) -> None:
         self._app = app
         self._crowded = crowded
 
@@ -117,7 +119,7 @@ class FrameGuard:
             return HttpError(400, "The length of the body is given in two ways.", "Give it in one.", headers=_CLOSE)
         if scope["http_version"] not in ("1.0", "1.1"):
             return HttpError(400, "This version of HTTP is not supported.", "Use HTTP/1.1.", headers=_CLOSE)
-        if self._crowded() and scope["path"] not in OPEN_PATHS:
+        if self._crowded(scope) and scope["path"] not in OPEN_PATHS:
             more = {**_CLOSE, "Retry-After": "1"}
             return HttpError(503, "The server has too many connections.", "Try again.", code="busy", headers=more)
         return None
@@ -182,6 +184,8 @@ class DeadlineProtocol(H11Protocol):
 
     Attributes:
         turns: shared by all connections of a server.
+        places: the places of all connections of a server.
+        peer_of: returns who has opened a connection, by its address; empty if all are to be one.
         header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
         send_s: seconds that the client may leave sent data unread.
         request_log: records requests that never reach the application.
@@ -189,6 +193,8 @@ class DeadlineProtocol(H11Protocol):
 
     request_log: AccessLog
     turns: LoopShare
+    places: Places
+    peer_of: Callable[[str], str]
     conn: BoundedConnection
     transport: CoalescingTransport
 
@@ -207,10 +213,17 @@ class DeadlineProtocol(H11Protocol):
         self._waiting = False
         self._dropping: asyncio.Event | None = None
         self._came_at = 0.0
+        self._peer = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the headers."""
         super().connection_made(CoalescingTransport(transport, self.loop))
+        self._peer = self.peer_of(self.client[0] if self.client else "")
+        self.places.take(self._peer)
+        if self.places.taken > 2 * self.places.most and not self.places.has_few(self._peer):
+            # Even an answer that says so would take memory and a descriptor for each.
+            self.transport.abort()
+            return
         self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def data_received(self, data: bytes) -> None:
@@ -355,6 +368,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timers."""
         super().connection_lost(exc)
+        self.places.give(self._peer)
         # These refer back to the protocol; clearing them frees the connection's memory without the garbage collector.
         self.app_state.clear()
         if self.scope is not None:

@@ -23,14 +23,20 @@ MAX_BIASES = 4096
 # More than any vocabulary.
 MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
-# Candidates of each token of an answer whose memory is not counted: as many as the engine allows by default.
+# Variables of a chat template.
+MAX_VARIABLES = 128
+# Candidates of each token of an answer that the engine allows by default, and the bytes of theirs in one request that
+# are not counted, so that usual requests never keep others out.
 FREE_CANDIDATES = 20
-# Bytes of each further one until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
+FREE_COLUMN_BYTES = 64 << 20
+# Bytes of each until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
 CANDIDATE_BYTES = 640
 STREAMED_CANDIDATE_BYTES = 16
 
 # Bodies up to this size are parsed in the event loop; larger ones in a thread.
 INLINE_BYTES = 32 << 10
+# Bodies up to this size are parsed in the turn in which their request began, or as they come.
+QUICK_BYTES = 2 << 10
 # Larger bodies are parsed one at a time and in small steps: json.loads lets no other thread run while it reads a text.
 LARGE_BYTES = 8 << 20
 # Bytes of a body that are not counted, so that large bodies never keep small ones out.

@@ -17,17 +17,25 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 
+# Connections that may wait to be accepted, as far as the system allows, and those that are accepted in one turn of the
+# event loop.
+_QUEUE = 4096
+ACCEPTED_IN_TURN = 64
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Listener(socket.socket):
     """A listening socket that stops accepting once the process has no descriptors left.
 
-    asyncio accepts many connections in one go. Without descriptors it would try a thousand times, log each failure, and
-    schedule as many retries.
+    asyncio listens with the number of connections that it accepts in one go, and then only so many may wait. Without
+    descriptors it would try as often, log each failure, and schedule as many retries.
     """
 
     _exhausted = False
+
+    def listen(self, backlog: int = _QUEUE) -> None:
+        """Listen; more may wait than asyncio accepts in one turn."""
+        super().listen(max(backlog, _QUEUE))
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection; after a lack of descriptors, act once as if there were no connection."""
@@ -59,7 +67,7 @@ def listen(options: ServerOptions) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
-        made.listen(1024)
+        made.listen()
     except OSError as error:
         made.close()
         raise ConfigError(
@@ -83,7 +91,7 @@ def _listen_at_file(path: Path) -> socket.socket:
             # What an earlier server left.
             path.unlink()
         made.bind(str(path))
-        made.listen(1024)
+        made.listen()
     except OSError as error:
         made.close()
         raise ConfigError(

@@ -127,12 +127,17 @@ class ServerOptions:
         1 << 30,
         "max-reading-mib",
         "limit for all request bodies together until their media are prepared, and for log-probabilities of prompts "
-        "and, beyond 20 a token, of answers until they are read; beyond it, requests get 503",
+        "and of answers, beyond 20 a token or 64 MiB a request, until they are read; one client has at most three "
+        "quarters of it; beyond it, requests get 503",
         low=1,
         unit=1 << 20,
     )
     max_requests: int = _option(
-        1024, "max-concurrent-requests", "most running answers; beyond it, requests get 503 before they are read", low=1
+        1024,
+        "max-concurrent-requests",
+        "most running answers; beyond it, requests get 503 before they are read, but for those of clients that have "
+        "few (up to a sixteenth), for which there is a fourth more",
+        low=1,
     )
     drain_s: float = _option(
         30.0,
@@ -214,6 +219,8 @@ class ServerOptions:
         False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
     )
     names: tuple[str, ...] = ("mote",)
+    # An answer of the model, and what the page says below it.
+    advice: tuple[str, str] | None = None
     aliases: tuple[str, ...] = ()
     max_answers: int = limits.MAX_ANSWERS
     max_tools: int = limits.MAX_TOOLS

@@ -17,6 +17,7 @@ from beheld.server.arriving_body import ArrivingBody
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
+from beheld.server.request_turns import RequestTurns
 from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
@@ -41,12 +42,16 @@ class Reader:
         admission: decides whether another request is accepted.
         options: the server's options.
         bounds: limits of one body's JSON.
+        turns: of parsing what is parsed in the event loop.
     """
 
-    def __init__(self, admission: AdmissionControl, options: ServerOptions, bounds: JsonBounds = limits.JSON) -> None:
+    def __init__(
+        self, admission: AdmissionControl, options: ServerOptions, bounds: JsonBounds, turns: RequestTurns
+    ) -> None:
         self._admission = admission
         self._options = options
         self._bounds = bounds
+        self._turns = turns
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
         self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
@@ -59,18 +64,18 @@ class Reader:
             HttpError: 400, 408, 413, 415 or 503, with the field at fault if there is one.
             ClientDisconnect: the client disconnected.
         """
-        self._admission.check()
+        self._admission.check(client=held.client)
         _check_headers(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, self._parsed, body, kind, notes, made)
+        return await self._in_turn(body, held.client, self._parsed, body, kind, notes, made)
 
     async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
         """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
-        self._admission.check()
+        self._admission.check(client=held.client)
         boundary = multipart.boundary_of(request.headers.get("content-type", ""))
         _check_encoding(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, _parsed_form, body, boundary, kind, notes)
+        return await self._in_turn(body, held.client, _parsed_form, body, boundary, kind, notes)
 
     async def _arrived(self, request: Request, held: Hold) -> bytearray | mmap:
         """The whole body."""
@@ -85,9 +90,11 @@ class Reader:
                 "Send it faster, or send less.",
             ) from error
 
-    async def _in_turn(self, body: bytearray | mmap, parse: Callable[..., T], *arguments: Any) -> T:
+    async def _in_turn(self, body: bytearray | mmap, client: str, parse: Callable[..., T], *arguments: Any) -> T:
         """Parse a small body here, a larger one in a thread."""
         if len(body) <= limits.INLINE_BYTES:
+            if len(body) > limits.QUICK_BYTES:
+                await self._turns.take(client)
             return parse(*arguments)
         pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
         return await asyncio.get_running_loop().run_in_executor(pool, parse, *arguments)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.server.chat import ChunkHead
+from beheld.server.errors import HttpError, http_error
 from beheld.server.notes import Notes
 from beheld.server.response_requests import (
     FreeformTool,
     NamedFunction,
+    NamespaceTool,
     ResponseAsked,
     arguments_of,
+    flat_name,
     input_of,
 )
 from beheld.server.response_store import ResponseStore, Stored
@@ -30,7 +33,6 @@ class ResponseEvents:
         notes: what the request asked for without effect.
         store: keeps the response, if the request does not say otherwise.
         owner: the client, for the store.
-        count: the number of a text's tokens.
     """
 
     def __init__(
@@ -40,22 +42,47 @@ class ResponseEvents:
         notes: Notes,
         store: ResponseStore,
         owner: str,
-        count: Callable[[str], Awaitable[int]],
     ) -> None:
         self._ask = ask
         self._store = store
-        self._count = count
+        self._background = ask.given.background is True
         self._wanted = ask.given.store is not False
         self._response = _object(ask, head, notes)
         self._kept = Stored(owner, self._response, tuple(ask.history))
         self._number = 0
+
+    def queue(self) -> Stored:
+        """Keep the response before it begins, for a client that asks for it later.
+
+        Raises:
+            HttpError: there is no room for it.
+        """
+        self._response["status"] = "queued"
+        self._response["store"] = True
+        # The request's body is counted where it is held.
+        history, self._kept.history = self._kept.history, ()
+        if not self._store.put(self._kept):
+            raise HttpError(
+                400,
+                "There is no room to keep a response that is answered in the background.",
+                "Wait for it. The operator may raise --response-store-mib.",
+                param="background",
+            )
+        self._kept.history = history
+        return self._kept
 
     async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
         """The events, the last of which has the whole response."""
         begun, ended = False, False
         reason, usage = "stop", None
         custom = frozenset(tool.name for tool in self._ask.given.tools or () if isinstance(tool, FreeformTool))
-        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom)
+        spaces = {
+            seen.name: (own.name, tool.name)
+            for tool in self._ask.given.tools or ()
+            if isinstance(tool, NamespaceTool)
+            for seen, own in zip(tool.functions(), tool.tools, strict=True)
+        }
+        items = _OutputItems(self._response["output"], self._response["id"].removeprefix("resp"), custom, spaces)
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
@@ -71,28 +98,38 @@ class ResponseEvents:
                             self._response["grounding"] = choice["grounding"]
                     usage = chunk.get("usage") or usage
             if usage:
-                self._response["usage"] = await self._usage(usage)
+                self._response["usage"] = _usage(usage)
             for event in items.close(complete=reason not in ("length", "abort")):
                 yield self._numbered(event)
             ended = True
             yield self._end(reason)
+        except Exception as error:
+            failure = http_error(error, self._ask.names)
+            self._response["error"] = {"code": failure.code or "server_error", "message": str(failure)}
+            raise
         finally:
             self._kept.over.set()
             if not ended:
                 # The client went away, or the request failed: nobody can go on with half an answer.
-                self._response["status"] = "failed"
-                self._store.discard(self._response["id"])
+                self._response["status"] = "failed" if self._response["error"] or not self._background else "cancelled"
+                if not self._background:
+                    self._store.discard(self._response["id"])
 
     def _begin(self, chunk: Chunk) -> Iterator[Chunk]:
         if chunk.get("media"):
             self._response["media"] = chunk["media"]
+        self._response["status"] = "in_progress"
         # Now that the media are prepared, the request's body is counted here and nowhere else.
-        self._response["store"] = self._wanted and self._store.put(self._kept)
+        self._response["store"] = self._wanted and self._keeps() and self._store.put(self._kept)
         if not self._response["store"]:
             self._kept.history = ()
             self._ask.history.clear()
         for kind in ("created", "in_progress"):
             yield self._numbered({"type": f"response.{kind}", "response": {**self._response, "output": []}})
+
+    def _keeps(self) -> bool:
+        """Whether the response may still be kept: one in the background may have been deleted."""
+        return not self._background or self._store.holds(self._response["id"])
 
     def _end(self, reason: str) -> Chunk:
         response = self._response
@@ -107,24 +144,21 @@ class ResponseEvents:
         kind = "completed" if response["status"] == "completed" else "incomplete"
         return self._numbered({"type": f"response.{kind}", "response": response})
 
-    async def _usage(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Responses' usage object; tokens of the reasoning are those that its text would take."""
-        thoughts = "".join(
-            part["text"] for item in self._response["output"] if item["type"] == "reasoning" for part in item["content"]
-        )
-        reasoned = min(await self._count(thoughts), given["completion_tokens"]) if thoughts else 0
-        return {
-            "input_tokens": given["prompt_tokens"],
-            # No tokens are billed for writing them into a cache.
-            "input_tokens_details": {**given["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": given["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoned},
-            "total_tokens": given["total_tokens"],
-        }
-
     def _numbered(self, event: Chunk) -> Chunk:
         self._number += 1
         return {"type": event["type"], "sequence_number": self._number - 1, **event}
+
+
+def _usage(given: dict[str, Any]) -> dict[str, Any]:
+    """Responses' usage object, made of chat's."""
+    return {
+        "input_tokens": given["prompt_tokens"],
+        # No tokens are billed for writing them into a cache.
+        "input_tokens_details": {**given["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": given["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0, **given.get("completion_tokens_details", {})},
+        "total_tokens": given["total_tokens"],
+    }
 
 
 async def fold(events: AsyncIterator[Chunk]) -> dict[str, Any]:
@@ -145,7 +179,7 @@ def _object(ask: ResponseAsked, head: ChunkHead, notes: Notes) -> dict[str, Any]
         "object": "response",
         "created_at": head.created,
         "status": "in_progress",
-        "background": False,
+        "background": given.background is True,
         "error": None,
         "incomplete_details": None,
         "instructions": given.instructions,
@@ -180,7 +214,7 @@ def _answer(output: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
         else:
             custom = item["type"] == "custom_tool_call"
             arguments = arguments_of(item["input"]) if custom else item["arguments"]
-            function = {"name": item["name"], "arguments": arguments}
+            function = {"name": flat_name(item["name"], item.get("namespace")), "arguments": arguments}
             call = {"id": item["call_id"], "type": "function", "function": function}
             message.setdefault("tool_calls", []).append(call)
     return (message,)
@@ -207,12 +241,20 @@ class _OutputItems:
         output: the response's items, which grow.
         number: the end of the items' ids.
         custom: the names of the custom tools.
+        spaces: the name that the model sees -> name and namespace of a function that has one.
     """
 
-    def __init__(self, output: list[dict[str, Any]], number: str, custom: frozenset[str]) -> None:
+    def __init__(
+        self,
+        output: list[dict[str, Any]],
+        number: str,
+        custom: frozenset[str],
+        spaces: Mapping[str, tuple[str, str]],
+    ) -> None:
         self._output = output
         self._number = number
         self._custom = custom
+        self._spaces = spaces
         # The arguments of an open call of a custom tool, whose input is known when they are whole.
         self._arguments = ""
         # Log-probabilities of tokens whose text is not shown yet.
@@ -247,6 +289,8 @@ class _OutputItems:
             name = call["function"].get("name")
             kind, holder = ("custom_tool_call", "input") if name in self._custom else ("function_call", "arguments")
             item = {"type": kind, "call_id": call.get("id"), "name": name, holder: ""}
+            if name in self._spaces:
+                item["name"], item["namespace"] = self._spaces[name]
             yield from self._begin(("call", call["index"]), item)
             if self._output[-1]["type"] == "custom_tool_call":
                 self._arguments += call["function"]["arguments"]

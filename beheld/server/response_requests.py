@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -98,7 +98,6 @@ class CallItem(Body):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_STATUS,
         "caller": (),
-        "namespace": (),
         "parsed_arguments": (),
     }
 
@@ -106,6 +105,7 @@ class CallItem(Body):
     id: Name | None = None
     call_id: Name
     name: Name
+    namespace: Name | None = None
     arguments: str
 
 
@@ -166,6 +166,10 @@ Item = Annotated[
 ]
 
 
+# The letters of a name that chat takes.
+_MAX_TOOL_NAME = 64
+
+
 class FunctionTool(Body):
     """A function that the model may call."""
 
@@ -208,7 +212,39 @@ class FreeformTool(Body):
         return {"name": self.name, "description": words, "parameters": text | {"additionalProperties": False}}
 
 
-AnyTool = Annotated[FunctionTool | FreeformTool, Field(discriminator="type")]
+class NamespaceTool(Body):
+    """Functions of one source, such as an MCP server that the client speaks with.
+
+    The model sees each as NAMESPACE__NAME, and calls have both names apart.
+    """
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"defer_loading": (False,)}
+
+    type: Literal["namespace"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)]
+
+    def functions(self) -> list[FunctionTool]:
+        """The functions as the model sees them."""
+        words = self.description or ""
+        return [
+            tool.model_copy(
+                update={
+                    "name": flat_name(tool.name, self.name),
+                    "description": "\n".join(filter(None, (words, tool.description))) or None,
+                }
+            )
+            for tool in self.tools
+        ]
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """The name of a function in a namespace, if there is one, as the model sees it."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+AnyTool = Annotated[FunctionTool | FreeformTool | NamespaceTool, Field(discriminator="type")]
 ToolList = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 
 
@@ -219,7 +255,7 @@ def _runnable(given: Any, info: ValidationInfo) -> Any:
     kept = []
     for tool in given:
         kind = tool.get("type") if isinstance(tool, dict) else "function"
-        if not isinstance(kind, str) or kind in ("function", "custom"):
+        if not isinstance(kind, str) or kind in ("function", "custom", "namespace"):
             kept.append(tool)
         elif kind.startswith("web_search") and isinstance(info.context, Notes) and not info.context.strict:
             info.context.tell("tools", "This server searches nothing, so the model is not offered web_search.")
@@ -232,7 +268,6 @@ def _runnable(given: Any, info: ValidationInfo) -> Any:
 _OWN = "Send a function of the same purpose, and run it in the client."
 _HOSTED = {
     "mcp": "Let the client speak with the MCP server: send its tools as functions, and run the calls there.",
-    "namespace": "Send the functions that it holds themselves.",
 }
 
 
@@ -288,7 +323,6 @@ class ResponsesRequest(SamplingFields):
     """POST /v1/responses."""
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "background": (False,),
         "context_management": ([],),
         "conversation": (),
         "max_tool_calls": (),
@@ -306,7 +340,6 @@ class ResponsesRequest(SamplingFields):
         "user": "It changes nothing and is not stored.",
     }
     remedies: ClassVar[Mapping[str, str]] = {
-        "background": "Stream the answer, or wait for it.",
         "conversation": "Use previous_response_id.",
         "max_tokens": "Use max_output_tokens.",
         "messages": "Use input.",
@@ -319,6 +352,7 @@ class ResponsesRequest(SamplingFields):
     instructions: str | None = None
     previous_response_id: Name | None = None
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_output_tokens: Whole | None = None
@@ -370,6 +404,11 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     Raises:
         HttpError: there are too many messages, or a format has no schema.
     """
+    if given.background:
+        for name, value in (("store", given.store is False), ("stream", given.stream)):
+            if value:
+                words = "A response in the background is kept, and its client asks for it later."
+                raise HttpError(400, words, f"Leave {name} or background out.", param=name)
     items = _Items(earlier)
     for number, item in enumerate(given.input if isinstance(given.input, list) else ()):
         items.add(item, f"input.{number}")
@@ -402,7 +441,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         "response_format": _format(given.text.format) if given.text is not None else None,
     }
     if given.tools:
-        made["tools"] = [{"type": "function", "function": _function(tool, notes)} for tool in given.tools]
+        made["tools"] = [{"type": "function", "function": _function(tool, notes)} for tool in _seen(given.tools)]
     choice = given.tool_choice
     named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
     if named not in (None, "auto", "none") and not given.tools and "tools" in notes.fields:
@@ -426,6 +465,22 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     # Kept without the input, whose media are large.
     kept = given.model_copy(update={"input": ""})
     return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
+
+
+def _seen(tools: Iterable[FunctionTool | FreeformTool | NamespaceTool]) -> list[FunctionTool | FreeformTool]:
+    """The tools that the model sees.
+
+    Raises:
+        HttpError: a name is too long.
+    """
+    made: list[FunctionTool | FreeformTool] = []
+    for tool in tools:
+        made += tool.functions() if isinstance(tool, NamespaceTool) else [tool]
+    long = next((tool.name for tool in made if len(tool.name) > _MAX_TOOL_NAME), None)
+    if long is not None:
+        words = f"The function {long[:128]!r}, with its namespace, has more than {_MAX_TOOL_NAME} letters."
+        raise HttpError(400, words, "Give it or its namespace a shorter name.", param="tools")
+    return made
 
 
 def _function(tool: FunctionTool | FreeformTool, notes: Notes) -> dict[str, Any]:
@@ -467,7 +522,8 @@ class _Items:
         """Add an item."""
         if isinstance(item, CallItem | CustomCallItem):
             arguments = item.arguments if isinstance(item, CallItem) else arguments_of(item.input)
-            function = {"name": item.name, "arguments": arguments}
+            namespace = item.namespace if isinstance(item, CallItem) else None
+            function = {"name": flat_name(item.name, namespace), "arguments": arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             self._assistant(path).setdefault("tool_calls", []).append(call)
         elif isinstance(item, ReasoningItem):

@@ -24,6 +24,7 @@ class Stored:
         history: the conversation up to its input, and its answer when it is complete.
         num_bytes: what it counts.
         over: set when the response does not change any more.
+        task: answers it without its client.
     """
 
     owner: str
@@ -31,6 +32,7 @@ class Stored:
     history: tuple[dict[str, Any], ...]
     num_bytes: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class ResponseStore:
@@ -87,14 +89,33 @@ class ResponseStore:
             code="response_not_found",
         )
 
+    def ended(self, name: str, owner: str) -> Stored:
+        """The response of that id, which another request goes on with.
+
+        Raises:
+            HttpError: 404 if there is none of this client; 400 if it is not answered yet.
+        """
+        found = self.get(name, owner, "previous_response_id")
+        if found.response["status"] in ("queued", "in_progress"):
+            raise HttpError(
+                400,
+                f"Response with id {name[:64]!r} is not answered yet.",
+                "Retrieve it until its status is completed.",
+                param="previous_response_id",
+                code="response_not_complete",
+            )
+        return found
+
     def delete(self, name: str, owner: str) -> None:
         """Forget a response.
 
         Raises:
             HttpError: 404 if there is none of this client.
         """
-        self.get(name, owner)
+        found = self.get(name, owner)
         self.discard(name)
+        if found.task is not None:
+            found.task.cancel()
 
     def discard(self, name: str) -> None:
         """Forget a response if it is there."""

@@ -226,7 +226,9 @@ RESPONSES: dict[str, Any] = {
         {"id": _TEXT, "object": {"const": "response"}, "grounding": _list(_named("Place"))}, "grounding"
     ),
     "InputTokens": _object({"input_tokens": _COUNT}),
-    "Tokens": _object({"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT)}),
+    "Tokens": _object(
+        {"count": _COUNT, "max_model_len": _COUNT, "tokens": _list(_COUNT), "token_strs": _maybe(_list(_TEXT))}
+    ),
     "Prompt": _object({"prompt": _TEXT}),
     "Transcript": _object(
         {"text": _TEXT, "usage": _ANY, "task": _TEXT, "language": _TEXT, "duration": _NUMBER, "segments": _list(_ANY)},
@@ -244,7 +246,9 @@ RESPONSES: dict[str, Any] = {
             "parent": _maybe(_TEXT),
             "max_model_len": _COUNT,
             "modalities": _list({"enum": ["image", "video", "audio"]}),
-        }
+            "advice": _object({"answer": _TEXT, "text": _TEXT}),
+        },
+        "advice",
     ),
     "Models": _object({"object": {"const": "list"}, "data": _list(_named("Model"))}),
     "Health": _object({"status": {"const": "ok"}}),

@@ -60,21 +60,24 @@ def with_all(body: _Body, vocab_size: int) -> _Body:
     return body.model_copy(update=every) if every else body
 
 
-def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int, *, kept: bool = False) -> int:
+def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int, prompts: int = 1, *, kept: bool = False) -> int:
     """The most bytes that the log-probabilities of the answers take until they are sent.
 
-    A request within the engine's usual max_logprobs takes little, and counts as nothing.
+    Within the engine's usual max_logprobs, the first bytes count as nothing.
 
     Args:
         num_top: the likeliest candidates of each token besides itself; None for no report.
         most_tokens: the most tokens of an answer.
+        prompts: how many prompts are answered.
         kept: whether they are kept as parts of a whole answer also where it is streamed.
     """
     # More names are refused later; the named tokens stand in place of the likeliest.
     named = min(len(body.logprob_token_ids or ()), MAX_LOGPROB_TOKEN_IDS)
-    further = 0 if num_top is None else max(0, (named or num_top) - limits.FREE_CANDIDATES)
+    candidates = 0 if num_top is None else named or num_top
     each = limits.STREAMED_CANDIDATE_BYTES if body.stream and not kept else limits.CANDIDATE_BYTES
-    return further * each * most_tokens * max(1, body.n or 1)
+    each *= most_tokens * max(1, body.n or 1) * prompts
+    usual = min(candidates, limits.FREE_CANDIDATES)
+    return (candidates - usual) * each + max(0, usual * each - limits.FREE_COLUMN_BYTES)
 
 
 def check_named(body: Sampled, *, reports: bool, remedy: str) -> None:

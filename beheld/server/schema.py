@@ -516,7 +516,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Variables = Annotated[dict[str, Any], AfterValidator(_variables)]
+Variables = Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES), AfterValidator(_variables)]
 Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
@@ -695,6 +695,7 @@ class TokenizeRequest(Body):
     tools: Tools | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: Variables | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):

@@ -17,7 +17,7 @@ from beheld.server import tls
 from beheld.server.app import Service
 from beheld.server.health import EarlyHealth
 from beheld.server.http_protocol import DeadlineProtocol
-from beheld.server.listen import address, leave
+from beheld.server.listen import ACCEPTED_IN_TURN, address, leave
 from beheld.server.options import ServerOptions
 from beheld.server.root_path import RootPath
 from beheld.utils.gil import quick_turns
@@ -116,6 +116,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         "send_s": options.send_s,
         "request_log": service.access_log,
         "turns": LoopShare(),
+        "places": service.admission.connections,
+        "peer_of": staticmethod(service.clients.peer_of),
     }
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
@@ -124,6 +126,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         http=protocol,
         ws="none",
         lifespan="off",
+        backlog=ACCEPTED_IN_TURN,
         log_config=None,
         log_level="critical",
         access_log=False,
@@ -132,9 +135,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
     )
-    server = Server(config, service, options.drain_s)
-    service.admission.num_connections = lambda: len(server.server_state.connections)
-    return server, app
+    return Server(config, service, options.drain_s), app
 
 
 def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:

@@ -21,6 +21,7 @@ class ReasoningMarks:
         label: what may stand between the first mark and the reasoning, and is no part of it.
         channels: whether every part of an answer has a header, as gpt-oss writes them.
         again: whether reasoning may also stand later in an answer; then a closing mark by itself is left out.
+        verbatim: whether blank lines around the marks belong to the parts.
     """
 
     open: str
@@ -29,6 +30,7 @@ class ReasoningMarks:
     label: str = ""
     channels: bool = False
     again: bool = False
+    verbatim: bool = False
 
     @property
     def template(self) -> str:
@@ -47,6 +49,8 @@ def _tags(open: str, close: str) -> ReasoningMarks:
 THINK = _tags("<think>", "</think>")
 FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
+    # The same, with every blank as vLLM's parser of that name leaves it.
+    "olmo3": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True),
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
     "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n", again=True),
@@ -87,7 +91,8 @@ class ReasoningSplit:
     """Splits an answer that may begin with reasoning; see Splitter.
 
     Only reasoning at the very beginning counts, unless the marks say `again`; a later mark is ordinary text. Blank
-    lines around the marks at the beginning belong to neither part; reasoning that a call ends keeps its own.
+    lines around the marks at the beginning belong to neither part, unless the marks say `verbatim`; reasoning that a
+    call ends keeps its own.
 
     Args:
         marks: how the reasoning is delimited.
@@ -104,7 +109,7 @@ class ReasoningSplit:
         self._beginning = Beginning(marks.open)
         self._label = Beginning(marks.label) if marks.label else None
         # Whether the present part, and the answer as a whole, has shown anything.
-        self._shown = self._answered = False
+        self._shown = self._answered = marks.verbatim
         self._calls = frozenset(calls)
 
     @property
@@ -176,6 +181,8 @@ class ReasoningSplit:
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
+        if self._marks.verbatim:
+            return text
         if not self._shown:
             text = text.lstrip()
         self._shown = self._shown or bool(text)

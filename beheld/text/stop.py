@@ -10,7 +10,8 @@ class StopFinder:
 
     The division into pieces does not matter. If one character completes several strings, the first in the list wins.
     Each string has an automaton of Knuth, Morris and Pratt ("Fast pattern matching in strings", SIAM J. Comput. 6,
-    1977): its state is the length of the longest prefix of the string that the text ends with.
+    1977): its state is the length of the longest prefix of the string that the text ends with. Its table of fallbacks
+    is made as far as the text has matched, because a request may have many long strings and many answers.
 
     Args:
         stops: the strings; none is empty.
@@ -21,7 +22,7 @@ class StopFinder:
         assert all(stops)
         self._stops = tuple(stops)
         self._include = include
-        self._fallbacks = [_fallbacks(stop) for stop in stops]
+        self._fallbacks = [[0] for _ in stops]
         self._states = [0] * len(self._stops)
         self._held = ""
 
@@ -52,24 +53,23 @@ class StopFinder:
         found = None
         for index, stop in enumerate(self._stops):
             state = self._states[index]
-            fallbacks = self._fallbacks[index]
-            while state and stop[state] != character:
-                state = fallbacks[state - 1]
+            if state and stop[state] != character:
+                fallbacks = _extended(self._fallbacks[index], stop, state)
+                while state and stop[state] != character:
+                    state = fallbacks[state - 1]
             state += stop[state] == character
             if state == len(stop):
                 found = found or stop
-                state = fallbacks[state - 1]
+                state = _extended(self._fallbacks[index], stop, state)[state - 1]
             self._states[index] = state
         return found
 
 
-def _fallbacks(stop: str) -> list[int]:
-    """For each prefix of `stop`, the length of the longest shorter prefix that it ends with."""
-    table = [0] * len(stop)
-    state = 0
-    for position in range(1, len(stop)):
+def _extended(fallbacks: list[int], stop: str, size: int) -> list[int]:
+    """For each prefix of `stop` up to `size` characters, the length of the longest shorter prefix that it ends with."""
+    for position in range(len(fallbacks), size):
+        state = fallbacks[-1]
         while state and stop[state] != stop[position]:
-            state = table[state - 1]
-        state += stop[state] == stop[position]
-        table[position] = state
-    return table
+            state = fallbacks[state - 1]
+        fallbacks.append(state + (stop[state] == stop[position]))
+    return fallbacks

@@ -70,3 +70,16 @@ def best_for(modality: str) -> Fit | None:
         return None
     on_host = machine()[0].shares_host_memory
     return found[0] if on_host else max(found, key=lambda each: (each.quantization is None, each.short.billions))
+
+
+def command_for_photographs(begin: str) -> str:
+    """Return the line that names the command for a model that takes pictures and fits this machine.
+
+    Args:
+        begin: what stands before the model's name, as "beheld ask -m".
+    """
+    found = best_for("image")
+    if found is None:
+        return "For photographs it takes a real model; `beheld models --short` lists some."
+    bits = "" if found.quantization is None else f" --quantization {found.quantization}"
+    return f"For photographs: {begin} {found.short.name}{bits}"

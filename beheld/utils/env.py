@@ -155,7 +155,7 @@ BLOCKS_ON_GPU = _variable(
     ("BEHELD_BLOCKS_ON_GPU",),
     _switch,
     False,
-    "1 keeps FP8 weights with a scale for each block, and MXFP4 experts, as they are on a GPU that multiplies FP8",
+    "1 keeps FP8 weights with a scale for each block as they are on a GPU that multiplies FP8",
 )
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),

@@ -1,6 +1,10 @@
-"""What strangers' templates wait for, nobody else's text waits for."""
+"""What strangers' templates wait for, nobody else's text waits for; clients have threads by turns."""
 
 from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,3 +28,31 @@ def test_strangers_templates_have_threads_of_their_own() -> None:
         assert pools.of_reading("Hello.", None) is pools.text
     finally:
         pools.close()
+
+
+@pytest.mark.case(127)
+@pytest.mark.parametrize("kind", ["text", "long", "template", "grammar"])
+def test_a_client_waits_for_what_runs_and_not_for_all_that_another_sent(kind: str) -> None:
+    """64 chats of 900 messages each held a short one for 2 s."""
+    pools = Pools()
+    pool: ThreadPoolExecutor = getattr(pools, kind)
+    begun: list[str] = []
+
+    def work(client: str) -> None:
+        begun.append(client)
+        time.sleep(0.01)
+
+    async def story() -> None:
+        greedy = [asyncio.ensure_future(pools.run(pool, "greedy", work, "greedy")) for _ in range(30)]
+        await asyncio.sleep(0.005)
+        await pools.run(pool, "other", work, "other")
+        assert not all(task.done() for task in greedy)
+        await asyncio.gather(*greedy)
+
+    try:
+        asyncio.run(story())
+    finally:
+        pools.close()
+    # Those that run, and the one whose turn came before it.
+    assert begun.index("other") <= pool._max_workers + 1
+    assert len(begun) == 31

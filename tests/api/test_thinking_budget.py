@@ -49,6 +49,14 @@ def test_no_limit_changes_no_grammar(llm: LLM) -> None:
     assert unlimited.outputs[0].text == plain.outputs[0].text
 
 
+def test_a_budget_is_that_of_its_own_conversation(llm: LLM) -> None:
+    """A grammar without a budget shapes the whole answer, whatever the others of the call have."""
+    asked = [params(None, structured_outputs=StructuredOutputs(choice=["a", "b"])), params(2)]
+    outputs = llm.chat([TALK] * 2, asked, use_tqdm=False)
+    assert outputs[0].outputs[0].text in ("a", "b")
+    assert outputs[1].outputs[0].text == "<think>ab</think>answer"
+
+
 def test_a_prompt_does_not_say_how_the_model_reasons(llm: LLM) -> None:
     with pytest.raises(ParamsError, match="thinking_token_budget needs a conversation"):
         llm.generate("Hi\n", params(2), use_tqdm=False)

@@ -19,7 +19,7 @@ from tests.checkpoint.trials import Trial, Trials
 from tests.long import LONG
 
 # Text trials take a third of the time of those with an image.
-COUNTS = {"llama": 200, "qwen2_vl": 100}
+COUNTS = {"llama": 140, "sharded": 60, "qwen2_vl": 100}
 _TIMES = 10 if LONG else 1
 _MORE_S = 5.0
 _MORE_BYTES = 1 << 30
@@ -40,6 +40,41 @@ HOSTILE: tuple[Any, ...] = (
         {"type": "nonesuch"},
     ),
 )
+# Settings that a file may lack, and that are heeded.
+ADDED: dict[str, tuple[str, ...]] = {
+    "config.json": (
+        *("rope_parameters", "rope_scaling", "attn_implementation", "quantization_config", "dtype", "sliding_window"),
+        *("layer_types", "vision_config", "text_config", "auto_map", "head_dim", "tie_word_embeddings"),
+    ),
+    "generation_config.json": (
+        *("no_repeat_ngram_size", "bad_words_ids", "temperature", "top_k", "top_p", "repetition_penalty"),
+        *("max_new_tokens", "max_length", "suppress_tokens", "forced_eos_token_id", "min_length"),
+    ),
+    "preprocessor_config.json": ("size", "rescale_factor", "do_resize", "min_pixels", "max_pixels", "image_std"),
+    "tokenizer_config.json": ("chat_template", "auto_map", "added_tokens_decoder", "extra_special_tokens"),
+    "tokenizer.json": ("truncation", "padding", "post_processor", "decoder"),
+}
+
+
+def sharded(folder: Path) -> Path:
+    """A checkpoint of two files of weights with their index, and the chat template in a file of its own."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(tiny.checkpoint("llama"), folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, index = sorted(weights), {}
+    for number, some in enumerate((names[::2], names[1::2]), 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file({name: weights[name] for name in some}, folder / file, {"format": "pt"})
+        index |= dict.fromkeys(some, file)
+    total = sum(weight.nbytes for weight in weights.values())
+    described = {"metadata": {"total_size": total}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(described))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "chat_template.jinja").write_text(config.pop("chat_template"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -63,7 +98,10 @@ def damages(draw: Callable[[st.SearchStrategy[Any]], Any], folder: Path) -> tupl
     file = draw(st.sampled_from(sorted(path.name for path in folder.iterdir())))
     size = (folder / file).stat().st_size
     kinds = ["set", "set", "set", "set", "drop", "drop"] if file.endswith(".json") else []
+    kinds += ["add", "add"] if file in ADDED else []
     kind = draw(st.sampled_from([*kinds, "cut", "bytes", "text", "gone"]))
+    if kind == "add":
+        return file, "set", ((draw(st.sampled_from(ADDED[file])),), draw(st.sampled_from(HOSTILE)))
     if kind in ("set", "drop"):
         place = draw(st.sampled_from(places(json.loads((folder / file).read_text()))))
         return file, kind, (place, draw(st.sampled_from(HOSTILE)) if kind == "set" else None)
@@ -108,7 +146,7 @@ def damage(folder: Path, file: str, kind: str, what: Any) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", COUNTS)
 def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path) -> None:
-    healthy_folder = tiny.checkpoint(family)
+    healthy_folder = sharded(tmp_path / "healthy") if family == "sharded" else tiny.checkpoint(family)
     wrong: list[tuple[tuple[str, str, Any], Trial]] = []
     ends: list[str] = []
     with Trials(healthy_folder) as trials:

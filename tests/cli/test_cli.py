@@ -7,14 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from beheld.cli.backends import AnswerStats
+from beheld.cli.chat import ChatSession
 from beheld.cli.main import main
 from beheld.cli.media import check_question
 from beheld.families import registry
+from beheld.mote import UNKNOWN
 from tests import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -237,10 +243,33 @@ def test_short_names_that_fit(capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
     assert all(float(fitting[name][1]) <= 6 for name in fitting)
 
 
-def test_the_embedded_model_names_another_one(capsys: Capture, picture: Path, model: list[str]) -> None:
-    _, _, notes = run(capsys, "ask", picture, "What is this?", "--max-tokens", 2)
+def test_the_embedded_model_names_another_one_where_it_knows_nothing(capsys: Capture, tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((320, 240)).save(tmp_path / "noise.png")
+    _, said, notes = run(capsys, "ask", tmp_path / "noise.png", "What is this?")
+    assert said.strip() == UNKNOWN
     assert "For photographs: beheld ask -m" in notes
-    _, _, notes = run(capsys, "ask", "Hello?", "--max-tokens", 2)
+    scene = Path(__file__).parents[2] / "examples" / "scene.png"
+    _, said, notes = run(capsys, "ask", scene, "What is this?")
+    assert "red circle" in said
     assert "photographs" not in notes
-    _, _, notes = run(capsys, "ask", picture, "What is this?", "--max-tokens", 2, *model)
-    assert "photographs" not in notes
+
+
+def test_a_chat_names_another_model_below_the_answer_to_what_is_unknown(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Said:
+        name = "a model"
+
+        def part(self, ref: Any) -> dict[str, Any]:
+            raise AssertionError("nothing is added")
+
+        def answer(self, messages: list[dict[str, Any]], stats: AnswerStats) -> Iterator[str]:
+            yield UNKNOWN if messages[-1]["content"][-1]["text"] == "What is this?" else "A red circle."
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is this?\n"))
+    ChatSession(Said(), None).run([])  # type: ignore[arg-type]
+    assert "note: For photographs: beheld chat -m" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("And this?\n"))
+    ChatSession(Said(), None).run([])  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""

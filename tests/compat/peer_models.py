@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,6 +50,24 @@ SCRIPTED: Mapping[str, tuple[str, ...]] = {
         "</tool_call>",
     ),
 }
+# Encoders of texts, which example_repositories has under other names.
+ENCODERS: Mapping[str, example_repositories.Make] = {
+    "BAAI/bge-base-en-v1.5": example_repositories._encoder("BertModel"),
+    "BAAI/bge-reranker-base": example_repositories._encoder("XLMRobertaForSequenceClassification", num_labels=1),
+    "intfloat/multilingual-e5-small": example_repositories._encoder("XLMRobertaModel"),
+    "sentence-transformers/all-MiniLM-L12-v2": example_repositories._encoder("BertModel"),
+    "Snowflake/snowflake-arctic-embed-m-v1.5": example_repositories._encoder("BertModel"),
+    "google/siglip-so400m-patch14-384": example_repositories._contrastive("siglip"),
+}
+_REASONED = ("<think>", "\nOne", " and", " one", " is", " asked", " for.", "</think>", "\n\nIt is 2,", " I think.")
+_STATE = '\n{"name": "mcp__computer_use__get_app_state", "arguments": {"app": "Chrome"}}\n'
+# File of tests -> the models that say something else in it than in the others.
+SPOKEN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "test_include_reasoning.py": {"Qwen/Qwen3-0.6B": _REASONED},
+    "test_thinking_token_budget.py": {"Qwen/Qwen3-0.6B": _REASONED},
+    "test_completion_with_function_calling.py": {"Qwen/Qwen3-0.6B": SCRIPTED["Qwen/Qwen3-1.7B"]},
+    "test_namespace_tool_separator.py": {"Qwen/Qwen3-1.7B": ("<tool_call>", _STATE, "</tool_call>")},
+}
 # Adapter of a test -> the family of the checkpoint that it adapts.
 ADAPTERS: Mapping[str, str] = {
     "typeof/zephyr-7b-beta-lora": "llama",
@@ -62,7 +81,7 @@ ADAPTERS: Mapping[str, str] = {
 def lay(hub: Path, name: str) -> Path | None:
     """The folder of a model in the cache folder `hub`; None if nothing stands for it."""
     family = FAMILIES.get(name)
-    if family is None and name not in ADAPTERS and name not in SCRIPTED:
+    if family is None and name not in ADAPTERS and name not in SCRIPTED and name not in ENCODERS:
         return example_repositories.lay(hub, name) if example_repositories.known(name) else None
     root = hub / f"models--{name.replace('/', '--')}"
     folder = root / "snapshots" / "main"
@@ -70,6 +89,9 @@ def lay(hub: Path, name: str) -> Path | None:
         (root / "refs").mkdir(parents=True, exist_ok=True)
         (root / "refs" / "main").write_text("main")
         folder.mkdir(parents=True)
+        if name in ENCODERS:
+            ENCODERS[name](folder)
+            return folder
         if name in SCRIPTED:
             scripted.write(folder, SCRIPTED[name])
             return folder
@@ -80,6 +102,21 @@ def lay(hub: Path, name: str) -> Path | None:
         if name.startswith("Qwen/Qwen") and "VL" not in name:
             _template(folder, scripted.TEMPLATE)
     return folder
+
+
+def speak(hub: Path, name: str, pieces: tuple[str, ...]) -> None:
+    """Lay a model that says something else; `forget` lets the usual one take its place again."""
+    forget(hub, name)
+    root = hub / f"models--{name.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text("main")
+    (root / "snapshots" / "main").mkdir(parents=True)
+    scripted.write(root / "snapshots" / "main", pieces)
+
+
+def forget(hub: Path, name: str) -> None:
+    """Take a model away."""
+    shutil.rmtree(hub / f"models--{name.replace('/', '--')}", ignore_errors=True)
 
 
 def _template(folder: Path, template: str) -> None:

@@ -60,6 +60,7 @@ FILES = (
     "serve",
     "generate",
     "multimodal/openai",
+    "pooling",
     "speech_to_text",
     "unit_tests",
 )
@@ -83,6 +84,7 @@ def lay_out(source: Path, folder: Path) -> Path:
             utils.write_text(f"{text}\nfrom peer_parsers import finishing\n\n{wrapped}", encoding="utf-8")
     for name, place in (("utils.py", tests), ("peer_plugin.py", folder), ("peer_parsers.py", folder)):
         shutil.copy(SHIM / name, place / name)
+    shutil.copy(SHIM / "peer_conftest.py", tests / "conftest.py")
     (tests / "__init__.py").touch()
     return tests
 
@@ -91,10 +93,14 @@ def run(
     made: Stage, python: str, folder: Path, files: list[Path], source: Path, *, parsers: bool
 ) -> dict[str, dict[str, tuple[str, str]]]:
     """Run files in one process; returns file -> test -> (result, last line of its error)."""
-    texts = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    beside = {found for file in files for parent in file.parents if (found := parent / "conftest.py").is_file()}
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in (*files, *beside))
     named = dict.fromkeys((*peer_models.ADAPTERS, *re.findall(r"[\"']([\w.-]+(?:/[\w.-]+)?)[\"']", texts)))
     for name in () if parsers else named:
         peer_models.lay(made.hub, name)
+    spoken = peer_models.SPOKEN.get(files[0].name, {})
+    for name, pieces in spoken.items():
+        peer_models.speak(made.hub, name, pieces)
     record = made.folder / "record.json"
     record.unlink(missing_ok=True)
     environment = {
@@ -133,6 +139,8 @@ def run(
         pass
     finally:
         _end(process, made.folder / "server.log.pids")
+        for name in spoken:
+            peer_models.forget(made.hub, name)
     found: dict[str, dict[str, tuple[str, str]]] = {}
     if record.is_file():
         for place, tests in json.loads(record.read_text(encoding="utf-8")).items():

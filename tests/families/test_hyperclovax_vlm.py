@@ -129,7 +129,7 @@ def test_the_blocks_are_those_of_regnet() -> None:
     timm = pytest.importorskip("timm")
     kind = timm.models.regnet.RegStage
     norm = timm.layers.LayerNorm2d
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         theirs = kind(3, 32, 32, stride=1, dilation=1, act_layer=torch.nn.SiLU, norm_layer=norm)
         for weight in theirs.parameters():

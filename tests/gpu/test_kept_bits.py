@@ -159,7 +159,6 @@ def apart(mine: list[dict[int, float]], its: list[dict[int, float]]) -> float:
 def test_gpt_oss_answers_as_its_numbers_mean(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny.checkpoint("gpt_oss")
     exact32 = logprobs(path, eager, dtype="float32")
-    monkeypatch.setenv("BEHELD_BLOCKS_ON_GPU", "1")
     kept = logprobs(path, eager)
     monkeypatch.setenv("BEHELD_KEEP_BITS", "0")
     # bfloat16 moves the log-probabilities of these random layers by a few hundredths.
@@ -176,3 +175,12 @@ def test_fp8_by_blocks_answers_nearly_as_its_numbers_mean(
     monkeypatch.setenv("BEHELD_FP8", "0")
     # FP8 activations move the log-probabilities of these random layers by 0.4 to 1.7 at most; see test_float8.py.
     assert apart(kept, logprobs(tmp_path, eager=False)) < 0.9
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_vl_moe"])
+@pytest.mark.parametrize("eager", [True, False])
+def test_fp8_at_load_answers_nearly_as_the_weights_do(family: str, eager: bool) -> None:
+    path = tiny.checkpoint(family)
+    rounded = logprobs(path, eager, quantization="fp8")
+    # As above; the weights are rounded, too.
+    assert 0 < apart(rounded, logprobs(path, eager)) < 0.9

@@ -668,9 +668,10 @@ def test_clients_have_turns_in_turn() -> None:
 
 @pytest.mark.usefixtures("private")
 @pytest.mark.case(102)
-@pytest.mark.parametrize("how", ["names", "hosts"])
+@pytest.mark.parametrize("how", ["names", "hosts", "a host"])
 def test_one_client_leaves_turns_to_others(serve: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Eighty names that nobody resolves, or 300 URLs on twelve hosts, made others be refused."""
+    """Eighty names that nobody resolves, or 300 URLs on twelve hosts, made others be refused. More URLs than all turns
+    together, and more at one host than its turns, leave the others some too."""
     monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "3")
     silence = threading.Event()
     real = socket.getaddrinfo
@@ -683,7 +684,11 @@ def test_one_client_leaves_turns_to_others(serve: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     hung_up, good = serve(lambda connection, _: connection.recv(1)), serve(plain(DATA))
-    names = [f"silent{n}.test" for n in range(80)] if how == "names" else [f"slow{n % 12}.test" for n in range(300)]
+    names = {
+        "names": [f"silent{n}.test" for n in range(80)],
+        "hosts": [f"slow{n % 18}.test" for n in range(576)],
+        "a host": ["good.test"] * 70,
+    }[how]
 
     async def story() -> float:
         fetcher = Fetcher(SMALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from beheld.inputs.prompt import chat
 from beheld.inputs.prompt.special_tokens import ControlTokens
 from tests import tiny
 from tests.inputs import pipes
-from tests.memory import peak
+from tests.memory import peak_of_objects
 from tests.server.slowness import slowness
 
 SLOTS = ("user", "system", "assistant", "part", "split", "name", "tools")
@@ -190,21 +191,27 @@ def test_borders_are_searched_as_by_hand_and_soon() -> None:
 def test_93_one_spelling_in_a_long_text_takes_no_memory_for_each_letter(parts: int) -> None:
     """A text of 60 MiB took 1.1 GiB: a list of all of its letters."""
     control = pipes.shared("qwen2_vl")._tokenizer.control()
-    long = "x y" * (4 << 20)
+    long = "x y" * (1 << 18)
     content: Any = f"<|im_end|>{long}"
     if parts == 2:
         content = [{"type": "text", "text": f"{long}<|im_"}, {"type": "text", "text": f"end|>{long}"}]
     form = chat.ChatForm(as_list=True, strings_too=True, placeholder=lambda modality, number: modality)
-    size = len(str(content))
-    with peak() as above:
+    # A stand-in makes each letter of its text four bytes wide; a list of letters takes eight or nine bytes for each.
+    with peak_of_objects() as reading:
         talk = chat.read([{"role": "user", "content": content}], form, control, MediaLimits())
-        made = talk.messages[0]["content"]
-        texts = [made] if parts == 1 else [part["text"] for part in made]
+    made = talk.messages[0]["content"]
+    texts = [made] if parts == 1 else [part["text"] for part in made]
+    wide = sum(4 * len(text) for text in texts if not text.isascii())
+    assert wide > 4 * len(long)
+    # The text with stand-ins, the text before it, and the pieces of which that was joined.
+    assert reading[0] < 2.5 * wide
+    with peak_of_objects() as restoring:
         restored = [talk.stand_ins.restore(text) for text in texts]
+    assert restoring[0] < 1.5 * wide
+    with peak_of_objects() as cutting:
         cut = [talk.stand_ins.parts(text) for text in texts]
-        assert all(map(talk.stand_ins.within, texts[:1]))
-    # A stand-in makes a letter four bytes wide.
-    assert above[0] < 10 * size
+    assert cutting[0] < 1.5 * wide
+    assert all(map(talk.stand_ins.within, texts[:1]))
     assert "".join(restored) == (content if parts == 1 else "".join(part["text"] for part in content))
     assert ["".join(pieces) for pieces in cut] == restored
     assert not any(control.spelled_in(text) for text in ["".join(texts), *texts])
@@ -254,9 +261,23 @@ def test_halves_in_two_messages_stay_text(role: str, blank: str) -> None:
 
 @pytest.mark.case(106)
 def test_many_messages_that_begin_spellings_are_looked_at_fast() -> None:
-    control = pipes.shared("qwen2_vl")._tokenizer.control()
+    """Each different beginning is compared with all spellings once, however many texts end with it."""
+    looks = 0
+
+    class Counted(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    ids = Counted({**pipes.shared("qwen2_vl")._tokenizer.control().ids, **{f"<unused{n}>": n for n in range(2000)}})
+    pattern = re.compile("|".join(re.escape(spelling) for spelling in dict(ids)))
+    control = ControlTokens(ids, pattern, {}, frozenset())
     form = chat.ChatForm(as_list=False, strings_too=True, placeholder=lambda modality, number: "")
     talk = [{"role": "user", "content": f"{'|im_end|>'[n % 9 :]} {n} <|im_"} for n in range(4096)]
+    looks = 0
     begin = time.perf_counter()
     assert len(chat.read(talk, form, control, MediaLimits()).stand_ins) > 0
     assert time.perf_counter() - begin < 0.5 * slowness()
+    # "<", "<|", "<|i", "<|im" and "<|im_"; the tree of spellings; and their longest.
+    assert looks < 12

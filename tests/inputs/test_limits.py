@@ -8,6 +8,7 @@ import struct
 import subprocess
 import threading
 import time
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -510,3 +511,21 @@ def test_resampling_while_decoding_gives_the_same_samples() -> None:
         together = audio.open_bytes(data, LIMITS, rate)
         assert np.array_equal(apart.samples, together.samples)
         assert (apart.given, apart.lost, apart.rate) == (together.given, together.lost, together.rate)
+
+
+@pytest.mark.case(77)
+def test_an_image_of_many_wrong_tags_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 5,000 tags of a JPEG of 60 KB gave a line of its own in the server's log."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    plain = file.getvalue()
+    tags = b"".join(struct.pack(">HHII", 0x100 + number, 2, 65_520, 8) for number in range(5000))
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", 5000) + tags + bytes(4)
+    data = plain[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + plain[2:]
+    # Loading a worker's readers changes it.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+    with warnings.catch_warnings(record=True) as written:
+        warnings.simplefilter("always")
+        decode_one = tasks.load_decoder(MediaLimits())
+        assert decode_one(tasks.DecodeTask("image", Source("bytes", bytes(32), data))).opened is not None
+    assert written == []

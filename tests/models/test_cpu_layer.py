@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.one_row_layer import one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
+from beheld.parallel.group import RankGroup
 from beheld.platform import host, jit
 from beheld.quant.grouped_linear import GroupedLinear
 
@@ -257,3 +260,35 @@ def test_a_prompt_among_decoding_sequences_takes_two_calls() -> None:
     with forward_context(context):
         assert not cpu_layer.decodes_alone(0, memory, None, jobs["attention"])
     assert context.called == {}
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[RankGroup]:
+    """Of this process alone."""
+    made = RankGroup(0, 1, tmp_path, "gloo", lambda: None)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("summed", [("o_proj", "down_proj"), ("o_proj",), ("down_proj",)])
+def test_ranks_add_up_within_a_layer(group: RankGroup, summed: tuple[str, ...]) -> None:
+    """A group of one, whose sums leave everything as it is: what is whole on every rank is not added up."""
+    text = _text("llama", 8, torch.bfloat16)
+    (alone,) = one_row_layers(text, CpuLayer).values()
+    (layer,) = text.layers
+    for owner, name in ((layer.self_attn, "o_proj"), (layer.mlp, "down_proj")):
+        if name in summed:
+            setattr(owner, name, SummedOverRanks(getattr(owner, name), group))
+    assert compute_layers(text, Changes(), group) == 1
+    made = layer.forward
+    assert isinstance(made, CpuLayer)
+    alone.attend = made.attend = _attention
+    before = group.entered
+    x, angles = _inputs(5, torch.bfloat16)
+    assert torch.equal(made(x, position_embeddings=angles), alone(x, position_embeddings=angles))
+    assert group.entered == before + len(summed)
+
+
+def test_ranks_compute_a_layer_so_together_or_not_at_all(group: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "least", lambda values: [0])
+    assert compute_layers(_text("llama", 8, torch.bfloat16), Changes(), group) == 0

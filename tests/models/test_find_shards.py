@@ -5,11 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.models.find_shards import find
-from tests import census_media
+from beheld.models.load import model_class_of
+from beheld.parallel.shard_plan import Shard
+from beheld.parallel.shards import Zeros
+from tests import census_media, tiny
 from tests.census import RECIPES
 from tests.long import LONG
 
@@ -24,7 +29,7 @@ def test_parts_are_cut_and_summed_once(kind: str, tmp_path: Path) -> None:
     except ImportError as error:
         pytest.skip(str(error))
     info = read_info(tmp_path, EngineArgs(model=str(tmp_path)))
-    plan = find(model, info, 0, 2)
+    plan = find(model, info, 0, 2, towers=True)
     summed = [shard.summed for shard in plan.shards if shard.summed is not None]
     assert len(set(summed)) == len(summed)
     for target, source in model.all_tied_weights_keys.items():
@@ -36,3 +41,28 @@ def test_parts_are_cut_and_summed_once(kind: str, tmp_path: Path) -> None:
             assert len(shard.heads.keys) == groups[shard.cache[0]].num_kv_heads
     if kind in ("pix2struct", "pp_formulanet"):
         assert plan.whole
+
+
+def test_heads_of_towers_are_padded_and_other_forms_stay_whole(tmp_path: Path) -> None:
+    """Two layers of SigLIP with two heads on three ranks; Pixtral's attention reads its whole size."""
+
+    def parts(family: str, rank: int) -> dict[str, Shard]:
+        path = tiny.checkpoint(family)
+        args = EngineArgs(model=str(path))
+        info = read_info(path, args)
+        config = AutoConfig.from_pretrained(path)
+        with torch.device("meta"):
+            model = model_class_of(info, config)._from_config(config)
+        found = find(model, info, rank, 3, towers=True).shards
+        assert not any(shard.tower for shard in find(model, info, rank, 3).shards)
+        return {shard.path.partition("layers.")[2]: shard for shard in found if shard.tower}
+
+    last = parts("gemma3", 2)
+    assert set(last) == {f"{number}.{name}" for number in range(2) for name in ("self_attn", "mlp")}
+    attention = last["0.self_attn"]
+    sizes = {name.rpartition("self_attn.")[2]: cut for name, cut in attention.cuts.items()}
+    # Its head is one of zeros.
+    assert attention.sizes == {"num_heads": 1}
+    assert [isinstance(piece, Zeros) for piece in sizes["q_proj.weight"].pieces] == [True]
+    assert sizes["q_proj.weight"].size == sizes["out_proj.weight"].size
+    assert {path.rpartition(".")[2] for path in parts("pixtral_hf", 0)} == {"feed_forward"}

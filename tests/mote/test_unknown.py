@@ -1,4 +1,4 @@
-"""How mote is to learn to say of pictures of anything else that it does not know them."""
+"""mote says of pictures of anything else that it does not know them, and only of those; how it learns that."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 from transformers import Qwen2VLForConditionalGeneration
 
 from beheld import mote
@@ -20,10 +22,15 @@ from tests.mote.shipped import model, processor
 from training.mote import last_layer, teach_unknown
 from training.mote.checkpoint import build_tokenizer, read_words
 from training.mote.dialogue import Media, Writer, write_dialogue
+from training.mote.drawn import draw_plainly
+from training.mote.evaluate import Case, answer, processed
 from training.mote.gather import inside
 from training.mote.patches import picture_patches
 from training.mote.questions import Exchange
-from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
+from training.mote.scene import distance
+from training.mote.unknown import DRAWN, photo_files, photograph, screenshot, texture, unknown
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def noise() -> Image.Image:
@@ -36,6 +43,44 @@ def weave() -> Image.Image:
     return Image.fromarray((127 + 90 * threads).astype(np.uint8)).filter(ImageFilter.GaussianBlur(0.6))
 
 
+def ask(picture: Image.Image, *questions: str) -> list[str]:
+    cases = [Case(Exchange("unknown", words, ""), [picture], [], words, None, False) for words in questions]
+    made = answer(model(), [processed(processor(), "unknown", case) for case in cases])
+    return [processor().tokenizer.decode(ids, skip_special_tokens=True) for ids in made]
+
+
+@pytest.mark.parametrize("draw", [noise, lambda: screenshot(Random(12))], ids=["noise", "screenshot"])
+def test_what_it_was_not_made_for_gets_one_sentence_whatever_is_asked(draw: Any) -> None:
+    questions = ("What is this?", "How many people are there?", "What does the text say?", "Is there a red circle?")
+    assert ask(draw(), *questions) == [mote.UNKNOWN] * 4
+
+
+def test_what_is_drawn_and_printed_is_answered() -> None:
+    shapes = Image.new("RGB", (320, 240), "white")
+    ImageDraw.Draw(shapes).ellipse((120, 80, 200, 160), fill=(210, 30, 30))
+    colour, count = ask(shapes, "What colour is the circle?", "How many shapes are there?")
+    assert "red" in colour.lower()
+    assert "one shape" in count.lower()
+    empty = Image.new("RGB", (320, 240), (90, 140, 200))
+    assert ask(empty, "What is this?") == ["I see no shape and no text that I know."]
+    assert mote.UNKNOWN not in ask(Image.open(EXAMPLES / "sign.png").convert("RGB"), "Read the text.", "What is this?")
+
+
+def test_drawings_are_what_their_scenes_say() -> None:
+    rng = Random(2)
+    made = [draw_plainly(rng) for _ in range(60)]
+    assert {len(scene.shapes) for scene, _ in made} == {0, 1, 2}
+    for scene, image in made:
+        assert image.size == (scene.width, scene.height)
+        ground = scene.background.palette[0]
+        colours = {colour for _, colour in image.getcolors(1 << 20) or ()}
+        assert (colours == {ground}) == (not scene.shapes and scene.label is None)
+        for shape in scene.shapes:
+            at = image.getpixel((int(shape.x * scene.width), int(shape.y * scene.height)))
+            assert isinstance(at, tuple)
+            assert distance((at[0], at[1], at[2]), shape.rgb) < 12, shape
+
+
 @cache
 def items() -> list[last_layer.Item]:
     """Two dialogues about pictures of other things, at the border of the last layer."""
@@ -43,7 +88,7 @@ def items() -> list[last_layer.Item]:
     writer, rng, dialogues = Writer(build_tokenizer(read_words())), Random(3), []
     for index, (_, grid) in enumerate(stills):
         about = teach_unknown.ask_unknown(rng, "one", 2)
-        assert {exchange.answer for exchange in about} == {UNKNOWN}
+        assert {exchange.answer for exchange in about} == {mote.UNKNOWN}
         dialogues.append(write_dialogue(writer, rng, [Media(index, False, grid)], about))
     return last_layer.entered(model(), dialogues, teach_unknown.seen_by(model(), stills, []), 2)
 
@@ -61,7 +106,7 @@ def test_scenes_that_pass_for_other_things_are_empty_or_overlap() -> None:
 def test_training_sees_what_inference_sees() -> None:
     picture = noise()
     patches, grid = picture_patches(picture)
-    writer, exchange = Writer(build_tokenizer(read_words())), Exchange("description", "What is this?", UNKNOWN)
+    writer, exchange = Writer(build_tokenizer(read_words())), Exchange("description", "What is this?", mote.UNKNOWN)
     dialogue = write_dialogue(writer, Random(1), [Media(0, False, grid)], [exchange], media_last=True)
     seen = teach_unknown.seen_by(model(), [(patches, grid)], [])
     (item,) = last_layer.entered(model(), [dialogue], seen, 1)

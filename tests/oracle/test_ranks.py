@@ -13,6 +13,7 @@ from beheld import LLM, LoRARequest, SamplingParams
 from beheld.core.errors import ConfigError, LoRAError
 from beheld.core.params import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
+from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOverRanks
 from tests import ranks, tiny
 from tests.long import LONG
@@ -28,6 +29,7 @@ EVERY_TIME = (
     *(("llama", 3), ("qwen2_5_vl", 2), ("qwen3_vl_moe", 2), ("llava", 2)),
     *(("deepseek_v2", 2), ("qwen3_5", 2)),
 )
+SHARED_ITEMS = (("qwen2_5_vl", 2), ("qwen3_vl_moe", 2))
 FAMILIES = tuple((family, 2) for family in tiny.TINY) if LONG else EVERY_TIME
 
 
@@ -46,14 +48,40 @@ def executor_of(llm: LLM) -> MultiExecutor:
 
 @pytest.mark.parametrize(("family", "count"), FAMILIES)
 def test_ranks_equal_transformers(family: str, count: int) -> None:
-    """Cut prompts, overlap and prefix hits; each rank encodes its share of the media."""
-    more = RANKS | {"tensor_parallel_size": count, "mm_encoder_tp_mode": "data"}
+    """Cut prompts, overlap and prefix hits; ranks share media, or layers of towers."""
+    mode = "data" if (family, count) in SHARED_ITEMS else "weights"
+    more = RANKS | {"tensor_parallel_size": count, "mm_encoder_tp_mode": mode}
     with make(family, cases.options(family, "cut") | more) as llm:
         model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
         assert any(isinstance(module, SummedOverRanks) for module in model.modules())
         asks = cases.mixed(family)[: None if LONG else 6]
         check(llm, family, asks)
         check(llm, family, asks[::-1])
+
+
+def towers_of(llm: LLM) -> list[str]:
+    """The paths of modules outside the text model whose outputs ranks add up."""
+    model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
+    inside = set(text_model(model).modules())
+    return [n for n, m in model.named_modules() if isinstance(m, SummedOverRanks) and m not in inside]
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "layers"),
+    [
+        ("qwen2_vl", {}, 2),
+        ("qwen3_vl", {}, 3),
+        # SigLIP's heads on more ranks than divide them; CLIP's tower is in the test above.
+        ("gemma3", {"tensor_parallel_size": 3}, 2),
+        # The ranks of the first stage share the towers.
+        ("qwen2_5_vl", {"pipeline_parallel_size": 2}, 0),
+    ],
+)
+def test_towers_are_cut(family: str, more: dict[str, Any], layers: int) -> None:
+    """Heads and inner units of each layer of a tower, if the first rank's stage has it."""
+    with make(family, cases.options(family, "cut") | RANKS | more) as llm:
+        assert len(towers_of(llm)) == 2 * layers
+        check(llm, family, cases.mixed(family)[:4])
 
 
 STAGED = (

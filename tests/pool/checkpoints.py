@@ -63,7 +63,7 @@ def classifier(name: str, folder: Path, architecture: str, **changes: Any) -> Pa
     """A checkpoint of a class with a head of classes, of the same shape and tokenizer as the tiny `name`."""
     copied(name, folder, architectures=[architecture], **changes)
     config = transformers.AutoConfig.from_pretrained(folder)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = getattr(transformers, architecture)._from_config(config, dtype=torch.float32)
         drawn(model)
@@ -98,7 +98,7 @@ def encoder(folder: Path, architecture: str, **changes: Any) -> Path:
         "vocab_size": tokens,
     }
     config = kind.config_class(architectures=[architecture], **shape | changes)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = kind._from_config(config, dtype=torch.float32)
         drawn(model)

@@ -98,7 +98,7 @@ def checkpoint(form: Form, folder: Path) -> Path:
     config = kind.config_class(
         architectures=[f"{form.name}Model"], text_config=text, vision_config=TOWER | form.vision, **form.top
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = kind._from_config(config, dtype=torch.float32)
         drawn(model)

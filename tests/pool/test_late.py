@@ -52,7 +52,7 @@ def checkpoint(family: str, folder: Path) -> Path:
         stated = json.loads((folder / file).read_text(encoding="utf-8"))
         write(folder / file, stated | {"processor_class": f"{name}Processor"})
     config = transformers.AutoConfig.from_pretrained(folder)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         model = getattr(transformers, architecture)._from_config(config, dtype=torch.float32)
         drawn(model)

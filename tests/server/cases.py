@@ -130,18 +130,21 @@ CASES: dict[int, str] = {
     123: "damaged and hostile adapters",
     124: "frames of a video in memory",
     125: "/health beside long steps",
+    126: "one client that takes all answers, connections or bytes of bodies",
+    127: "many small requests of one client at once",
+    128: "many long stop strings, and variables of templates in thousands",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
 SEEN_TO_FAIL: dict[int, str] = {
-    87: "turns and the bound of tiny chunks in `server/http_protocol.py` (the first test)",
+    87: "turns, the bound of tiny chunks, and the pieces in which h11 has trailers in `server/http_protocol.py`",
     88: "dropping a body at an early answer in `server/http_protocol.py`",
     90: "reading only the end of a long text and the look at its length in `inputs/prompt/reader.py` (both took more "
     "than 3 GB), and the bound of characters in `inputs/prompt/tokenizer.py`",
     91: "the bounds of arguments in `inputs/prompt/chat.py` (7 of 9; many values are also refused when rendered)",
     92: "the length of a misspelt name in `core/params.py`, and that of a key in `utils/piecewise_json.py`",
-    93: "finding stand-ins by a pattern in `inputs/prompt/special_tokens.py` (one text), and passing over ASCII in "
-    "`inputs/prompt/chat.py`",
+    93: "finding stand-ins by a pattern in `inputs/prompt/special_tokens.py`, and the stretches of two texts and "
+    "passing over ASCII in `inputs/prompt/chat.py`",
     94: "counting ids first in `inputs/prompt/reader.py`",
     95: "the limit of a URL in `inputs/fetch/fetch.py`",
     96: "the names of clients in `server/clients.py` (the tests of the server), and shares in "
@@ -150,13 +153,14 @@ SEEN_TO_FAIL: dict[int, str] = {
     101: "mapped pages in `server/arriving_body.py`, steps of base64 in `inputs/fetch/fetch.py` and of JSON in "
     "`utils/piecewise_json.py`",
     102: "room for what has come in `inputs/fetch/pinned_http.py`, the first request's rest and each client's part in "
-    "`inputs/fetch/shares.py` (of hosts, their own turns suffice)",
+    "`inputs/fetch/shares.py`, and the turns that `inputs/fetch/fetcher.py` leaves to others: of names, of all hosts "
+    "and of each",
     103: "each of the three checks in `inputs/media/audio.py` and `container.py`",
     104: "the lowest penalty in `core/params.py`, and the look at allowed ids in `inputs/sampling/resolve_sampling.py`",
     105: "the threads of strangers' templates in `api/pools.py`, and the answer to a SyntaxError in "
     "`inputs/prompt/rendering.py`",
     106: "`_broken_across` in `inputs/prompt/chat.py` (system and tool messages, where the template writes nothing "
-    "between two)",
+    "between two), and its cache",
     107: "leaving the directory in `cli/main.py`",
     108: "an image's time by its size in `inputs/media/tasks.py` (`test_an_images_time_follows_its_size`)",
     110: "`fit_media` in `api/start.py` (`test_limits_follow_the_memory_that_a_container_leaves`)",
@@ -167,6 +171,11 @@ SEEN_TO_FAIL: dict[int, str] = {
     122: "the checks of decoders, templates and tokens in `checkpoint/checks/tokenizer.py`",
     123: "the time limit of patterns in `lora/load.py`, and the names of files in its errors",
     124: "the array that is filled frame by frame in `inputs/media/video.py`",
+    126: "what clients that have few may have beyond the limits, and one client's part of all bytes, in "
+    "`server/admission.py`",
+    127: "turns in `server/request_turns.py` and of `api/pools.py`, the document that is kept in `server/app.py`, and "
+    "the queue in `server/listen.py`",
+    128: "tables that grow with what matched in `text/stop.py`, and the number of variables in `server/schema.py`",
 }
 
 

@@ -90,7 +90,10 @@ def fixed_limits() -> str:
             f"{own.body_s:g} s for each {own.body_s * MIN_RATE / 1024:g} KiB, {own.body_most_s:g} s at most",
         ),
         ("an answer left unread, an idle connection", f"{own.send_s:g} s, {own.keep_alive_s:g} s"),
-        ("connections", "four for each of `--max-concurrent-requests` and 256 more"),
+        (
+            "connections",
+            "four for each of `--max-concurrent-requests` and 256 more; for clients that have few, a fourth more",
+        ),
         (
             "JSON: depth, keys, lists and objects; also of the arguments of all tool calls together",
             f"{limits.JSON.depth}, {limits.JSON.keys:,}, {limits.JSON.containers:,}",
@@ -100,6 +103,7 @@ def fixed_limits() -> str:
         ("messages, parts of each", f"{limits.MAX_MESSAGES}, {limits.MAX_PARTS}"),
         ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
         ("tools", f"{own.max_tools}"),
+        ("variables of a chat template (`chat_template_kwargs`)", f"{limits.MAX_VARIABLES}"),
         (
             "`stop`, `stop_token_ids`",
             f"{limits.MAX_STOPS} of {limits.MAX_STOP_LENGTH} characters, {limits.MAX_STOP_IDS}",

@@ -80,9 +80,9 @@ class Reachable:
             link.sendall(data)
             return received(link)
 
-    def connect(self, wait_s: float = 5.0) -> socket.socket:
-        """An open connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=wait_s)
+    def connect(self, wait_s: float = 5.0, source: str = "") -> socket.socket:
+        """An open connection, from an address of this machine; each is another client."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=wait_s, source_address=(source, 0))
 
     def idle(self, within_s: float = 5.0) -> None:
         """Assert that soon nothing runs, everything was given back, and the engine answers."""

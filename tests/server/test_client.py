@@ -209,6 +209,10 @@ def test_tokenize_is_what_generate_sees(running: Running) -> None:
     assert ids["count"] == len(ids["tokens"]) == used["prompt_tokens"]
     text = running.post("/detokenize", {"tokens": ids["tokens"]}).json()["prompt"]
     assert "Hello" in text
+    assert ids["token_strs"] is None
+    strings = running.post("/tokenize", {"messages": messages, "return_token_strs": True}).json()["token_strs"]
+    assert len(strings) == ids["count"]
+    assert "".join(strings[:1]) in text
 
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

@@ -210,7 +210,7 @@ def test_bodies_that_are_read_hold_so_much_and_no_more(full: Running) -> None:
             links.append(full.connect())
             links[-1].sendall(head.encode() + b" " * ((2 << 20) - 1))
         deadline = time.monotonic() + 5
-        while full.admission.held_bytes < 3 << 20 and time.monotonic() < deadline:
+        while full.admission.held_bytes < 1 << 20 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert full.admission.held_bytes <= 4 << 20
         # Small ones are read nevertheless; the large ones that were too many are told.

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from beheld.core.outputs import Logprob
+from beheld.server import chat, completions, limits
+from beheld.server.schema import ChatRequest, CompletionRequest
 from tests.server.running import ENGINE, Running
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
@@ -150,3 +153,24 @@ def test_they_are_bounded(served: Running) -> None:
     assert served.post(COMPLETIONS, TEXT | {"max_tokens": 400, "logprobs": 5}).status_code == 200
     served.idle()
     assert served.admission.held_bytes == 0
+
+
+def test_usual_candidates_count_where_there_are_many() -> None:
+    """Few bytes of usual candidates are free in a request, not any number of them."""
+    asked = TEXT | {"logprobs": 5, "max_tokens": 2000}
+    for more, num_answers in (({}, 1), ({"n": 60}, 60)):
+        body = CompletionRequest.model_validate(asked | more)
+        expected = max(0, 5 * limits.CANDIDATE_BYTES * 2000 * num_answers - limits.FREE_COLUMN_BYTES)
+        assert completions.columns_bytes(body, ["x"], 4096, None) == expected
+        # Each of several prompts does not have its own.
+        body = body.model_copy(update={"n": 1})
+        assert completions.columns_bytes(body, ["x"] * num_answers, 4096, None) == expected
+    assert expected > 0
+    talk = ChatRequest.model_validate(HI | {"n": 60, "max_tokens": 2000, "logprobs": True, "top_logprobs": 5})
+    assert chat.columns_bytes(talk, 4096) == expected
+
+
+def test_candidates_with_one_text_are_all_shown() -> None:
+    found = {7: Logprob(-2.0, 2, "�"), 3: Logprob(-0.5, 1, "�"), 9: Logprob(-3.0, 3, "x")}
+    entry = completions._entries(7, "�", -2.0, found, 0, as_ids=False)
+    assert entry["top_logprobs"] == {"�": -2.0, "token_id:3": -0.5, "x": -3.0}

@@ -483,6 +483,19 @@ def test_one_of_several_models_is_chosen(running: Running, browser: Browser) -> 
 
 
 @needs_browser
+def test_below_the_answer_to_what_the_model_does_not_know_stands_another_model(
+    running: Running, browser: Browser
+) -> None:
+    watched(running, browser)
+    card = {"id": "x", "max_model_len": 1, "modalities": [], "advice": {"answer": "Unknown.", "text": "Serve y."}}
+    browser.run(f"introduce({json.dumps(card)})")
+    advised = """((whole) => { const answer = begun(); answer.whole = whole; answer.found = {};
+      ended(answer, [{ content: whole }], []); return answer.node.querySelector(".advice")?.textContent; })"""
+    assert browser.run(f"{advised}('Unknown.')") == "Serve y."
+    assert browser.run(f"{advised}('A red circle.')") is None
+
+
+@needs_browser
 def test_sound_is_recorded_as_a_file_that_every_model_reads(running: Running, browser: Browser) -> None:
     watched(running, browser)
     browser.run("record()")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -153,6 +154,51 @@ def test_a_running_response_is_cancelled_by_its_name(running: Running) -> None:
     running.idle()
 
 
+def ended(client: openai.OpenAI, name: str) -> Any:
+    """The response, once it does not change any more."""
+    for _ in range(600):
+        found = client.responses.retrieve(name)
+        if found.status not in ("queued", "in_progress"):
+            return found
+        time.sleep(0.01)
+    raise AssertionError(found)
+
+
+def test_a_response_is_answered_in_the_background(client: openai.OpenAI, running: Running) -> None:
+    asked = client.responses.create(input="Go on.", background=True, **GREEDY)
+    assert (asked.status, asked.background, asked.output) == ("queued", True, [])
+    found, waited = ended(client, asked.id), client.responses.create(input="Go on.", **GREEDY)
+    assert (found.status, found.output_text, found.usage.output_tokens) == ("incomplete", waited.output_text, 12)
+    further = client.responses.create(input="And?", previous_response_id=found.id, **GREEDY)
+    assert further.usage is not None
+    assert further.usage.input_tokens > found.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="synchronous"):
+        client.responses.cancel(found.id)
+    broken = ended(client, client.responses.create(input=pictured("x", "data:,no"), background=True, **GREEDY).id)
+    assert broken.status == "failed"
+    assert "image" in broken.error.message
+    for more in ({"store": False}, {"stream": True}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(input="x", background=True, **more, **GREEDY)  # type: ignore[call-overload]
+        assert refused.value.param in more
+    running.idle()
+
+
+def test_an_answer_in_the_background_is_cancelled(client: openai.OpenAI, running: Running) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": numbers}}
+    options: Any = {**GREEDY, "max_output_tokens": 1900, "text": form, "background": True}
+    asked = client.responses.create(input="Go on.", **options)
+    with pytest.raises(openai.BadRequestError) as early:
+        client.responses.create(input="And?", previous_response_id=asked.id, **GREEDY)
+    assert early.value.code == "response_not_complete"
+    assert client.responses.cancel(asked.id).status == "cancelled"
+    assert client.responses.cancel(asked.id).status == "cancelled"
+    # One that is deleted ends too.
+    client.responses.delete(client.responses.create(input="Go on.", **options).id)
+    running.idle()
+
+
 def test_a_function_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
     options: Any = {**GREEDY, "max_output_tokens": 200, "tools": TOOLS, "parallel_tool_calls": False}
     for choice in ({"type": "function", "name": "weather"}, "required"):
@@ -167,6 +213,33 @@ def test_a_function_is_called_and_its_result_taken(client: openai.OpenAI) -> Non
         later = client.responses.create(input=result, previous_response_id=whole.id, **GREEDY)
         written: Any = [{"role": "user", "content": "Weather?"}, *whole.output, *result]
         assert later.output_text == client.responses.create(input=written, **GREEDY).output_text
+
+
+def test_functions_of_a_namespace_have_both_names(client: openai.OpenAI) -> None:
+    (function,) = TOOLS
+    space: Any = {"type": "namespace", "name": "mcp", "description": "Of a server.", "tools": [function]}
+    options: Any = {**GREEDY, "max_output_tokens": 200, "tools": [space], "tool_choice": "required"}
+    first = client.responses.create(input="Weather?", **options)
+    flat: Any = [{**function, "name": "mcp__weather", "description": "Of a server."}]
+    same = client.responses.create(input="Weather?", **{**options, "tools": flat})
+    called, other = first.output[0], same.output[0]
+    assert called.type == other.type == "function_call"
+    assert (called.name, called.namespace) == ("weather", "mcp")
+    assert (other.name, called.arguments) == ("mcp__weather", other.arguments)
+    with client.responses.stream(input="Weather?", **options) as stream:
+        added = [event.item for event in stream if event.type == "response.output_item.added"]
+    assert next((item.name, item.namespace) for item in added if item.type == "function_call") == ("weather", "mcp")
+    # The conversation goes on with the name that the model saw, whoever writes it.
+    more: Any = {"input": "And?", **options}
+    written: Any = [{"role": "user", "content": "Weather?"}, *first.output, {"role": "user", "content": "And?"}]
+    kept = client.responses.create(previous_response_id=same.id, **more)
+    for again in ({"previous_response_id": first.id}, {"input": written}):
+        found = client.responses.create(**{**more, **again})
+        assert found.usage is not None
+        assert kept.usage is not None
+        assert found.usage.input_tokens == kept.usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="64 letters"):
+        client.responses.create(input="x", tools=[{**space, "name": "m" * 60}], **GREEDY)
 
 
 def test_a_schema_is_followed(client: openai.OpenAI) -> None:
@@ -217,7 +290,7 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         ({"temperature": -1}, "temperature", "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must"),
         ({"max_tokens": 5}, "max_tokens", "Use max_output_tokens."),
-        ({"background": True}, "background", "Stream"),
+        ({"background": True, "stream": True}, "stream", "Leave stream or background out."),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"truncation": "auto"}, "truncation", "shorter"),
         ({"top_logprobs": 10**6, "include": ["message.output_text.logprobs"]}, "top_logprobs", "top_logprobs asks for"),
@@ -259,17 +332,15 @@ def shown(deltas: list[dict[str, Any]], store: ResponseStore, fails: bool = Fals
         if fails:
             raise HttpError(500, "It broke.", "Try again.")
         yield {"choices": [{"delta": {}, "finish_reason": "stop"}]}
-        counts = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        counts: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        counts |= {"completion_tokens_details": {"reasoning_tokens": 2}}
         yield {"choices": [], "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 0}}}
 
     head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
     found: list[dict[str, Any]] = []
 
-    async def count(text: str) -> int:
-        return len(text.split())
-
     async def collect() -> None:
-        made = ResponseEvents(request("x"), head, Notes(), store, "", count)
+        made = ResponseEvents(request("x"), head, Notes(), store, "")
         async for event in made.events(chunks()):
             found.append(json.loads(json.dumps(event)))
 

@@ -236,6 +236,39 @@ def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, s
     assert split(list(text), inside=inside) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("\n<think>\nhm \n\n</think>\n\nBlue.\n", False, ("\nhm \n\n", "\n\nBlue.\n")),
+        (" hm\n</think>\nBlue.", True, (" hm\n", "\nBlue.")),
+        (" Blue.", False, ("", " Blue.")),
+    ],
+)
+def test_blanks_are_kept_where_the_form_says_so(text: str, inside: bool, expected: tuple[str, str]) -> None:
+    for pieces in ([text], list(text)):
+        made = splitter(REASONING["olmo3"], inside=inside)
+        told = [*map(made.push, pieces), made.finish()]
+        assert ("".join(t for t, _ in told), "".join(a for _, a in told)) == expected
+
+
+def test_words_in_the_frame_of_calls_are_none_of_the_answer() -> None:
+    call = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>'
+    begin, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    for text, shown, calls in (
+        (f"So. {begin} noise {call} noise {call}{end} After.", "So.  After.", 2),
+        (f"So. {begin} noise {end} After.", "So.  noise  After.", 0),
+        (f"So. {begin} noise", "So.  noise", 0),
+        (f"So. {begin} a <|tool_call_begin|>b<|tool_call_end|> c", None, 0),
+    ):
+        whole = read("kimi_k2", [text])
+        assert whole == read("kimi_k2", list(text)), text
+        assert len(whole[1]) == calls
+        if shown is not None:
+            assert whole[0] == shown
+        else:
+            assert all(word in whole[0] for word in (" a ", "b", " c"))
+
+
 def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
     call = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     names = ("functions.look:3", "functions.look:3", "functions.f:4", "g", "g:5")

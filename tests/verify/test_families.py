@@ -11,11 +11,13 @@ from PIL import Image
 from torch import Tensor
 
 from beheld.core.config import EngineArgs
+from beheld.core.media import MediaRef
 from beheld.core.plan import SpanView
 from beheld.inputs.media import decode
 from beheld.models.hf import HFAdapter
 from beheld.runner.encoder import EncoderStore
 from beheld.tools.verify.compare import DIFFERENT, SAME, StageVerdict
+from beheld.tools.verify.questions import question_of
 from beheld.tools.verify.run import Sides
 from beheld.tools.verify.trace import Question
 from tests import tiny
@@ -132,6 +134,20 @@ def test_a_conversation(verified: Verified) -> None:
     answer = verified.ask(*images, sounds=heard, templated="chat")
     check(verified, answer, "image" if images else "audio" if heard else "")
     assert answer[0]["rendered prompt"].verdict == SAME
+
+
+def test_the_question_that_the_command_asks(verified: Verified, tmp_path: Path) -> None:
+    """Where transformers has no template, ours is used, if it takes images: that of the checkpoint's variant."""
+    if verified.family not in tiny.CHATLESS_FAMILIES:
+        pytest.skip("test_a_conversation asks that")
+    media = []
+    if verified.family in tiny.IMAGE_FAMILIES:
+        tiny.picture(84, 56, 3).save(tmp_path / "image.png")
+        media = [MediaRef("image", tmp_path / "image.png")]
+    args = EngineArgs(model=str(tiny.checkpoint(verified.family)))
+    question = question_of(args, media, text=None, prompt=None, max_tokens=TOKENS)
+    _, culprit = verified.sides.ask(question)
+    assert culprit is None
 
 
 @pytest.mark.parametrize("orientation", [3, 6])

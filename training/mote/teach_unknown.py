@@ -27,8 +27,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoProcessor, Qwen2VLForConditionalGeneration
 
+from beheld.mote import UNKNOWN
 from training.mote.checkpoint import build_tokenizer, read_words
 from training.mote.dialogue import Dialogue, Media, Writer, write_dialogue
+from training.mote.drawn import draw_plainly
 from training.mote.evaluate import Case, Input, answer, processed
 from training.mote.forward import lay_out_patches, see
 from training.mote.last_layer import Item, divergence, entered, entropy, right_answers
@@ -38,14 +40,15 @@ from training.mote.render import render
 from training.mote.sample import sample_clip, sample_scene
 from training.mote.scene import Scene
 from training.mote.shard import exchanges_about, make_shard
-from training.mote.unknown import DRAWN, UNKNOWN, photo_files, photograph, texture, unknown
+from training.mote.unknown import DRAWN, photo_files, photograph, texture, unknown
 from training.mote.wording import SYSTEMS, roughen
 
 MOTE = Path(__file__).resolve().parents[2] / "beheld" / "mote"
 # Neither training nor evaluation reaches these seeds.
 FIRST_SEED = 2_000_000_000
 PICTURES, CLIPS, GROUPS = 40, 2, 5
-KINDS = ("known", "rare", "unknown", "texture")
+KINDS = ("known", "rare", "drawn", "several", "unknown", "texture")
+_SCENES = ("known", "rare", "drawn", "several")
 ASKED = (
     "What is this?",
     "What is in this picture?",
@@ -142,6 +145,33 @@ def tell_rare(seed: int) -> tuple[list[Any], list[Dialogue]]:
     return stills, dialogues
 
 
+def tell_drawn(seed: int) -> tuple[list[Any], list[Dialogue]]:
+    """Patches with grids of 40 drawings that are not the renderer's, and the dialogues about them."""
+    rng, writer = Random(f"drawn/{seed}"), Writer(build_tokenizer(read_words()))
+    made = [draw_plainly(rng) for _ in range(PICTURES)]
+    stills = [picture_patches(image) for _, image in made]
+    dialogues = []
+    for index, ((scene, _), (_, grid)) in enumerate(zip(made, stills, strict=True)):
+        asked = [exchange for _ in range(2) for exchange in exchanges_about(rng, scene)]
+        dialogues.append(write_dialogue(writer, rng, [Media(index, False, grid)], asked))
+    return stills, dialogues
+
+
+def tell_several(seed: int) -> tuple[list[Any], list[Dialogue]]:
+    """Patches with grids of 40 simple scenes, and 24 dialogues about two to six of them."""
+    rng, writer = Random(f"several/{seed}"), Writer(build_tokenizer(read_words()))
+    scenes = [sample_scene(rng, "few", 480) for _ in range(PICTURES)]
+    stills = [picture_patches(render(scene)) for scene in scenes]
+    dialogues = []
+    for _ in range(24):
+        group = rng.sample(range(PICTURES), rng.choice((2, 2, 3, 4, 5, 6)))
+        last = rng.random() < 0.2
+        asked = [ask_scenes(rng, [scenes[index] for index in group]) for _ in range(1 if last else 4)]
+        media = [Media(index, False, stills[index][1]) for index in group]
+        dialogues.append(write_dialogue(writer, rng, media, asked, media_last=last))
+    return stills, dialogues
+
+
 def tell_unknown(
     seed: int, photos: list[list[Path]], textures: bool = False
 ) -> tuple[list[Any], list[Any], list[Dialogue]]:
@@ -162,6 +192,9 @@ def tell_unknown(
     for index, (_, grid) in enumerate(clips):
         dialogues.append(write_dialogue(writer, rng, [Media(index, True, grid)], ask_unknown(rng, "clip", 3)))
     return stills, clips, dialogues
+
+
+TELL = {"rare": tell_rare, "drawn": tell_drawn, "several": tell_several}
 
 
 def _split(flat: np.ndarray, grids: np.ndarray) -> list[tuple[np.ndarray, Any]]:
@@ -200,9 +233,9 @@ def cache(options: argparse.Namespace) -> None:
             shard = make_shard(tokenizer, FIRST_SEED + number)
             stills = _split(shard.picture_patches, shard.picture_grids)
             clips, dialogues = _split(shard.clip_patches, shard.clip_grids), list(shard.dialogues)
-        elif kind == "rare":
+        elif kind in TELL:
             clips = []
-            stills, dialogues = tell_rare(number)
+            stills, dialogues = TELL[kind](number)
         else:
             stills, clips, dialogues = tell_unknown(number, photos, kind == "texture")
         seen = seen_by(tower, stills, clips)
@@ -233,8 +266,9 @@ def train(options: argparse.Namespace) -> None:
     paths = {kind: sorted(options.states.glob(f"{kind}-*.pt")) for kind in KINDS}
     # The first files of each kind are held out.
     held = {kind: load_items(found[: options.held]) for kind, found in paths.items()}
-    scenes, rare, others, textures = (found[options.held :] for found in paths.values())
-    known, others = load_items([*scenes, *rare]), load_items([*others, *textures])
+    used = {kind: found[options.held :] for kind, found in paths.items()}
+    known = load_items([path for kind in _SCENES for path in used[kind]])
+    others = load_items([path for kind in ("unknown", "texture") for path in used[kind]])
     print(f"{len(known)} dialogues about scenes, {len(others)} about others", flush=True)
     while step < options.steps and time.monotonic() - begun < options.seconds:
         rng = Random(step)
@@ -333,6 +367,8 @@ def main() -> None:
     caching.add_argument("--out", type=Path, required=True)
     caching.add_argument("--known", type=int, default=16, help="files of 40 scenes and 5 clips")
     caching.add_argument("--rare", type=int, default=10, help="files of 40 scenes that pass for other things")
+    caching.add_argument("--drawn", type=int, default=9, help="files of 40 drawings that are not the renderer's")
+    caching.add_argument("--several", type=int, default=4, help="files of 24 dialogues about several of 40 scenes")
     caching.add_argument("--unknown", type=int, default=36, help="files of 40 pictures and 2 clips")
     caching.add_argument("--texture", type=int, default=6, help="files of 40 textures and 2 clips")
     caching.add_argument("--part", type=int, default=0, help="of several processes, which one this is")

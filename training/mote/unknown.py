@@ -14,8 +14,6 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageStat
 from training.mote.fonts import font_paths, load_font
 from training.mote.words import WORDS
 
-# What mote is to answer to any question about such a picture.
-UNKNOWN = "I only know drawn shapes and printed text."
 _ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 _LEAST_SIDE, _MOST_SIDE = 120, 1200
 _LEAST_DEVIATION = 16.0

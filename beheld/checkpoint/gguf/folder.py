@@ -16,6 +16,7 @@ from beheld.checkpoint.gguf.header import read_header
 from beheld.checkpoint.gguf.projector import ADDED, beside, files_of
 from beheld.checkpoint.gguf.tokenizer import templates, tokenizer_files
 from beheld.core.errors import ModelError
+from beheld.families import registry
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -52,9 +53,31 @@ def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = T
         if (folder / CONFIG).is_file():
             return folder
         made = _files(file, vision, with_tokenizer)
-        return _written(made, folder)
+        return written(made, folder)
     except OSError as error:
         raise ModelError(f"{file.name} cannot be read: {error}.", "Check the file's permissions.") from error
+
+
+def in_layout(folder: Path, layout: str) -> Path:
+    """Return a folder that is read in place of a checkpoint's in a publisher's layout, with links to its weights.
+
+    It is made once for each state of the folder's files, in the cache.
+
+    Args:
+        layout: its name; see families.registry.layouts.
+
+    Raises:
+        ModelError: a file is missing or broken, or describes what cannot be read.
+    """
+    folder = Path(os.path.abspath(folder))
+    try:
+        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+        states = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        said = (str(folder), layout, _LAYOUT, states)
+        made = Path(env.GGUF_CACHE()).expanduser() / hashlib.sha256(repr(said).encode()).hexdigest()[:32]
+        return made if (made / CONFIG).is_file() else written(registry.layout_files(layout, folder), made)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be read: {error}.", "Check the files' permissions.") from error
 
 
 def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, Any]:
@@ -76,8 +99,11 @@ def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, A
     return found
 
 
-def _written(files: dict[str, Any], folder: Path) -> Path:
-    """Write the files into `folder`, which appears as a whole; other processes may make the same one."""
+def written(files: dict[str, Any], folder: Path) -> Path:
+    """Write the files into `folder`, which appears as a whole; other processes may make the same one.
+
+    A file's content is a text, what becomes JSON, or the path that a link leads to.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
@@ -87,6 +113,9 @@ def _written(files: dict[str, Any], folder: Path) -> Path:
     for name, content in files.items():
         place = draft / name
         place.parent.mkdir(exist_ok=True)
+        if isinstance(content, Path):
+            place.symlink_to(content)
+            continue
         place.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     if draft == folder:
         return folder

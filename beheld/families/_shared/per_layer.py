@@ -10,6 +10,7 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 
 
 class PerLayer:
@@ -24,11 +25,12 @@ class PerLayer:
             raise ModelError(f"{type(model).__name__} has the padding id {text.pad_token_id}; only 0 is supported.")
         self._shape = (text.num_hidden_layers, text.hidden_size_per_layer_input)
         self.width = self._shape[0] * self._shape[1]
-        self._look_up = model.model.language_model.get_per_layer_inputs
+        inner = text_model(model)
+        self._look_up = inner.get_per_layer_inputs
         self._rows = text.vocab_size_per_layer_input
         named = "per_layer_inputs" in inspect.signature(model.model.forward).parameters
         # In older versions only the text model inside takes the keyword.
-        self._core = model.model if named else model.model.language_model
+        self._core = model.model if named else inner
         self._further = len(inspect.signature(self._look_up).parameters) - 1
 
     def of_tokens(self, ids_T: Tensor, embeds_TH: Tensor) -> Tensor | None:

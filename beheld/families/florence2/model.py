@@ -38,7 +38,7 @@ _RENAMED = tuple(
 _UNUSED = "language_model.final_logits_bias"
 
 
-def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def renamed(weights: Mapping[str, Tensor], raw: Mapping[str, Any]) -> dict[str, Tensor] | None:
     """Return the weights of microsoft's layout under transformers' names; None if they have those.
 
     Raises:

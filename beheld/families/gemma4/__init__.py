@@ -6,7 +6,7 @@ from beheld.core.grounding import Grounding
 from beheld.families.family import ALL, Family, KnownCheckpoint, ReferenceOptions, ShortName
 
 FAMILY = Family(
-    model_types=("gemma4",),
+    model_types=("gemma4", "gemma4_text"),
     short_names=(
         ShortName("gemma4-e2b", "google/gemma-4-E2B-it", "gemma4", "Apache-2.0", 5.1, "images, videos and speech"),
         ShortName("gemma4-e4b", "google/gemma-4-E4B-it", "gemma4", "Apache-2.0", 8.0, "images, videos and speech"),

@@ -14,6 +14,7 @@ from beheld.attention.context import tail
 from beheld.families._shared import per_layer
 from beheld.families.model import FamilyModel
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.parts import text_model
 
 
 def audio_features(model: Any, input_features: Tensor, input_features_mask: Tensor) -> Tensor:
@@ -33,9 +34,9 @@ def tail_from(model: Any, changes: Changes) -> int | None:
     """Let layers that read other layers' keys process only a pass's tail; return the first of them, if any.
 
     Args:
-        model: Gemma4ForConditionalGeneration.
+        model: Gemma4ForConditionalGeneration or Gemma4ForCausalLM.
     """
-    text = model.model.language_model
+    text = text_model(model)
     shared = getattr(text.config, "num_kv_shared_layers", 0) or 0
     # Without the extra columns the model runs a different path, which computes its rows itself.
     if not shared or not text.config.hidden_size_per_layer_input:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from beheld.families.model import FamilyModel
 _EMBEDDINGS, _COPY = "model.embed_tokens.weight", "model.vision_embed_tokens.wte.weight"
 
 
-def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def renamed(weights: Mapping[str, Tensor], raw: Mapping[str, Any]) -> dict[str, Tensor] | None:
     """Return the weights without the second name of the text's embeddings, if they have it."""
     if _COPY not in weights:
         return None

@@ -43,7 +43,7 @@ _WINDOW = 500
 _ADAPTER = re.compile(r"\.lora_[AB]\.(vision|speech)\.weight$")
 
 
-def renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(weights: Mapping[str, Tensor], raw: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights of the main revision under transformers' names.
 
     Its adapter weights are left out: the folders vision-lora and speech-lora hold the same, see checkpoint/adapters.py,

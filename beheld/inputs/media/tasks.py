@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,6 +216,8 @@ def _load_readers() -> None:
     Image.preinit()
     # This process is ours alone, and our limits apply instead.
     Image.MAX_IMAGE_PIXELS = None
+    # A file of 64 KB may be worth thousands of warnings, each a line of the log.
+    warnings.filterwarnings("ignore", module="PIL")
 
 
 def _process(task: ProcessTask, processor: ItemProcessor, limits: MediaLimits) -> ProcessedMedia:

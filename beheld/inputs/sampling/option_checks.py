@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from beheld.checkpoint.info import read_info
@@ -60,7 +61,7 @@ def load_for_options(args: EngineArgs, info: ModelInfo | None = None) -> Any:
     if not args.mm_processor_kwargs:
         return None
     info = info or read_info(resolve(args), args)
-    family = registry.inputs(info.family)
+    family = registry.inputs_of(info.family, Path(info.path))
     words = PromptTokenizer.of(None, info, family)
     processor = ItemProcessor(info, args, family, words, info.checkpoint_dtype)
     check_processor(args.mm_processor_kwargs, info, processor)

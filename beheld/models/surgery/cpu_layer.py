@@ -8,6 +8,8 @@ and in a step of decoding sequences alone both are one, with attention in the mi
 _ROWS at a time, and each row alone: a row's result has the same bits alone and among others. Numbers are float32 within
 a layer, whatever their type outside; products round what they get.
 
+Where ranks share a layer, its calls end where they add up: after o, and after down.
+
 Which layers have this form is found out as for a single row on a GPU: see one_row_layer.py.
 
 Shapes: T rows, H hidden size, C head size, N heads of q, k and v.
@@ -30,7 +32,9 @@ from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.models.surgery.vector_linear import VectorLinear
+from beheld.parallel.group import RankGroup
 from beheld.platform import host, jit
 from beheld.quant.byte_products import KINDS
 from beheld.quant.grouped_linear import GroupedLinear
@@ -71,10 +75,9 @@ class LayerBuffers:
 
 @dataclass(eq=False)
 class _Part:
-    """A program, its products' jobs, and the jobs whose addresses differ from call to call."""
+    """A program, and the jobs whose addresses differ from call to call."""
 
     program: jit.Program
-    products: list[Any]
     jobs: dict[str, Any]
 
     def run(self, rows: int) -> None:
@@ -83,13 +86,54 @@ class _Part:
 
 
 @dataclass(eq=False)
+class _Parts:
+    """Programs that run one after the other, and between which ranks add up `added_TH`.
+
+    Attributes:
+        product: the job of the product after attention.
+        jobs: of all of them.
+    """
+
+    parts: list[_Part]
+    product: Any
+    jobs: dict[str, Any]
+    added_TH: Tensor
+    group: RankGroup | None
+
+    def run(self, rows: int) -> None:
+        """Compute this many rows."""
+        for number, part in enumerate(self.parts):
+            if number:
+                assert self.group is not None
+                self.group.sum_(self.added_TH[:rows])
+            part.run(rows)
+
+
+@dataclass(eq=False)
 class CpuLayer(OneRowLayer):
-    """Computes the layer for any number of rows; attributes as OneRowLayer's."""
+    """Computes the layer for any number of rows; attributes as OneRowLayer's.
+
+    Attributes:
+        group: ranks that add up what o and down give; None if this process has the whole layer.
+        summed: whether they add up what o gives, and what down gives.
+    """
 
     buffers: dict[Any, LayerBuffers] = field(default_factory=dict)
-    _halves: tuple[_Part, _Part] | None = None
-    _whole: _Part | None = None
+    group: RankGroup | None = None
+    summed: tuple[bool, bool] = (False, False)
+    _before: _Part | None = None
+    _after: _Parts | None = None
+    _whole: _Parts | None = None
     _buffers: LayerBuffers | None = None
+
+    def __post_init__(self) -> None:
+        """Take the products themselves from what adds up their outputs."""
+        self.summed = isinstance(self.o, SummedOverRanks), isinstance(self.down, SummedOverRanks)
+        for name, summed in zip(("o", "down"), self.summed, strict=True):
+            if summed:
+                product = getattr(self, name)
+                self.group = product.__dict__["group"]
+                setattr(self, name, product.inner)
 
     def computes(self) -> bool:
         """See OneRowLayer: products must be of few bits, and all sizes multiples of a vector's."""
@@ -112,7 +156,7 @@ class CpuLayer(OneRowLayer):
         """
         x_1TH = hidden_states.contiguous()
         rows, size = x_1TH.numel() // x_1TH.shape[-1], x_1TH.shape[-1]
-        half = self._made()[1]
+        after = self._made()[1]
         if (
             self._whole is not None
             and rows <= _ROWS
@@ -125,17 +169,17 @@ class CpuLayer(OneRowLayer):
         hidden_TH = self._hidden(rows, size)
         out = self._attended(x_1TH, position_embeddings, hidden_TH).contiguous()
         y_1TH = torch.empty_like(x_1TH)
-        norm, ended, hidden, y = half.jobs["norm"], half.jobs["ended"], hidden_TH.data_ptr(), y_1TH.data_ptr()
+        norm, ended, hidden, y = after.jobs["norm mlp"], after.jobs["ended"], hidden_TH.data_ptr(), y_1TH.data_ptr()
         attended, given = out.data_ptr(), self.o.in_features * out.element_size()
         for first in range(0, rows, _ROWS):
-            half.products[0][0] = attended + first * given
+            after.product[0] = attended + first * given
             norm[_X] = norm[_SUM] = ended[_X] = hidden + 4 * first * size
             ended[_Y] = y + first * size * y_1TH.element_size()
-            half.run(min(_ROWS, rows - first))
+            after.run(min(_ROWS, rows - first))
         return y_1TH
 
-    def _decoded(self, whole: _Part, x_1TH: Tensor, angles: tuple[Tensor, Tensor], rows: int) -> Tensor | None:
-        """Compute the whole layer in one call, if all rows are of decoding sequences; None if not."""
+    def _decoded(self, whole: _Parts, x_1TH: Tensor, angles: tuple[Tensor, Tensor], rows: int) -> Tensor | None:
+        """Compute the whole layer, in one call without sums, if all rows are of decoding sequences; None if not."""
         self._check_types(x_1TH, *angles)
         own = self._buffers
         assert own is not None, "made with the programs"
@@ -148,7 +192,7 @@ class CpuLayer(OneRowLayer):
         norm, turn, norm_mlp, ended = (whole.jobs[name] for name in ("norm", "turn", "norm mlp", "ended"))
         norm[_X], norm[_SUM] = x_1TH.data_ptr(), hidden
         turn[_Y], turn[_COS], turn[_SIN] = own.turned_TN.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        whole.products[0][0] = own.attended_TN.data_ptr()
+        whole.product[0] = own.attended_TN.data_ptr()
         norm_mlp[_X] = norm_mlp[_SUM] = ended[_X] = hidden
         ended[_Y] = y_1TH.data_ptr()
         whole.run(rows)
@@ -204,10 +248,10 @@ class CpuLayer(OneRowLayer):
             self.buffers[key] = LayerBuffers(*key)
         return self.buffers[key]
 
-    def _made(self) -> tuple[_Part, _Part]:
-        """Return both programs, made at the first call."""
-        if self._halves is not None:
-            return self._halves
+    def _made(self) -> tuple[_Part, _Parts]:
+        """Return what runs before attention and after it, made at the first call."""
+        if self._before is not None and self._after is not None:
+            return self._before, self._after
         self._buffers = own = self._shared_buffers()
         before, before_mlp = self.norms[0], self.norms[2]
         kind = KINDS[before.weight_H.dtype]
@@ -215,24 +259,22 @@ class CpuLayer(OneRowLayer):
         hidden, inner = before.weight_H.numel(), self.down.in_features
         self._kept: list[Tensor] = []
         steps: list[jit.ProgramStep] = []
-        products: list[Any] = []
 
         def step(name: str, waits: bool, **words: Any) -> Any:
             job = _job(words)
             steps.append(jit.ProgramStep(compiled.address(name), job, None, waits))
             return job
 
-        def product(linear: Any, x: Tensor | None, y: Tensor, of: str) -> None:
+        def product(linear: Any, x: Tensor | None, y: Tensor, of: str) -> Any:
             start = 0 if x is None else x.data_ptr()
             job, made = linear.steps(start, of, y.data_ptr(), own.work.data_ptr(), _ROWS)
-            products.append(job)
             steps.extend(made)
+            return job
 
-        def made(**jobs: Any) -> _Part:
-            half = _Part(jit.Program(tuple(steps)), list(products), jobs)
+        def taken() -> list[jit.ProgramStep]:
+            found = [*steps]
             steps.clear()
-            products.clear()
-            return half
+            return found
 
         shape = {"heads": self.heads[0], "key.heads": self.heads[1], "size": self.qkv.out_features // (
             self.heads[0] + 2 * self.heads[1])}  # fmt: skip
@@ -243,10 +285,12 @@ class CpuLayer(OneRowLayer):
             weights = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
             step("head_norm", False, x=own.qkv_TN, **weights, **shape)
         turn = step(f"turn_{kind}", True, x=own.qkv_TN, turned=self.turned, **shape)
-        before_steps = [*steps]
-        first = made(norm=norm, turn=turn)
-        product(self.o, None, own.added_TH, kind)
-        norm = step(
+        before_steps = taken()
+        out = product(self.o, None, own.added_TH, kind)
+        after_steps = [taken()]
+        if self.summed[0]:
+            after_steps.append([])
+        norm_mlp = step(
             "norm_added",
             False,
             add=own.added_TH,
@@ -263,17 +307,27 @@ class CpuLayer(OneRowLayer):
             inputs=inner,
         )
         product(self.down, own.inner_TI, own.added_TH, "f32")
+        after_steps[-1] += taken()
+        if self.summed[1]:
+            after_steps.append([])
         ended = step(f"ended_{kind}", True, add=own.added_TH, inputs=hidden)
-        after = [*steps]
-        second = made(norm=norm, ended=ended)
+        after_steps[-1] += taken()
+        jobs = {"norm mlp": norm_mlp, "ended": ended}
+
+        def parts(first: list[jit.ProgramStep], jobs: dict[str, Any]) -> _Parts:
+            all_steps = [[*first, *after_steps[0]], *after_steps[1:]]
+            made = [_Part(jit.Program(tuple(each)), jobs) for each in all_steps]
+            return _Parts(made, out, jobs, own.added_TH, self.group)
+
         if cpu_decode.has_steps(shape["size"], self.softcap, own.turned_TN.device):
             attention, attends = cpu_decode.steps(
                 own.turned_TN.data_ptr(), own.attended_TN.data_ptr(), kind, self.heads, shape["size"], self.scale
             )
-            jobs = first.jobs | {"attention": attention, "norm mlp": norm, "ended": ended}
-            self._whole = _Part(jit.Program((*before_steps, *attends, *after)), second.products, jobs)
-        self._halves = first, second
-        return self._halves
+            more = {"norm": norm, "turn": turn, "attention": attention}
+            self._whole = parts([*before_steps, *attends], jobs | more)
+        self._before = _Part(jit.Program(tuple(before_steps)), {"norm": norm, "turn": turn})
+        self._after = parts([], jobs)
+        return self._before, self._after
 
     def _weight(self, norm: Norm) -> dict[str, Any]:
         """Return the words of a norm; its weights are held as float32."""
@@ -296,20 +350,34 @@ def _job(words: dict[str, Any]) -> Any:
     return job
 
 
-def compute_layers(text: Any, changes: Changes) -> int:
-    """Let the text model's layers of this form compute so; returns how many."""
-    if not any(isinstance(module, GroupedLinear | VectorLinear) for module in text.modules()):
+def compute_layers(text: Any, changes: Changes, group: RankGroup | None = None) -> int:
+    """Let the text model's layers of this form compute so; returns how many.
+
+    Args:
+        group: ranks that share the layers, all of which compute a layer so or none.
+    """
+
+    def agreed(answer: bool) -> bool:
+        return answer if group is None else bool(group.least([answer])[0])
+
+    if not agreed(_can_compile(text)):
         return 0
+    buffers: dict[Any, LayerBuffers] = {}
+    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers), agreed)
+    for layer, made in found.items():
+        made._before = None
+        changes.set(layer, "forward", made)
+    return len(found)
+
+
+def _can_compile(text: Any) -> bool:
+    """Return whether layers may be computed so; compiles their functions, as errors of the trial mean another form."""
+    if not jit.available() or not any(isinstance(module, GroupedLinear | VectorLinear) for module in text.modules()):
+        return False
     try:
-        # Before the trial, where an error means that a layer has another form.
         for dtype in {each.dtype for each in text.layers.parameters() if each.dim() == 1 and each.dtype in KINDS}:
             compiled_layers(KINDS[dtype])
     except RuntimeError as error:
         logger.warning("LLVM does not compile decoder layers (%s): PyTorch computes them, slower.", first_line(error))
-        return 0
-    buffers: dict[Any, LayerBuffers] = {}
-    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers))
-    for layer, made in found.items():
-        made._halves = None
-        changes.set(layer, "forward", made)
-    return len(found)
+        return False
+    return True

@@ -176,8 +176,14 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 
 @torch.no_grad()
-def one_row_layers(text: Any, kind: Callable[..., LayerT]) -> dict[nn.Module, LayerT]:
-    """Return the text model's layers that have this form, tried one by one; none if the trial itself fails."""
+def one_row_layers(
+    text: Any, kind: Callable[..., LayerT], agreed: Callable[[bool], bool] = bool
+) -> dict[nn.Module, LayerT]:
+    """Return the text model's layers that have this form, tried one by one; none if the trial itself fails.
+
+    Args:
+        agreed: whether all ranks that share the layers say yes; asked equally often on each.
+    """
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
         far, near = (_watched(text, first) for first in (_far(text.config), _NEAR))
@@ -187,13 +193,15 @@ def one_row_layers(text: Any, kind: Callable[..., LayerT]) -> dict[nn.Module, La
         return {}
     found: dict[nn.Module, LayerT] = {}
     for layer, original in near.items():
-        made = _form(layer, (original, far[layer]), kind) if layer in far else None
+        made = _form(layer, (original, far[layer]), kind, agreed) if layer in far else None
         if made is not None:
             found[layer] = made
     return found
 
 
-def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT]) -> LayerT | None:
+def _form(
+    layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], agreed: Callable[[bool], bool]
+) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
     seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
@@ -222,7 +230,11 @@ def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT]) -> La
             both = [_norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
         made = kind(norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap)
-        if made.computes() and all(_same(made, each) for each in trials):
+        # Ranks wait for each other in every trial, also after one that failed here.
+        if not agreed(made.computes()):
+            continue
+        same = [_same(made, each) for each in trials]
+        if agreed(all(same)):
             return made
     return None
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from beheld.models import vector_linear_ir as ir
 from beheld.models.surgery.linears import linear_of
 from beheld.platform import host, jit
+from beheld.platform.pair_products_ir import LANES
 
 # Inputs are rounded so many at a time.
 _UNIT = 16
@@ -58,7 +59,7 @@ class VectorLinear(nn.Module):
         self.weight = linear.weight.data.new_empty(0)
         self._packed = _packed(linear.weight.data)
         self.packed_bytes = self._packed.nbytes
-        self._bias_N = torch.zeros(self._blocks * ir.LANES)
+        self._bias_N = torch.zeros(self._blocks * LANES)
         self._bias_of: Tensor | None = None
 
     @classmethod
@@ -115,13 +116,14 @@ class VectorLinear(nn.Module):
             self._bias_of = self.bias
         return (ctypes.c_int64 * len(ir.JOB))(
             x, self._packed.data_ptr(), self._bias_N.data_ptr(), y, 0, self.in_features, self.out_features,
+            self.in_features, LANES * self.in_features, self.out_features,
         )  # fmt: skip
 
 
 def _packed(weight_NK: Tensor) -> Tensor:
     """Return the weights in blocks (B, K / 2, 16, 2), the last filled up with zeros."""
     outputs, inputs = weight_NK.shape
-    missing = -outputs % ir.LANES
+    missing = -outputs % LANES
     if missing:
         weight_NK = torch.cat([weight_NK, weight_NK.new_zeros(missing, inputs)])
     weight_NK = weight_NK.contiguous()
@@ -129,6 +131,6 @@ def _packed(weight_NK: Tensor) -> Tensor:
         # A part of a larger tensor, between whose pairs it begins.
         weight_NK = weight_NK.clone()
     # A pair is moved as one number of 32 bits.
-    pairs = weight_NK.view(torch.int32).view(-1, ir.LANES, inputs // 2)
+    pairs = weight_NK.view(torch.int32).view(-1, LANES, inputs // 2)
     blocks: Tensor = pairs.transpose(1, 2).contiguous().view(torch.bfloat16)
-    return blocks.view(-1, inputs // 2, ir.LANES, 2)
+    return blocks.view(-1, inputs // 2, LANES, 2)

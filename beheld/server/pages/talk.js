@@ -2,7 +2,7 @@
 // The conversation: questions, answers as they grow, stop, continue.
 const talk = find("talk"), question = find("question"), hint = find("hint"), kinds = find("kinds");
 // `allMedia` are the items of all messages, in order: receipts count them by kind.
-let name = null, models = [], messages = [], allMedia = [], running = null;
+let name = null, advice = null, models = [], messages = [], allMedia = [], running = null;
 
 function turn(mine) {
   hint.remove();
@@ -186,6 +186,7 @@ function ended(answer, conversation, media) {
   if (answer.body) {
     answer.foot.append(make("button", { type: "button", class: "small", text: "Code", onclick: () => showCode(answer.body) }));
   }
+  if (advice && answer.whole === advice.answer) answer.foot.after(make("p", { class: "advice", text: advice.text }));
   if (!told.length) answer.foot.remove();
   busy(null);
   follow(answer.node.querySelector(".error") || answer.foot);
@@ -249,6 +250,7 @@ document.addEventListener("paste", (event) => {
 // Show what a model takes; what it cannot take is neither asked for nor offered.
 function introduce(model) {
   name = model.id;
+  advice = model.advice;
   const takes = `takes ${["text", ...model.modalities].join(", ")} \u00b7 ${model.max_model_len} tokens`;
   find("about").textContent = models.length > 1 ? takes : `${name} \u00b7 ${takes}`;
   const known = { image: "pictures", video: "a video", audio: "a sound" };

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from beheld.text.tools import gemma, headed, mistral
@@ -33,7 +33,7 @@ class CallFormat:
 
 
 def _marked(
-    open: str, close: str, body: Callable[[Schemas], CallBody], frame: Collection[str] = (), template: str = ""
+    open: str, close: str, body: Callable[[Schemas], CallBody], frame: Sequence[str] = (), template: str = ""
 ) -> CallFormat:
     """Calls between two marks.
 

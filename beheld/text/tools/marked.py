@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from beheld.text.marks import BLOCK, Seeker, Trimmed
@@ -29,7 +29,8 @@ class MarkedReader:
         regions: opening mark -> region.
         body: makes the reader of one region.
         stray: a mark that is ignored after a call and is text before the first.
-        frame: marks around all calls, which are ignored.
+        frame: the marks around all calls, which are ignored. Between them, only calls are meant: what else stands there
+            is text only if there is no call.
         blanks: whether whitespace between words and the first mark belongs to the words, as templates write it again.
     """
 
@@ -38,13 +39,15 @@ class MarkedReader:
         regions: Mapping[str, Region],
         body: Callable[[], CallBody],
         stray: str | None = None,
-        frame: Collection[str] = (),
+        frame: Sequence[str] = (),
         *,
         blanks: bool = False,
     ) -> None:
         self._regions = regions
         self._make = body
-        self._frame = frozenset(frame)
+        self._frame = frame
+        # Text within the frame before the next call, while that is open.
+        self._noise: list[str] | None = None
         self._marks = (*regions, *(() if stray is None else (stray,)), *frame)
         self._seeker = Seeker()
         self._words = Trimmed()
@@ -76,7 +79,8 @@ class MarkedReader:
         pieces: list[Piece] = []
         rest = self._seeker.rest()
         if self._open is None:
-            self._say(rest, shown)
+            self._add(rest, shown)
+            self._say(self._noise_so_far(), shown)
         else:
             body, _, _ = self._open
             self._take(body, body.push(rest), shown, pieces)
@@ -88,22 +92,37 @@ class MarkedReader:
     def _outside(self, text: str, shown: list[str], pieces: list[Piece]) -> str:
         """Consume text up to the next mark; returns the unprocessed rest."""
         before, mark, after = self._seeker.seek(text, self._marks)
-        self._say(before, shown)
+        self._add(before, shown)
         if mark is not None and self._keeps and self._said:
             shown.append(self._words.rest())
         self._keeps = self._keeps and mark is None
         if mark is not None and mark in self._regions:
             self._enter(mark, shown, pieces)
-        elif mark is not None and mark not in self._frame and not self._called:
+        elif mark in self._frame:
+            self._say(self._noise_so_far(), shown)
+            self._noise = [] if mark == self._frame[0] else None
+        elif mark is not None and not self._called:
             self._say(mark, shown)
         return after
+
+    def _add(self, text: str, shown: list[str]) -> None:
+        if self._noise is None:
+            self._say(text, shown)
+        else:
+            self._noise.append(text)
+
+    def _noise_so_far(self) -> str:
+        """The text within the frame, which is shown if there is no call."""
+        text = "" if self._called or self._noise is None else "".join(self._noise)
+        self._noise = None if self._noise is None else []
+        return text
 
     def _enter(self, mark: str, shown: list[str], pieces: list[Piece]) -> None:
         region = self._regions[mark]
         body = self._make()
         self._open = body, mark, region.close
         # If the body reads the mark itself, the mark must not appear twice.
-        self._undecided = self._words.rest() + mark.removesuffix(region.given)
+        self._undecided = self._words.rest() + self._noise_so_far() + mark.removesuffix(region.given)
         self._spelled = False
         self._take(body, body.push(region.given), shown, pieces)
 

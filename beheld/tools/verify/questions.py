@@ -65,7 +65,7 @@ def question_of(
 
 def _takes_parts(info: ModelInfo, args: EngineArgs, tokenizer: Any, with_media: bool) -> bool:
     """Return whether a chat template exists and places media; without one, no rule says where they belong in a text."""
-    family = registry.inputs(info.family)
+    family = registry.inputs_of(info.family, Path(info.path))
     templates = ChatTemplates(tokenizer, Path(info.path), family.template_text, only=family.only_template)
     try:
         template = templates.resolve(None, None)
@@ -135,7 +135,7 @@ def _placeholder(kind: str, number: int, info: ModelInfo, tokenizer: Any) -> str
 
     `number` counts items of its kind, from 1.
     """
-    family = registry.inputs(info.family)
+    family = registry.inputs_of(info.family, Path(info.path))
     if kind in family.most and family.rewrite is not None:
         return ""
     found: str = family.placeholder(kind, number) or tokenizer.convert_ids_to_tokens(info.placeholder_ids[kind])

@@ -27,7 +27,7 @@ class Processor:
 
     def __init__(self, info: ModelInfo, args: EngineArgs) -> None:
         self._info = info
-        self._family: FamilyInputs = registry.inputs(info.family)
+        self._family: FamilyInputs = registry.inputs_of(info.family, Path(info.path))
         self._facts = registry.facts(info.family).reference
         self._options = dict(args.mm_processor_kwargs or {})
         self._parts = _load(info, args, self._family)

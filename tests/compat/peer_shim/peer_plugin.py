@@ -74,8 +74,8 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for each module under `vllm`, and for the library of grammars that it uses."""
-        ours = name.split(".")[0] in ("vllm", "xgrammar")
+        """A spec for each module under `vllm`, and for the libraries of grammars and of routes that it uses."""
+        ours = name.split(".")[0] in ("vllm", "xgrammar", "fastapi")
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if ours else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

@@ -26,6 +26,8 @@ _LEFT_OUT = {"--dtype": 1, "--gpu-memory-utilization": 1, "--attention-backend":
 _LEFT_OUT |= {"--enable-per-request-metrics": 0}
 # So do those of /tokenizer_info.
 _LEFT_OUT |= {"--enable-tokenizer-info-endpoint": 0}
+# The family says how it reasons.
+_LEFT_OUT |= {"--reasoning-config": 1}
 
 
 class RemoteOpenAIServer:
@@ -66,6 +68,9 @@ class RemoteOpenAIServer:
             time.sleep(0.2)
 
     def _answers(self) -> bool:
+        if self.uds is not None:
+            with socket.socket(socket.AF_UNIX) as found:
+                return found.connect_ex(self.uds) == 0
         try:
             with urllib.request.urlopen(self.url_for("health"), timeout=2):
                 return True

@@ -1,0 +1,195 @@
+"""Mistral's own layout (params.json, consolidated.safetensors, tekken.json) answers as transformers' classes do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+
+from beheld import LLM, EngineArgs, SamplingParams
+from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.core.errors import ConfigError, ModelError, TemplateError
+from beheld.families.mistral.config import convert
+from beheld.families.mistral.model import halved
+from tests import tiny, tiny_text
+from tests.checkpoint.hubs import Hub
+
+MARKS = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")
+MARKS += ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "<pad>")
+PARAMS: dict[str, Any] = {
+    **{"dim": 64, "n_layers": 2, "head_dim": 24, "hidden_dim": 96, "n_heads": 4, "n_kv_heads": 2, "norm_eps": 1e-5},
+    **{"vocab_size": 512, "rope_theta": 1e6, "max_position_embeddings": 2048},
+}
+TOWER: dict[str, Any] = {
+    **{"hidden_size": 32, "num_channels": 3, "image_size": 112, "patch_size": 14, "rope_theta": 10000.0},
+    **{"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "adapter_bias": True},
+    **{"image_token_id": 7, "image_break_token_id": 8, "image_end_token_id": 9},
+}
+MERGED = {"adapter_bias": False, "add_pre_mm_projector_layer_norm": True, "mm_projector_id": "patch_merge"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "text": PARAMS | {"sliding_window": 24},
+    "pixtral": PARAMS | {"vision_encoder": TOWER},
+    "small": PARAMS | {"vision_encoder": TOWER | MERGED | {"max_image_size": 98, "spatial_merge_size": 2}},
+}
+# transformers' names -> Mistral's, in this order.
+NAMES = (
+    *(("model.vision_tower.", "vision_encoder."), ("model.language_model.", ""), ("model.multi_modal_projector.", "")),
+    *(("model.", ""), ("embed_tokens", "tok_embeddings"), ("lm_head", "output"), ("self_attn", "attention")),
+    *(("q_proj", "wq"), ("k_proj", "wk"), ("v_proj", "wv"), ("o_proj", "wo"), ("mlp", "feed_forward")),
+    *(("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3"), ("input_layernorm", "attention_norm")),
+    *(("post_attention_layernorm", "ffn_norm"), ("linear_1", "vision_language_adapter.w_in")),
+    ("linear_2", "vision_language_adapter.w_out"),
+)
+
+
+def theirs(name: str, weight: torch.Tensor, params: dict[str, Any]) -> tuple[str, torch.Tensor]:
+    """A weight of transformers' as consolidated.safetensors has it: heads rotate pairs of neighbours."""
+    whole = name
+    if name == "model.multi_modal_projector.norm.weight":
+        return "pre_mm_projector_norm.weight", weight
+    for ours, other in NAMES:
+        name = name.replace(ours, other)
+    for letter, entry in (("q", "n_heads"), ("k", "n_kv_heads")):
+        if name.endswith(f"attention.w{letter}.weight"):
+            heads = TOWER["num_attention_heads"] if "vision_tower" in whole else params[entry]
+            weight = torch.stack(weight.unflatten(0, (heads, 2, -1)).unbind(1), 2).flatten(0, 2)
+    return name, weight.contiguous()
+
+
+def lay(folder: Path, params: dict[str, Any], version: str = "v7") -> Any:
+    """Write a checkpoint with random weights; returns transformers' model of them."""
+    folder.mkdir()
+    kind, entries = convert({"params": params, "torch_dtype": "float32"})
+    config = AutoConfig.for_model(kind, **entries)
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, entries["architectures"][0])._from_config(config, dtype=torch.float32).eval()
+    tiny._fill(model)
+    tiny_text.write_tekken(folder, MARKS, {})
+    tekken = json.loads((folder / "tekken.json").read_text(encoding="utf-8"))
+    tekken["config"]["version"] = version
+    tiny_text.write_json(folder / "tekken.json", tekken)
+    tiny_text.write_json(folder / "params.json", params)
+    save_file(
+        dict(theirs(name, weight, params) for name, weight in model.state_dict().items()),
+        folder / "consolidated.safetensors",
+    )
+    return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_GGUF_CACHE", str(tmp_path / "cache"))
+
+
+def test_pairs_of_neighbours_become_halves() -> None:
+    """Scores of rotated queries and keys are the same by either rule."""
+    torch.manual_seed(0)
+    q_DH, k_DH = torch.randn(8, 5), torch.randn(8, 5)
+    x_H, y_H, angles = torch.randn(5), torch.randn(5), torch.tensor([0.3, 1.1, 2.0, 0.7])
+
+    def neighbours(v_D: torch.Tensor, at: int) -> torch.Tensor:
+        turned = torch.view_as_complex(v_D.view(-1, 2)) * torch.polar(torch.ones(4), at * angles)
+        return torch.view_as_real(turned).flatten()
+
+    def halves(v_D: torch.Tensor, at: int) -> torch.Tensor:
+        cos, sin = (at * angles).cos().repeat(2), (at * angles).sin().repeat(2)
+        return v_D * cos + torch.cat([-v_D[4:], v_D[:4]]) * sin
+
+    wanted = neighbours(q_DH @ x_H, 3) @ neighbours(k_DH @ y_H, 7)
+    found = halves(halved(q_DH, 1) @ x_H, 3) @ halves(halved(k_DH, 1) @ y_H, 7)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_answers_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
+    params = LAYOUTS[layout]
+    model = lay(tmp_path / "model", params)
+    images = [tiny.picture(84, 56, 1), tiny.picture(56, 112, 2)] if "vision_encoder" in params else []
+    asked = "What is it, and where does it stand?"
+    parts = [{"type": "image_pil", "image_pil": image} for image in images]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [*parts, {"type": "text", "text": asked}]},
+    ]
+    options: dict[str, Any] = dict.fromkeys(("config_format", "tokenizer_mode", "load_format"), "mistral")
+    if images:
+        options["limit_mm_per_prompt"] = {"image": 2}
+    with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=512, max_num_batched_tokens=32, **options) as llm:
+        given = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        (output,) = llm.chat(messages, given, use_tqdm=False)
+    text = f"<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]{'[IMG]' * len(images)}{asked}[/INST]"
+    made = resolve(EngineArgs(model=str(tmp_path / "model")))
+    reader = AutoProcessor.from_pretrained(made) if images else AutoTokenizer.from_pretrained(made)
+    seen = {"images": [images]} if images else {}
+    inputs = reader(text=[text], return_tensors="pt", add_special_tokens=False, **seen)
+    assert output.prompt_token_ids == inputs["input_ids"][0].tolist()
+    # One token each for the marks.
+    assert output.prompt_token_ids[:2] == [1, 5]
+    with torch.inference_mode():
+        answer = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    assert list(output.outputs[0].token_ids) == answer[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_an_older_version_has_no_mark_of_a_system_message(tmp_path: Path) -> None:
+    lay(tmp_path / "model", PARAMS, "v3")
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Ho"), ("user", "And?")]
+    with LLM(str(tmp_path / "model"), dtype="float32", max_model_len=512) as llm:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
+        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+        with pytest.raises(TemplateError, match="Tools cannot be told"):
+            llm.chat(messages, tools=[tool], use_tqdm=False)
+    assert output.prompt == "<s>[INST]Hi[/INST]Ho</s>[INST]Be brief.\n\nAnd?[/INST]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"moe": {"num_experts": 8}}, "has moe, which is not read"),
+        ({"yarn": {"factor": 2}}, "has yarn"),
+        ({"sliding_window": [24, 48]}, "windows by layer"),
+        ({"vision_encoder": TOWER | {"mm_projector_id": "other"}}, "the projector 'other'"),
+        ({"vision_encoder": TOWER | {"frames": 2}}, r"vision_encoder\.frames"),
+        ({"dim": None}, "no number for dim"),
+    ],
+)
+def test_what_is_not_read_is_named(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").touch()
+    tiny_text.write_json(tmp_path / "params.json", PARAMS | changes)
+    with pytest.raises(ModelError, match=words):
+        resolve(EngineArgs(model=str(tmp_path)))
+
+
+def test_a_layout_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no params\.json"):
+        LLM(str(tiny.checkpoint("mistral")), config_format="mistral")
+    tiny_text.write_json(tmp_path / "params.json", PARAMS)
+    with pytest.raises(ModelError, match=r"holds no consolidated\.safetensors"):
+        resolve(EngineArgs(model=str(tmp_path)))
+    with pytest.raises(ConfigError, match="config_format"):
+        LLM(str(tiny.checkpoint("mistral")), config_format="other")
+
+
+def test_a_repository_in_this_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path / "hub")
+    hub.enter(monkeypatch)
+    lay(tmp_path / "model", PARAMS)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    hub.publish("owner/model", {**files, "config.json": {"model_type": "other"}, "model.safetensors": b"others"})
+    args = EngineArgs(model="owner/model", config_format="mistral")
+    for online in (True, False):
+        hub.online = online
+        made = resolve(args)
+        fetch_weights(args, made)
+        assert (made / "model.safetensors").resolve().read_bytes() == files["consolidated.safetensors"]
+    assert "model.safetensors" not in hub.fetched
+    hub.online = True
+    hub.publish("owner/other", {"config.json": {"model_type": "other"}})
+    with pytest.raises(ModelError, match=r"has no params\.json"):
+        resolve(EngineArgs(model="owner/other", load_format="mistral"))

@@ -1,0 +1,125 @@
+"""Turns at the event loop (case 127): many requests at once are begun one by one, clients by turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from beheld.server import app, limits
+from beheld.server.listen import listen
+from beheld.server.options import ServerOptions
+from beheld.server.read import Reader
+from beheld.server.request_turns import RequestTurns
+from tests.server.running import Running, received, request_bytes
+
+pytestmark = pytest.mark.case(127)
+
+
+def test_one_begins_in_each_turn_of_the_loop_and_clients_take_turns() -> None:
+    async def story() -> tuple[list[str], list[int]]:
+        turns, order, when, now = RequestTurns(), list[str](), list[int](), 0
+
+        async def one(client: str) -> None:
+            await turns.take(client)
+            order.append(client)
+            when.append(now)
+
+        tasks = [asyncio.ensure_future(one(client)) for client in "aaaaabbc"]
+        await asyncio.sleep(0)
+        tasks[3].cancel()
+        while not all(task.done() for task in tasks):
+            now += 1
+            await asyncio.sleep(0)
+        # Who comes alone does not wait.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        alone = asyncio.ensure_future(one("d"))
+        await asyncio.sleep(0)
+        assert alone.done()
+        return order, when
+
+    order, when = asyncio.run(story())
+    assert "".join(order) == "aabcabad"
+    assert all(later > earlier for earlier, later in pairwise(when[:-1]))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["small and whole", "large, after their headers"])
+def test_in_one_turn_of_the_loop_one_body_is_parsed(
+    running: Running, monkeypatch: pytest.MonkeyPatch, *, late: bool
+) -> None:
+    """64 clients' bodies of 32 KiB that arrived together held the loop for a third of a second."""
+    loop = running.server._loop
+    assert loop is not None
+    turns, parsed, stop = 0, list[int](), threading.Event()
+    real = Reader._parsed
+
+    def tick() -> None:
+        nonlocal turns
+        turns += 1
+        if not stop.is_set():
+            loop.call_soon(tick)
+
+    def counted(*arguments: Any) -> Any:
+        parsed.append(turns)
+        return real(*arguments)
+
+    monkeypatch.setattr(Reader, "_parsed", counted)
+    sent = request_bytes("/v1/chat/completions", {"messages": [], "x": "a" * (30_000 if late else 100)})
+    cut = sent.index(b"{") if late else 0
+    with contextlib.ExitStack() as opened:
+        links = [opened.enter_context(running.connect()) for _ in range(20)]
+        for link in links:
+            link.sendall(sent[:cut])
+        time.sleep(0.2)
+        loop.call_soon_threadsafe(tick)
+        loop.call_soon_threadsafe(time.sleep, 0.2)
+        time.sleep(0.02)
+        for link in links:
+            link.sendall(sent[cut:])
+        assert {received(link)[9:12] for link in links} == {b"400"}
+        stop.set()
+    assert len(parsed) == len(set(parsed)) == 20
+    running.idle()
+
+
+def test_the_document_is_written_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 clients that asked for it at once held /health for two seconds."""
+    first = running.get("/openapi.json")
+    assert first.json()["openapi"].startswith("3.")
+    monkeypatch.setattr(app, "document", None)
+    assert running.get("/openapi.json").content == first.content
+    assert first.headers["content-type"] == "application/json"
+
+
+def test_more_connections_wait_than_are_accepted_in_one_turn(running: Running) -> None:
+    """Else the system drops what a flood leaves no room for, and others try again after a second."""
+
+    def queue(listener: socket.socket) -> int:
+        # Of struct tcp_info of a socket that listens: tcpi_sacked.
+        return int(struct.unpack_from("=I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 28)[0])
+
+    with open("/proc/sys/net/core/somaxconn", encoding="ascii") as file:
+        allowed = int(file.read())
+    assert queue(running.listener) == min(4096, allowed)
+    assert running.server.config.backlog < 100
+    with listen(ServerOptions(port=0)) as other:
+        assert queue(other) == min(4096, allowed)
+
+
+@pytest.mark.case(128)
+def test_a_template_has_so_many_variables_and_no_more(running: Running) -> None:
+    """40,000 of them held /health for a second."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    most = {f"a{number}": 1 for number in range(limits.MAX_VARIABLES)}
+    assert running.post("/v1/chat/completions", {**body, "chat_template_kwargs": most}).status_code == 200
+    refused = running.post("/v1/chat/completions", {**body, "chat_template_kwargs": {**most, "b": 1}})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs"
