@@ -382,8 +382,9 @@ class Service:
         stored = self._store.get(request.path_params["name"], self._owner(request) or "")
         status = stored.response["status"]
         if status not in ("queued", "in_progress", "cancelled"):
+            kind = "synchronous" if stored.task is None else "completed"
             raise HttpError(
-                400, "Cannot cancel a synchronous response.", "It is complete: retrieve it.", code="response_complete"
+                400, f"Cannot cancel a {kind} response.", "It is complete: retrieve it.", code="response_complete"
             )
         if status == "queued" and stored.task is not None:
             # The engine does not know it yet.

@@ -405,9 +405,9 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
         HttpError: there are too many messages, or a format has no schema.
     """
     if given.background:
-        for name, value in (("store", given.store is False), ("stream", given.stream)):
-            if value:
-                words = "A response in the background is kept, and its client asks for it later."
+        for name, is_wrong, value in (("store", given.store is False, "true"), ("stream", given.stream, "false")):
+            if is_wrong:
+                words = f"background can only be used when `{name}` is {value}: its client asks for the response later."
                 raise HttpError(400, words, f"Leave {name} or background out.", param=name)
     items = _Items(earlier)
     for number, item in enumerate(given.input if isinstance(given.input, list) else ()):

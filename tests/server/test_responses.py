@@ -172,8 +172,10 @@ def test_a_response_is_answered_in_the_background(client: openai.OpenAI, running
     further = client.responses.create(input="And?", previous_response_id=found.id, **GREEDY)
     assert further.usage is not None
     assert further.usage.input_tokens > found.usage.input_tokens
-    with pytest.raises(openai.BadRequestError, match="synchronous"):
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a completed"):
         client.responses.cancel(found.id)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous"):
+        client.responses.cancel(further.id)
     broken = ended(client, client.responses.create(input=pictured("x", "data:,no"), background=True, **GREEDY).id)
     assert broken.status == "failed"
     assert "image" in broken.error.message
