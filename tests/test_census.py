@@ -70,6 +70,7 @@ REFUSED = {
     "dots3_note": "latent layers with a window",
     "glm5_next": "hyper-connections carry several residual streams",
     "hy_v4": "of kind 'indexed_attention'",
+    "xlstm": "a matrix of memory and its normalizer",
     "bailing_hybrid": "of kind 'linear_attention'",
     "pi0": "the motions of a robot",
     "qwen4_exp": "embed hashed n-grams of the last tokens",

@@ -69,6 +69,7 @@ TEXT_TYPES = (
     "laguna",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "llama",
     "llama4_text",
     "longcat_flash",
