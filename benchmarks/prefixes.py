@@ -27,8 +27,13 @@ SIZE = (448, 448)
 def measure(family: str, folder: Path, scale: int, clock: str) -> dict[str, Any]:
     """Return the figures; see above."""
     from beheld import LLM, SamplingParams
+    from tests import tiny
+
+    # After the module of checkpoints, which reads it.
     from tests.oracle.cases import Ask
     from tests.oracle.test_oracle import request
+
+    assert family in tiny.IMAGE_FAMILIES, f"{family} reads no images"
 
     path, now = make(family, folder / family, scale), CLOCKS[clock]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
