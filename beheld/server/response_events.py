@@ -105,7 +105,8 @@ class ResponseEvents:
             yield self._end(reason)
         except Exception as error:
             failure = http_error(error, self._ask.names)
-            self._response["error"] = {"code": failure.code or "server_error", "message": str(failure)}
+            fields = failure.fields("server_error")
+            self._response["error"] = {name: fields[name] for name in ("code", "message")}
             raise
         finally:
             self._kept.over.set()

@@ -178,6 +178,7 @@ def test_a_response_is_answered_in_the_background(client: openai.OpenAI, running
         client.responses.cancel(further.id)
     broken = ended(client, client.responses.create(input=pictured("x", "data:,no"), background=True, **GREEDY).id)
     assert broken.status == "failed"
+    assert broken.error.code != "error"
     assert "image" in broken.error.message
     for more in ({"store": False}, {"stream": True}):
         with pytest.raises(openai.BadRequestError) as refused:
