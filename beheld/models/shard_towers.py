@@ -46,7 +46,8 @@ def tower_attention(path: str, module: Any, rank: int, ranks: int) -> Shard | No
     if out_name is None or not isinstance(size, int) or not isinstance(count, int):
         return None
     out, joined = getattr(module, out_name), linear_in(module, _JOINED_QKV)
-    if out.in_features != count * size or not _counts_by_heads(type(module), joined is not None):
+    kind: Any = type(module)
+    if out.in_features != count * size or not _counts_by_heads(kind, joined is not None):
         return None
     own = heads_of(count, count, rank, ranks).queries
     if joined is not None:
