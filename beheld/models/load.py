@@ -270,7 +270,9 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
 
 def _shared_out(config: EngineConfig) -> dict[str, bool]:
     """Return which parts of a model ranks share out, where that is the user's choice."""
-    return {"whole_experts": config.expert_parallel, "towers": config.mm_encoder_tp_mode == "weights"}
+    cuts_towers = platform_of(config.device).shares_host_memory or env.CUT_TOWERS_ON_GPU()
+    towers = cuts_towers and config.mm_encoder_tp_mode == "weights"
+    return {"whole_experts": config.expert_parallel, "towers": towers}
 
 
 def _tell(plan: ShardPlan) -> None:

@@ -13,11 +13,13 @@ from torch import nn
 from beheld.core.config import KVGroup, StateShape
 from beheld.models.shard_forms import changed, columns, linear_in, only, rows
 from beheld.parallel.shard_plan import Shard
-from beheld.parallel.shards import Cut, Piece, blocks, heads_of, sections, share
+from beheld.parallel.shards import Cut, Heads, Piece, blocks, heads_of, sections, share
 
 _OUT = ("o_proj", "out_proj", "dense", "wo")
 _QKV = (("q_proj", "k_proj", "v_proj"), ("wq", "wk", "wv"))
 _JOINED_QKV = ("qkv_proj", "query_key_value")
+# Of these, the one whose outputs are those of each head of keys: its heads of queries, the keys, the values.
+_BY_KEYS = "query_key_value"
 # A parameter with one number for each head of queries.
 _SINKS = "sinks"
 
@@ -38,6 +40,8 @@ def attention(path: str, module: Any, index: int, group: KVGroup, rank: int, ran
     if joined is not None:
         linear, start = getattr(module, joined), 0
         pieces: list[Piece] = []
+        if joined == _BY_KEYS and len(set(wide)) > 1:
+            return None
         for own, count, width in zip(
             (heads.queries, heads.keys, heads.keys), (num_heads, *(group.num_kv_heads,) * 2), wide, strict=True
         ):
@@ -45,6 +49,8 @@ def attention(path: str, module: Any, index: int, group: KVGroup, rank: int, ran
             start += count * width
         if start != linear.out_features:
             return None
+        if joined == _BY_KEYS:
+            pieces = _by_keys(heads, num_heads // group.num_kv_heads, group.head_dim)
         cuts |= columns(f"{path}.{joined}", linear, Cut(0, tuple(pieces)))
         names = {joined}
     else:
@@ -81,6 +87,18 @@ def attention(path: str, module: Any, index: int, group: KVGroup, rank: int, ran
     }
     local = dataclasses.replace(group, num_kv_heads=own_kv)
     return Shard(path, cuts, f"{path}.{out_name}", heads, changed(module, sizes), cache=(index, local))
+
+
+def _by_keys(heads: Heads, per_key: int, width: int) -> list[Piece]:
+    """Return the pieces of a layer that has one head of keys after another, with its heads of queries before it."""
+    own = len(heads.queries) // len(heads.keys)
+    pieces: list[Piece] = []
+    for place, key in enumerate(heads.keys):
+        start = 0 if key is None else key * (per_key + 2) * width
+        for query in heads.queries[place * own : (place + 1) * own]:
+            pieces += blocks([None if query is None or key is None else query - key * per_key], width, start)
+        pieces += blocks([None, None] if key is None else [per_key, per_key + 1], width, start)
+    return pieces
 
 
 def latent(path: str, module: Any, index: int, group: KVGroup, rank: int, ranks: int) -> Shard | None:

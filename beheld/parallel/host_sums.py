@@ -60,7 +60,7 @@ class HostSums:
         bytes_ = torch.frombuffer(self._memory, dtype=torch.uint8)[size * _LINE :]
         self._halves = bytes_.view(2, size, MOST_BYTES)
         self._number = 0
-        # Views of both halves by type and count: sums have few sizes, and making views costs more than adding.
+        # Views of both halves by type and count: a model's sums have few sizes, and views cost more than adding.
         self._views: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
 
     def takes(self, x: Tensor) -> bool:
