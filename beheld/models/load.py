@@ -35,6 +35,7 @@ from beheld.platform import host
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
+from beheld.utils import env
 from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
 
