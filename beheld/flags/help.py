@@ -88,8 +88,8 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     ),
     "mm_encoder_tp_mode": (
         "",
-        "of several ranks: `weights`, all share the towers' layers (on GPUs each has them whole); `data`, each encodes its "
-        "share of media",
+        "of several ranks: `weights`, all share the towers' layers (on GPUs each has them whole); `data`, each encodes "
+        "its share of media",
     ),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),

@@ -134,8 +134,8 @@ def test_unknown_versions_are_refused_by_name(tmp_path: Path, entry: str, name: 
 def test_the_second_name_of_the_embeddings_is_known() -> None:
     table, other = torch.ones(2, 3), torch.zeros(1)
     first, second = "model.embed_tokens.weight", "model.vision_embed_tokens.wte.weight"
-    assert model.renamed({first: table, "x": other}) is None
-    assert set(model.renamed({first: table, second: table, "x": other}) or ()) == {first, "x"}
-    only = model.renamed({second: table})
+    assert model.renamed({first: table, "x": other}, {}) is None
+    assert set(model.renamed({first: table, second: table, "x": other}, {}) or ()) == {first, "x"}
+    only = model.renamed({second: table}, {})
     assert only is not None
     assert only[first] is table
