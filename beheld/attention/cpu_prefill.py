@@ -64,7 +64,7 @@ def attend(
     block_size, key_heads = kv.keys.shape[1:3]
     if q_PHC.stride()[1:] != (size, 1):
         q_PHC = q_PHC.contiguous()
-    length, tiles = known + -known % 16, -(-rows // ir.ROWS)
+    first, length, tiles = int(seen_2P[0, 0]), known + -known % 16, -(-rows // ir.ROWS)
     packed = torch.empty(2, key_heads * length * size, dtype=torch.bfloat16)
     parts, few = tiles * key_heads, rows * length * heads * size < _FEW_PRODUCTS
     threads = 1 if few else min(torch.get_num_threads(), parts)
@@ -74,8 +74,8 @@ def attend(
         q_PHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), table_N.data_ptr(), packed[0].data_ptr(),
         packed[1].data_ptr(), seen_2P[0].data_ptr(), seen_2P[1].data_ptr(), out_PHC.data_ptr(), scores.data_ptr(),
         zeros.data_ptr(), rows, q_PHC.stride(0), heads * size, key_heads, heads // key_heads,
-        block_size.bit_length() - 1, block_size - 1, float_bits(scale), known, length, tiles, 0, 0,
+        block_size.bit_length() - 1, block_size - 1, float_bits(scale), first, known, length, tiles, 0, 0,
     )  # fmt: skip
     functions = _compiled(size)
-    functions.run("pack", job, key_heads * length // 16, threads)
+    functions.run("pack", job, key_heads * (length // 16 - first // 16), threads)
     functions.run("attend", job, parts, threads)

@@ -20,10 +20,11 @@ from beheld.platform.jit import SHARED_WORDS, sharing
 from beheld.platform.vector_ir import EXP, float_text, load, spread, stored, words
 
 # q (P, H, C) with `q.step` numbers a row, y (P, H, C); packed keys and values; `scores` ROWS x (L + SPARE) float32 a
-# thread; `zeros` max(L, C) float32; `tiles` of queries.
+# thread; `zeros` max(L, C) float32; `tiles` of queries; `first` the first position that any of them sees.
 JOB = (
     "q", "keys", "values", "table", "keys.packed", "values.packed", "low", "stop", "y", "scores", "zeros",
-    "rows", "q.step", "y.step", "heads", "group", "shift", "mask", "scale", "known", "length", "tiles", *SHARED_WORDS,
+    "rows", "q.step", "y.step", "heads", "group", "shift", "mask", "scale", "first", "known", "length", "tiles",
+    *SHARED_WORDS,
 )  # fmt: skip
 POINTERS = JOB[: JOB.index("rows")]
 NAMES = ("pack", "attend")
@@ -55,14 +56,18 @@ declare float @llvm.vector.reduce.fmax.v16f32({_V})
 
 
 def _pack(size: int) -> str:
-    """A part is a block of 16 positions of a head; those that are not known are zeros."""
+    """A part is a block of 16 positions of a head, from that of `first` on; those before it and not known are zeros.
+
+    A window's cache no longer holds the positions before it: their places may have anything, NaN too.
+    """
     pairs = size // 2
     interleaved = ", ".join(f"i32 {lane}, i32 {lane + 16}" for lane in range(16))
     columns = "".join(
         f"""
   %one{c}.at = getelementptr i16, ptr %v.even, i64 {16 * c}
   %two{c}.at = getelementptr i16, ptr %v.odd, i64 {16 * c}
-  %one{c} = load <16 x i16>, ptr %one{c}.at, align 2
+  %one{c}.read = load <16 x i16>, ptr %one{c}.at, align 2
+  %one{c} = select i1 %is.even, <16 x i16> %one{c}.read, <16 x i16> zeroinitializer
   %two{c}.read = load <16 x i16>, ptr %two{c}.at, align 2
   %two{c} = select i1 %is.pair, <16 x i16> %two{c}.read, <16 x i16> zeroinitializer
   %both{c} = shufflevector <16 x i16> %one{c}, <16 x i16> %two{c}, <32 x i32> <{interleaved}>
@@ -89,18 +94,21 @@ def _pack(size: int) -> str:
 """
 
     return f"""
-define void @pack(ptr %job, i64 %first, i64 %last) {{
+define void @pack(ptr %job, i64 %begin, i64 %last) {{
 entry:
 {words(JOB, POINTERS, "keys", "values", "table", "keys.packed", "values.packed", "heads", "shift", "mask")}
-{words(JOB, POINTERS, "known", "length")}
-  %blocks = lshr i64 %length, 4
+{words(JOB, POINTERS, "first", "known", "length")}
+  %blocks.all = lshr i64 %length, 4
+  %blocks.before = lshr i64 %first, 4
+  %blocks = sub i64 %blocks.all, %blocks.before
   %head.numbers = mul i64 %length, {size}
-  %none = icmp uge i64 %first, %last
+  %none = icmp uge i64 %begin, %last
   br i1 %none, label %done, label %part
 part:
-  %p = phi i64 [%first, %entry], [%p.next, %part.end]
+  %p = phi i64 [%begin, %entry], [%p.next, %part.end]
   %head = udiv i64 %p, %blocks
-  %block = urem i64 %p, %blocks
+  %block.own = urem i64 %p, %blocks
+  %block = add i64 %block.own, %blocks.before
   %from = shl i64 %block, 4
   %head.off = mul i64 %head, %head.numbers
   %v.head = getelementptr i16, ptr %values.packed, i64 %head.off
@@ -112,7 +120,9 @@ key:
   %j = phi i64 [0, %part], [%j.next, %key.end]
   %j.at = add i64 %from, %j
   %k.column = getelementptr i32, ptr %k.to, i64 %j
-  %is.known = icmp ult i64 %j.at, %known
+  %j.early = icmp ult i64 %j.at, %known
+  %j.late = icmp uge i64 %j.at, %first
+  %is.known = and i1 %j.early, %j.late
   br i1 %is.known, label %copies, label %blank
 copies:
 {slot("k", "%j.at")}
@@ -145,9 +155,12 @@ value:
   %even = add i64 %from, %i
   %odd.own = add i64 %even, 1
   %v.place = shl i64 %even, 4
-  %is.value = icmp ult i64 %even, %known
+  %i.early = icmp ult i64 %even, %known
+  %i.late = icmp uge i64 %odd.own, %first
+  %is.value = and i1 %i.early, %i.late
   br i1 %is.value, label %join, label %empty
 join:
+  %is.even = icmp uge i64 %even, %first
   %is.pair = icmp ult i64 %odd.own, %known
   %odd = select i1 %is.pair, i64 %odd.own, i64 %even
 {slot("e", "%even")}{slot("o", "%odd")}

@@ -67,9 +67,7 @@ def find(
                 shard = shard or _mlp(name, module, rank, ranks)
                 if shard is not None:
                     found.append(shard)
-    # Where encoders make states, Florence-2 gives other answers with its encoder cut; the cause is not known.
-    states = any(group.num_states for group in info.kv_groups)
-    found += _towers(model, text, rank, ranks) if towers and not states else []
+    found += _towers(model, text, rank, ranks) if towers else []
     vocabulary = _vocabulary(model, rank, ranks)
     if vocabulary is None:
         whole.append("the vocabulary")

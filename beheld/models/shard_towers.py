@@ -30,12 +30,14 @@ _WHOLE = re.compile(r"self\.(embed_dim|hidden_size|all_head_size|dim)\b|config\.
 
 
 def tower_modules(model: nn.Module, text: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules, by their full names, of stacks of equal layers outside the text model."""
+    """Yield the modules, by their full names, of stacks of equal layers outside the text model; each once."""
     inside = set(text.modules())
     for path, stack in model.named_modules():
         if isinstance(stack, nn.ModuleList) and stack not in inside and len({type(layer) for layer in stack}) == 1:
             for number, layer in enumerate(stack):
                 if layer not in inside:
+                    # A stack may be a layer of another one.
+                    inside.update(layer.modules())
                     yield from layer.named_modules(prefix=f"{path}.{number}")
 
 

@@ -114,6 +114,17 @@ def test_broken_keys_are_not_hidden() -> None:
     assert not found[:3].isnan().any()
 
 
+def test_positions_that_a_window_gave_back_are_not_read(compiled: list[int]) -> None:
+    prompt = _Prompt(90, 32, 2)
+    whole = prompt.step(0, 90, window=30)
+    # The first query sees from 31 on: its block of 16 positions begins before, in the middle of a pair.
+    places = prompt.table_1N[0, torch.arange(31) // _BLOCK].long(), torch.arange(31) % _BLOCK
+    for numbers in (prompt.kv.keys, prompt.kv.values):
+        numbers[places] = float("nan")
+    assert torch.equal(prompt.step(60, 90, window=30), whole[60:])
+    assert compiled == [90, 30]
+
+
 def test_queries_that_look_ahead_are_left_to_pytorch(compiled: list[int]) -> None:
     prompt = _Prompt(20, 16, 1)
     prompt.step(0, 20, both_ways=(((4, 9),),))

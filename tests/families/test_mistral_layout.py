@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
 from beheld import LLM, EngineArgs, SamplingParams
@@ -134,6 +134,28 @@ def test_answers_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         answer = model.generate(**inputs, max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
     assert list(output.outputs[0].token_ids) == answer[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_towers_and_text_have_one_kind_of_feed_forward_layers(tmp_path: Path) -> None:
+    model = lay(tmp_path / "model", LAYOUTS["pixtral"])
+    stored = load_file(tmp_path / "model" / "consolidated.safetensors")
+    layers = {
+        "layers.0": model.model.language_model.layers[0].mlp,
+        "vision_encoder.transformer.layers.0": model.model.vision_tower.transformer.layers[0].feed_forward,
+    }
+    for place, layer in layers.items():
+        up, down, gate = (stored[f"{place}.feed_forward.w{number}.weight"] for number in (3, 2, 1))
+        x = torch.randn(3, up.shape[1])
+        with torch.inference_mode():
+            found = layer(x)
+        torch.testing.assert_close(found, (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T)
+
+
+@pytest.mark.parametrize(("window", "theta"), [(None, 1e6), (24, 1e4)])
+def test_rotations_that_a_file_does_not_state(window: int | None, theta: float) -> None:
+    params = {name: value for name, value in PARAMS.items() if name != "rope_theta"} | {"sliding_window": window}
+    _, found = convert({"params": params, "torch_dtype": "float32"})
+    assert found["rope_parameters"]["rope_theta"] == theta
 
 
 def test_an_older_version_has_no_mark_of_a_system_message(tmp_path: Path) -> None:

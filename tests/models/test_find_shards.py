@@ -66,3 +66,15 @@ def test_heads_of_towers_are_padded_and_other_forms_stay_whole(tmp_path: Path) -
     assert [isinstance(piece, Zeros) for piece in sizes["q_proj.weight"].pieces] == [True]
     assert sizes["q_proj.weight"].size == sizes["out_proj.weight"].size
     assert {path.rpartition(".")[2] for path in parts("pixtral_hf", 0)} == {"feed_forward"}
+
+
+def test_a_stack_in_a_stack_is_cut_once() -> None:
+    """Florence-2's tower is a list of stages, each of which is a list of layers."""
+    path = tiny.checkpoint("florence2")
+    info = read_info(path, EngineArgs(model=str(path)))
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        model = model_class_of(info, config)._from_config(config)
+    found = [shard.path for shard in find(model, info, 0, 2, towers=True).shards if shard.tower]
+    assert any(".blocks." in each for each in found)
+    assert len(set(found)) == len(found)

@@ -122,7 +122,7 @@ def test_experts_are_shared_out_whole() -> None:
 
 
 def test_states_of_sounds_are_the_same_on_all_ranks() -> None:
-    """Whisper's encoder and the attention of its decoder are whole on every rank."""
+    """Ranks share the layers of Whisper's encoder; the attention of its decoder is whole on every rank."""
     with whisper.make(**RANKS) as llm:
         assert isinstance(executor_of(llm), MultiExecutor)
         whisper.check(llm, *whisper.ALL[: None if LONG else 2])

@@ -41,6 +41,8 @@ _MERGES = "patch_merge"
 # Positions of a model whose file states none: those of Mistral's models of 2024.
 _POSITIONS = 128_000
 _ACTIVATIONS = (None, "silu")
+# Rotations of a text model whose file states none, and of one with sliding layers, the first of Mistral's.
+_THETA, _THETA_OF_WINDOWS = 1_000_000.0, 10_000.0
 
 
 def convert(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -61,7 +63,9 @@ def convert(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise ModelError(f"{PARAMS} names the projector {tower['mm_projector_id']!r}, which is not known.", _REMEDY)
     if bool(tower.get("add_pre_mm_projector_layer_norm")) != merges:
         raise ModelError(f"{PARAMS} has a norm before the projector without merged patches, or not with them.", _REMEDY)
+    # Both parts have feed-forward layers of one kind, whatever transformers takes for a tower that states none.
     seen = {name: tower[name] for name in _TOWER if name in tower} | {
+        "hidden_act": "silu",
         "head_dim": tower["hidden_size"] // tower["num_attention_heads"],
         "rope_parameters": {"rope_type": "default", "rope_theta": tower.get("rope_theta", 10000.0)},
     }
@@ -99,10 +103,11 @@ def _text(params: Mapping[str, Any]) -> dict[str, Any]:
     if wrong is not None:
         raise ModelError(f"{PARAMS} has no number for {wrong}: {params.get(wrong)!r}.", "Fetch the checkpoint again.")
     positions = params.get("max_position_embeddings") or params.get("max_seq_len") or _POSITIONS
+    theta = params.get("rope_theta") or (_THETA if window is None else _THETA_OF_WINDOWS)
     return {ours: params[theirs] for theirs, ours in _TEXT.items()} | {
         "hidden_act": "silu",
         "max_position_embeddings": positions,
-        "rope_parameters": {"rope_type": "default", "rope_theta": params.get("rope_theta", 10000.0)},
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "sliding_window": window,
         "tie_word_embeddings": bool(params.get("tied_embeddings")),
     }
