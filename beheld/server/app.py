@@ -355,15 +355,17 @@ class Service:
 
         # The last event of a stream has the whole response, too.
         most = chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True)
-        columns, form = self._answers.columns(most, ask.body, head.client), AnswerForm(response_events.fold)
+        form = AnswerForm(response_events.fold)
         if ask.given.background:
             stored = made_events.queue()
             try:
+                columns = self._answers.columns(most, ask.body, head.client)
                 stored.task = self._answers.start(request, events, form, columns)
             except BaseException:
                 self._store.discard(head.id)
                 raise
             return JSONResponse(stored.response)
+        columns = self._answers.columns(most, ask.body, head.client)
         stream = ask.body.stream is True
         return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
@@ -390,6 +392,7 @@ class Service:
             # The engine does not know it yet.
             stored.task.cancel()
             stored.response["status"] = "cancelled"
+            self._store.forget_history(stored)
         elif status != "cancelled":
             await self.llm.abort(stored.response["id"])
             await stored.over.wait()

@@ -180,6 +180,8 @@ def test_a_response_is_answered_in_the_background(client: openai.OpenAI, running
     assert broken.status == "failed"
     assert broken.error.code != "error"
     assert "image" in broken.error.message
+    with pytest.raises(openai.BadRequestError, match="was never answered"):
+        client.responses.create(input="And?", previous_response_id=broken.id, **GREEDY)
     for more in ({"store": False}, {"stream": True}):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(input="x", background=True, **more, **GREEDY)  # type: ignore[call-overload]
@@ -523,3 +525,40 @@ def test_a_choice_among_searches_alone(running: Running) -> None:
     assert error["param"] == "tool_choice"
     assert running.post(RESPONSES, body | {"tool_choice": "auto"}).status_code == 200
     running.idle()
+
+
+def test_a_refused_response_in_the_background_leaves_nothing() -> None:
+    """A conversation that the store has no room for is refused at once, and not forgotten later."""
+    small = Running(max_stored_bytes=20_000)
+    try:
+        more = {"include": ["message.output_text.logprobs"], "top_logprobs": -1, "background": True}
+        for _ in range(2):
+            found = small.post(RESPONSES, {"input": "x" * 30_000, "max_output_tokens": 1000, **more})
+            assert (found.status_code, found.json()["error"]["param"]) == (400, "background")
+        assert small.admission.held_bytes == 0
+        assert small.admission.busy == 0
+    finally:
+        small.close()
+
+
+def test_an_unanswered_response_keeps_no_conversation() -> None:
+    store, given = ResponseStore(1 << 20), request("x" * 10_000, background=True)
+    head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
+    made = ResponseEvents(given, head, Notes(), store, "")
+    stored = made.queue()
+    assert store.num_bytes > 10_000
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        raise HttpError(400, "It is broken.", "Send another.")
+        yield {}
+
+    async def collect() -> None:
+        async for _ in made.events(chunks()):
+            raise AssertionError
+
+    with pytest.raises(HttpError, match="It is broken"):
+        asyncio.run(collect())
+    assert (stored.response["status"], stored.history) == ("failed", ())
+    assert 0 < store.num_bytes == size_of(stored.response) + size_of(()) < 10_000
+    with pytest.raises(HttpError, match="was never answered"):
+        store.ended("resp-1", "")
