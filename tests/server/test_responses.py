@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -562,3 +563,18 @@ def test_an_unanswered_response_keeps_no_conversation() -> None:
     assert 0 < store.num_bytes == size_of(stored.response) + size_of(()) < 10_000
     with pytest.raises(HttpError, match="was never answered"):
         store.ended("resp-1", "")
+
+
+def test_namespaces_copy_no_description_for_too_many_functions() -> None:
+    functions = [{"type": "function", "name": f"f{index}", "parameters": {}} for index in range(100)]
+    spaces = [{"type": "namespace", "name": f"n{k}", "description": "d" * 65_000, "tools": functions} for k in range(2)]
+    tracemalloc.start()
+    try:
+        given = checked({"input": "x", "tools": spaces}, ResponsesRequest)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        with pytest.raises(HttpError, match="There are 200 tools; at most 128"):
+            asked(given, (), Notes())
+        assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
+    finally:
+        tracemalloc.stop()
