@@ -101,9 +101,10 @@ class ResponseEvents:
             ended = True
             yield self._end(reason)
         except Exception as error:
-            failure = http_error(error, self._ask.names)
-            fields = failure.fields("server_error")
-            self._response["error"] = {name: fields[name] for name in ("code", "message")}
+            if self._background:
+                # Nobody else makes a response of it.
+                fields = http_error(error, self._ask.names).fields("server_error")
+                self._response["error"] = {name: fields[name] for name in ("code", "message")}
             raise
         finally:
             self._kept.over.set()

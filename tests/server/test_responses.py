@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from beheld.server import errors
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
@@ -578,3 +579,26 @@ def test_namespaces_copy_no_description_for_too_many_functions() -> None:
         assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("background", "times"), [(False, 0), (True, 1)])
+def test_who_answers_the_client_logs_an_internal_error(
+    background: bool, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a client that waits, the response does; otherwise the error was logged twice."""
+    head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
+    made = ResponseEvents(request("x", background=background), head, Notes(), ResponseStore(1 << 20), "")
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        raise ZeroDivisionError
+        yield {}
+
+    async def collect() -> None:
+        async for _ in made.events(chunks()):
+            raise AssertionError
+
+    lines: list[str] = []
+    monkeypatch.setattr(errors.logger, "error", lambda words, *more, **options: lines.append(words % more))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(collect())
+    assert len(lines) == times
