@@ -201,13 +201,14 @@ class Hold:
 
     Attributes:
         client: whose body it is.
+        size: its bytes.
         counted: the bytes that count.
     """
 
     def __init__(self, admission: AdmissionControl, client: str = "") -> None:
         self._admission = admission
         self.client = client
-        self._size = 0
+        self.size = 0
         self.counted = 0
 
     def __enter__(self) -> Hold:
@@ -221,9 +222,20 @@ class Hold:
         self._admission.give(self.counted, self.client)
         self.counted = 0
 
+    def resize(self, num_bytes: int) -> None:
+        """Count `num_bytes` in all, until `release`.
+
+        Raises:
+            HttpError: 503 if they are more than before, and all bodies together are too large.
+        """
+        if num_bytes > self.size:
+            self.grow(num_bytes - self.size)
+        else:
+            self.shrink(num_bytes)
+
     def shrink(self, num_bytes: int) -> None:
         """Count `num_bytes` in all, which is less than before; after `release` nothing changes."""
-        self._size = num_bytes
+        self.size = num_bytes
         less = self.counted - max(0, num_bytes - limits.FREE_BYTES)
         if less > 0:
             self._admission.give(less, self.client)
@@ -235,8 +247,8 @@ class Hold:
         Raises:
             HttpError: 503 if all bodies together are too large.
         """
-        self._size += num_bytes
-        more = max(0, self._size - limits.FREE_BYTES) - self.counted
+        self.size += num_bytes
+        more = max(0, self.size - limits.FREE_BYTES) - self.counted
         if more > 0:
             self._admission.take(more, self.client)
             self.counted += more

@@ -81,6 +81,7 @@ class AnswerSender:
         """
         client = request.state.held.client
         stack = self._admitted(client, answers, columns)
+        has_columns = columns is not None and columns.size > 0
 
         def finished(error: Exception | None) -> None:
             request.state.held.release()
@@ -92,7 +93,7 @@ class AnswerSender:
             chunks = self._blaming(make(), client)
             if not stream:
                 body = await until_gone(_folded(chunks, form), request.receive)
-                if columns is not None:
+                if has_columns or (columns is not None and columns.size > 0):
                     return LongResponse(LongJson(body), self.turns, finished, request.state.names)
                 stack.close()
                 return JSONResponse(body) if form.response is None else form.response(body)
@@ -149,12 +150,12 @@ class AnswerSender:
         recording.check(start)
         return resume.Follower(recording, start)
 
-    def columns(self, most: int, body: Sampled, client: str) -> Hold | None:
-        """Hold the most bytes of a request's log-probabilities, until its answer has ended; None for none."""
+    def columns(self, most: int, body: Sampled, client: str) -> Hold:
+        """Hold the most bytes of a request's log-probabilities, until its answer has ended."""
         answers = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
         answers = "logprob_token_ids" if body.logprob_token_ids else answers
         prompts = body.prompt_logprobs is not None or getattr(body, "echo", None) is True
-        return self._admission.hold_columns(most, "prompt_logprobs" if prompts else answers, client) if most else None
+        return self._admission.hold_columns(most, "prompt_logprobs" if prompts else answers, client)
 
     def _admitted(self, client: str, answers: int, columns: Hold | None) -> contextlib.ExitStack:
         """What an answer holds until it has ended.

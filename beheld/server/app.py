@@ -206,15 +206,7 @@ class Service:
         check_answers(body.n, self.options)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         salt = self._salt(request, body.cache_salt)
-        columns: Hold | None = None
-
-        def begun(output: RequestOutput) -> None:
-            # Now the prompt's length is known, and not only the longest that there may be.
-            if columns is not None:
-                prompt = len(output.prompt_token_ids or ())
-                columns.shrink(chat.columns_bytes(body, self.llm.config.max_model_len, prompt))
-
-        head = replace(self._head(request, "chatcmpl", body.model), begun=begun)
+        head = self._head(request, "chatcmpl", body.model)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
             made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
@@ -224,7 +216,7 @@ class Service:
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
-        columns = self._answers.columns(chat.columns_bytes(body, self.llm.config.max_model_len), body, head.client)
+        columns, head = self._counted(body, head)
         stream, owner = body.stream is True, self._owner(request)
         return await self._answers.send(request, chunks, body.n or 1, form, stream=stream, owner=owner, columns=columns)
 
@@ -353,17 +345,18 @@ class Service:
         def events() -> AsyncGenerator[Chunk, None]:
             return made_events.events(chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms))
 
-        # The last event of a stream has the whole response, too.
-        most = chat.columns_bytes(ask.body, self.llm.config.max_model_len, kept=True)
-        columns, form = self._answers.columns(most, ask.body, head.client), AnswerForm(response_events.fold)
+        form = AnswerForm(response_events.fold)
         if ask.given.background:
             stored = made_events.queue()
             try:
+                columns, head = self._counted(ask.body, head, kept=True)
                 stored.task = self._answers.start(request, events, form, columns)
             except BaseException:
                 self._store.discard(head.id)
                 raise
             return JSONResponse(stored.response)
+        # The last event of a stream has the whole response, too.
+        columns, head = self._counted(ask.body, head, kept=True)
         stream = ask.body.stream is True
         return await self._answers.send(request, events, 1, form, stream=stream, owner=owner, columns=columns)
 
@@ -390,6 +383,7 @@ class Service:
             # The engine does not know it yet.
             stored.task.cancel()
             stored.response["status"] = "cancelled"
+            self._store.forget_history(stored)
         elif status != "cancelled":
             await self.llm.abort(stored.response["id"])
             await stored.over.wait()
@@ -604,6 +598,30 @@ class Service:
             request.state.held.release,
             request.state.held.client,
         )
+
+    def _counted(self, body: ChatRequest, head: ChunkHead, *, kept: bool = False) -> tuple[Hold, ChunkHead]:
+        """What holds the bytes of a chat's log-probabilities, and the head that counts them anew.
+
+        Args:
+            kept: as in answer_bytes.
+
+        Raises:
+            HttpError: 400 or 503 if they are too many.
+        """
+        most_prompt: int | None = None
+
+        def size(come: int = 0) -> int:
+            return chat.columns_bytes(body, self.llm.config.max_model_len, most_prompt, kept=kept, come=come)
+
+        def begun(output: RequestOutput) -> None:
+            # Now the prompt's length is known, and not only the longest that there may be.
+            nonlocal most_prompt
+            most_prompt = len(output.prompt_token_ids or ())
+            columns.shrink(size())
+
+        columns = self._answers.columns(size(), body, head.client)
+        grown = (lambda tokens: columns.resize(size(tokens))) if chat.is_open(body) else head.grown
+        return columns, replace(head, begun=begun, grown=grown)
 
     def _owner(self, request: Request) -> str | None:
         """The client by its key, if there are several keys."""

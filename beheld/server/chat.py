@@ -44,6 +44,7 @@ class ChunkHead:
         used: called when the request's body is no longer needed.
         client: the opaque name of the client, see clients.py.
         begun: called with the first output.
+        grown: called with the number of the answers' tokens, before there are chunks of the last ones.
     """
 
     id: str
@@ -55,6 +56,7 @@ class ChunkHead:
     used: Callable[[], None] = lambda: None
     client: str = ""
     begun: Callable[[RequestOutput], None] = lambda output: None
+    grown: Callable[[int], None] = lambda tokens: None
 
 
 @dataclass(frozen=True)
@@ -342,14 +344,13 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
-    counts: dict[int, int] = {}
+    total = 0
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
     try:
         async for output in outputs:
             if not parsers:
                 head.begun(output)
                 parsers = {index: _parser(output, tools, marks) for index in range(body.n or 1)}
-                counts = dict.fromkeys(parsers, 0)
                 opening = {"role": "assistant", "content": begun}
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
@@ -363,14 +364,15 @@ async def _chunks(
                     entries = LongList(partial(_prompt_logprobs, output.prompt_entries))
                     yield {**base, "choices": [], "prompt_logprobs": entries}
             for answer in output.outputs:
-                counts[answer.index] += len(answer.token_ids)
-                usage = {"usage": usage_of(output, sum(counts.values()))} if tells_usage(body) else {}
+                total += len(answer.token_ids)
+                head.grown(total)
+                usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
                 for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
                     yield {**base, "choices": [choice], **usage}
             if output.finished:
-                head.ended(output, sum(counts.values()))
+                head.ended(output, total)
                 reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
-                yield {**base, "choices": [], "usage": usage_of(output, sum(counts.values()), reasoned)}
+                yield {**base, "choices": [], "usage": usage_of(output, total, reasoned)}
     finally:
         await outputs.aclose()
 
@@ -442,16 +444,24 @@ def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def columns_bytes(body: ChatRequest, max_model_len: int, most_prompt: int | None = None, *, kept: bool = False) -> int:
+def is_open(body: ChatRequest) -> bool:
+    """Whether a request asks for log-probabilities of answers and does not say how long those may be."""
+    return body.logprobs is True and body.max_completion_tokens is None and body.max_tokens is None
+
+
+def columns_bytes(
+    body: ChatRequest, max_model_len: int, most_prompt: int | None = None, *, kept: bool = False, come: int = 0
+) -> int:
     """The most bytes that the log-probabilities of the request's prompt and answers take.
 
     Args:
         most_prompt: the most tokens of the prompt, if that is known.
-        kept: as in answer_bytes.
+        kept, come: as in answer_bytes.
     """
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    answers = answer_bytes(body, (body.top_logprobs or 0) if body.logprobs is True else None, most, kept=kept)
+    num_top = (body.top_logprobs or 0) if body.logprobs is True else None
+    answers = answer_bytes(body, num_top, most, kept=kept, come=come if is_open(body) else None)
     if body.prompt_logprobs is None:
         return answers
     if most_prompt is None:

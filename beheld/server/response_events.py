@@ -59,8 +59,6 @@ class ResponseEvents:
         """
         self._response["status"] = "queued"
         self._response["store"] = True
-        # The request's body is counted where it is held.
-        history, self._kept.history = self._kept.history, ()
         if not self._store.put(self._kept):
             raise HttpError(
                 400,
@@ -68,7 +66,6 @@ class ResponseEvents:
                 "Wait for it. The operator may raise --response-store-mib.",
                 param="background",
             )
-        self._kept.history = history
         return self._kept
 
     async def events(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
@@ -104,16 +101,19 @@ class ResponseEvents:
             ended = True
             yield self._end(reason)
         except Exception as error:
-            failure = http_error(error, self._ask.names)
-            fields = failure.fields("server_error")
-            self._response["error"] = {name: fields[name] for name in ("code", "message")}
+            if self._background:
+                # Nobody else makes a response of it.
+                fields = http_error(error, self._ask.names).fields("server_error")
+                self._response["error"] = {name: fields[name] for name in ("code", "message")}
             raise
         finally:
             self._kept.over.set()
             if not ended:
                 # The client went away, or the request failed: nobody can go on with half an answer.
                 self._response["status"] = "failed" if self._response["error"] or not self._background else "cancelled"
-                if not self._background:
+                if self._background:
+                    self._store.forget_history(self._kept)
+                else:
                     self._store.discard(self._response["id"])
 
     def _begin(self, chunk: Chunk) -> Iterator[Chunk]:

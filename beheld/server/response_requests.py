@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -467,12 +467,17 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
 
 
-def _seen(tools: Iterable[FunctionTool | FreeformTool | NamespaceTool]) -> list[FunctionTool | FreeformTool]:
+def _seen(tools: Sequence[FunctionTool | FreeformTool | NamespaceTool]) -> list[FunctionTool | FreeformTool]:
     """The tools that the model sees.
 
     Raises:
-        HttpError: a name is too long.
+        HttpError: there are too many, or a name is too long.
     """
+    count = sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in tools)
+    if count > limits.MAX_TOOLS:
+        # Each would have a copy of its namespace's description.
+        words = f"There are {count} tools; at most {limits.MAX_TOOLS} are allowed."
+        raise HttpError(400, words, "Send fewer.", param="tools")
     made: list[FunctionTool | FreeformTool] = []
     for tool in tools:
         made += tool.functions() if isinstance(tool, NamespaceTool) else [tool]

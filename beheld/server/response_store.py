@@ -21,7 +21,7 @@ class Stored:
     Attributes:
         owner: the client that may use it.
         response: the object as it stands.
-        history: the conversation up to its input, and its answer when it is complete.
+        history: the conversation up to its input, and its answer when it is complete; empty if nobody goes on with it.
         num_bytes: what it counts.
         over: set when the response does not change any more.
         task: answers it without its client.
@@ -93,14 +93,19 @@ class ResponseStore:
         """The response of that id, which another request goes on with.
 
         Raises:
-            HttpError: 404 if there is none of this client; 400 if it is not answered yet.
+            HttpError: 404 if there is none of this client; 400 if it is not answered yet, or never was.
         """
         found = self.get(name, owner, "previous_response_id")
+        words, remedy = None, ""
         if found.response["status"] in ("queued", "in_progress"):
+            words, remedy = "is not answered yet", "Retrieve it until its status is completed."
+        elif not found.history:
+            words, remedy = "was never answered", "Send the whole conversation as input."
+        if words is not None:
             raise HttpError(
                 400,
-                f"Response with id {name[:64]!r} is not answered yet.",
-                "Retrieve it until its status is completed.",
+                f"Response with id {name[:64]!r} {words}.",
+                remedy,
                 param="previous_response_id",
                 code="response_not_complete",
             )
@@ -116,6 +121,13 @@ class ResponseStore:
         self.discard(name)
         if found.task is not None:
             found.task.cancel()
+
+    def forget_history(self, stored: Stored) -> None:
+        """Let nobody go on with a response, and count it anew if it is kept."""
+        with self._lock:
+            stored.history = ()
+            if self.holds(stored.response["id"]):
+                self.put(stored)
 
     def discard(self, name: str) -> None:
         """Forget a response if it is there."""

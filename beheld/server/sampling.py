@@ -60,7 +60,15 @@ def with_all(body: _Body, vocab_size: int) -> _Body:
     return body.model_copy(update=every) if every else body
 
 
-def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int, prompts: int = 1, *, kept: bool = False) -> int:
+def answer_bytes(
+    body: Sampled,
+    num_top: int | None,
+    most_tokens: int,
+    prompts: int = 1,
+    *,
+    kept: bool = False,
+    come: int | None = None,
+) -> int:
     """The most bytes that the log-probabilities of the answers take until they are sent.
 
     Within the engine's usual max_logprobs, the first bytes count as nothing.
@@ -70,14 +78,17 @@ def answer_bytes(body: Sampled, num_top: int | None, most_tokens: int, prompts: 
         most_tokens: the most tokens of an answer.
         prompts: how many prompts are answered.
         kept: whether they are kept as parts of a whole answer also where it is streamed.
+        come: tokens of all answers that have come, where the request does not say how long they may be: few are as long
+            as the model allows. Until they come, the usual candidates are columns.
     """
     # More names are refused later; the named tokens stand in place of the likeliest.
     named = min(len(body.logprob_token_ids or ()), MAX_LOGPROB_TOKEN_IDS)
     candidates = 0 if num_top is None else named or num_top
     each = limits.STREAMED_CANDIDATE_BYTES if body.stream and not kept else limits.CANDIDATE_BYTES
-    each *= most_tokens * max(1, body.n or 1) * prompts
+    most = most_tokens * max(1, body.n or 1) * prompts
     usual = min(candidates, limits.FREE_CANDIDATES)
-    return (candidates - usual) * each + max(0, usual * each - limits.FREE_COLUMN_BYTES)
+    of_each = most * each if come is None else max(most * limits.STREAMED_CANDIDATE_BYTES, come * each)
+    return (candidates - usual) * most * each + max(0, usual * of_each - limits.FREE_COLUMN_BYTES)
 
 
 def check_named(body: Sampled, *, reports: bool, remedy: str) -> None:

@@ -170,6 +170,34 @@ def test_usual_candidates_count_where_there_are_many() -> None:
     assert chat.columns_bytes(talk, 4096) == expected
 
 
+OPEN = {name: value for name, value in HI.items() if name != "max_tokens"} | {"logprobs": True, "top_logprobs": 20}
+
+
+def test_usual_candidates_of_an_open_answer_count_as_they_come(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few answers are as long as the model allows: 20 candidates were refused where it allows 128 Ki tokens."""
+    long = ChatRequest.model_validate(OPEN)
+    assert chat.columns_bytes(long, 1 << 17) == 0
+    expected = 20 * limits.CANDIDATE_BYTES * 60_000 - limits.FREE_COLUMN_BYTES
+    assert chat.columns_bytes(long, 1 << 17, come=60_000) == expected > 0
+    monkeypatch.setattr(limits, "FREE_COLUMN_BYTES", 0)
+    for path, body, bound in (
+        (CHAT, OPEN, "max_tokens"),
+        (RESPONSES, ASKED | {"top_logprobs": 20}, "max_output_tokens"),
+    ):
+        # The model's length, which the answer may have, would be too much.
+        refused = served.post(path, body | {bound: 500})
+        assert refused.status_code == 400
+        short = served.post(path, body | {"structured_outputs": {"choice": ["yes"]}})
+        assert short.status_code == 200, short.text
+        # One that is too long is refused when it has come.
+        found = served.post(path, body | {"ignore_eos": True})
+        assert (found.status_code, found.headers.get("retry-after")) == (503, "1"), found.text[:300]
+    served.idle()
+    assert served.admission.held_bytes == 0
+
+
 def test_candidates_with_one_text_are_all_shown() -> None:
     found = {7: Logprob(-2.0, 2, "�"), 3: Logprob(-0.5, 1, "�"), 9: Logprob(-3.0, 3, "x")}
     entry = completions._entries(7, "�", -2.0, found, 0, as_ids=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from beheld.server import errors
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
@@ -180,6 +182,8 @@ def test_a_response_is_answered_in_the_background(client: openai.OpenAI, running
     assert broken.status == "failed"
     assert broken.error.code != "error"
     assert "image" in broken.error.message
+    with pytest.raises(openai.BadRequestError, match="was never answered"):
+        client.responses.create(input="And?", previous_response_id=broken.id, **GREEDY)
     for more in ({"store": False}, {"stream": True}):
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(input="x", background=True, **more, **GREEDY)  # type: ignore[call-overload]
@@ -523,3 +527,78 @@ def test_a_choice_among_searches_alone(running: Running) -> None:
     assert error["param"] == "tool_choice"
     assert running.post(RESPONSES, body | {"tool_choice": "auto"}).status_code == 200
     running.idle()
+
+
+def test_a_refused_response_in_the_background_leaves_nothing() -> None:
+    """A conversation that the store has no room for is refused at once, and not forgotten later."""
+    small = Running(max_stored_bytes=20_000)
+    try:
+        more = {"include": ["message.output_text.logprobs"], "top_logprobs": -1, "background": True}
+        for _ in range(2):
+            found = small.post(RESPONSES, {"input": "x" * 30_000, "max_output_tokens": 1000, **more})
+            assert (found.status_code, found.json()["error"]["param"]) == (400, "background")
+        assert small.admission.held_bytes == 0
+        assert small.admission.busy == 0
+    finally:
+        small.close()
+
+
+def test_an_unanswered_response_keeps_no_conversation() -> None:
+    store, given = ResponseStore(1 << 20), request("x" * 10_000, background=True)
+    head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
+    made = ResponseEvents(given, head, Notes(), store, "")
+    stored = made.queue()
+    assert store.num_bytes > 10_000
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        raise HttpError(400, "It is broken.", "Send another.")
+        yield {}
+
+    async def collect() -> None:
+        async for _ in made.events(chunks()):
+            raise AssertionError
+
+    with pytest.raises(HttpError, match="It is broken"):
+        asyncio.run(collect())
+    assert (stored.response["status"], stored.history) == ("failed", ())
+    assert 0 < store.num_bytes == size_of(stored.response) + size_of(()) < 10_000
+    with pytest.raises(HttpError, match="was never answered"):
+        store.ended("resp-1", "")
+
+
+def test_namespaces_copy_no_description_for_too_many_functions() -> None:
+    functions = [{"type": "function", "name": f"f{index}", "parameters": {}} for index in range(100)]
+    spaces = [{"type": "namespace", "name": f"n{k}", "description": "d" * 65_000, "tools": functions} for k in range(2)]
+    tracemalloc.start()
+    try:
+        given = checked({"input": "x", "tools": spaces}, ResponsesRequest)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        with pytest.raises(HttpError, match="There are 200 tools; at most 128"):
+            asked(given, (), Notes())
+        assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("background", "times"), [(False, 0), (True, 1)])
+def test_who_answers_the_client_logs_an_internal_error(
+    background: bool, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a client that waits, the response does; otherwise the error was logged twice."""
+    head = ChunkHead("resp-1", 0, "tiny", lambda output, tokens: None)
+    made = ResponseEvents(request("x", background=background), head, Notes(), ResponseStore(1 << 20), "")
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        raise ZeroDivisionError
+        yield {}
+
+    async def collect() -> None:
+        async for _ in made.events(chunks()):
+            raise AssertionError
+
+    lines: list[str] = []
+    monkeypatch.setattr(errors.logger, "error", lambda words, *more, **options: lines.append(words % more))
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(collect())
+    assert len(lines) == times
