@@ -95,11 +95,7 @@ class Repository:
             folder = self._fetch(self.revision, _SMALL)
         except Exception as error:
             if folder is None:
-                raise ModelError(
-                    f"The model {self.name!r} is neither in the local cache nor could it be fetched "
-                    f"({type(error).__name__}).",
-                    _REMEDY,
-                ) from error
+                raise self._unreachable(error) from error
             once(logger, logging.WARNING, self._in_part(folder, error))
         if not (folder / CONFIG).is_file():
             raise ModelError(
@@ -127,15 +123,17 @@ class Repository:
             folder = self._fetch(self.revision, wanted)
         except Exception as error:
             if folder is None or next(folder.glob(weights), None) is None:
-                raise ModelError(
-                    f"The model {self.name!r} is neither in the local cache nor could it be fetched "
-                    f"({type(error).__name__}).",
-                    _REMEDY,
-                ) from error
+                raise self._unreachable(error) from error
             once(logger, logging.WARNING, self._in_part(folder, error))
         if not (folder / sign).is_file():
             raise ModelError(f"The repository {self.name!r} has no {sign}.", "Leave config_format and load_format out.")
         return folder
+
+    def _unreachable(self, error: Exception) -> ModelError:
+        return ModelError(
+            f"The model {self.name!r} is neither in the local cache nor could it be fetched ({type(error).__name__}).",
+            _REMEDY,
+        )
 
     def complete(self, folder: Path) -> None:
         """Fetch the weights that `folder`, which `described` gave, lacks.

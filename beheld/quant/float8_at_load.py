@@ -16,19 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
 from beheld.quant import coded
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear, rounded_rows
+from beheld.quant.grouped import check_greatest
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import StorageTarget
 
 NAME = "fp8"
 # Bytes of a scale, which is float32.
 _SCALE_BYTES = 4
-# Greater weights are NaN or infinity, or come near it.
-_GREATEST = 1e18
 
 
 class Float8Rounding:
@@ -76,11 +74,7 @@ def _rounded(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
         ModelError: a weight is NaN or infinity, or comes near it.
     """
     least, greatest = weight_NK.aminmax()
-    if not max(-float(least), float(greatest)) < _GREATEST:
-        raise ModelError(
-            "Weights hold NaN or infinity, or come near it.",
-            "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
-        )
+    check_greatest(torch.stack([-least, greatest]))
     return rounded_rows(weight_NK)
 
 

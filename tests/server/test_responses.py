@@ -236,7 +236,7 @@ def test_functions_of_a_namespace_have_both_names(client: openai.OpenAI) -> None
     with client.responses.stream(input="Weather?", **options) as stream:
         added = [event.item for event in stream if event.type == "response.output_item.added"]
     assert next((item.name, item.namespace) for item in added if item.type == "function_call") == ("weather", "mcp")
-    # The conversation goes on with the name that the model saw, whoever writes it.
+    # The client may write either name; the model sees the same one again.
     more: Any = {"input": "And?", **options}
     written: Any = [{"role": "user", "content": "Weather?"}, *first.output, {"role": "user", "content": "And?"}]
     kept = client.responses.create(previous_response_id=same.id, **more)
