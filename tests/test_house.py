@@ -292,7 +292,7 @@ def test_plain_words(path: Path) -> None:
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.
     "beheld/cli/vllm_flags.py": {
-        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "qwen3", "step3p5"),
+        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "olmo3", "qwen3", "step3p5"),
     },
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},
@@ -304,7 +304,7 @@ NOT_MODEL_TYPES = {
         *("mistral", "deepseek_v3", "kimi_k2", "gemma4", "jamba", "cohere", "nemotron", "lfm2", "granite"),
     },
     # Names of formats of reasoning.
-    "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4", "olmo3"},
+    "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4", "olmo3", "step3p5"},
 }
 
 

@@ -85,19 +85,18 @@ SHORT = {
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": dict.fromkeys(
         (
-            *("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
-            *("mimo", "minicpmv", "minimax_m2", "step3", "step3p5"),
+            *("deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
+            *("mimo", "minicpmv", "minimax_m2", "step3"),
         ),
         "think",
     )
-    | {"openai_gptoss": "openai"},
+    | {"openai_gptoss": "openai", "deepseek_r1": "olmo3"},
     "tool-call-parser": {
         "llama4_json": "llama3_json",
         "qwen3_xml": "qwen3_coder",
         "glm47": "glm45",
         "deepseek_v31": "deepseek_v3",
         "ernie45": "hermes",
-        "granite4": "hermes",
         "llama4_pythonic": "pythonic",
         "qwen3_json": "hermes",
         "step3p5": "qwen3_coder",

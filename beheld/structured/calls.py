@@ -308,12 +308,14 @@ def _value_rule(function: str, argument: str, schema: Any, form: str, ends: Sequ
 # Formats in which marks separate calls from words, and formats in which calls are the whole answer.
 _MARKED: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
     "hermes": _hermes,
+    "granite4": _hermes,
     "glm45": _glm,
     "qwen3_coder": _qwen3,
     "mistral": _mistral,
 }
 _MARKS = {
     "hermes": ("<tool_call>", "</tool_call>"),
+    "granite4": ("<tool_call>", "</tool_call>"),
     "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),

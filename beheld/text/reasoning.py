@@ -22,6 +22,8 @@ class ReasoningMarks:
         channels: whether every part of an answer has a header, as gpt-oss writes them.
         again: whether reasoning may also stand later in an answer; then a closing mark by itself is left out.
         verbatim: whether blank lines around the marks belong to the parts.
+        closely: with `verbatim`, blanks before the closing mark belong to neither part, and those before an
+            opening mark that the prompt holds already to the reasoning.
     """
 
     open: str
@@ -31,6 +33,7 @@ class ReasoningMarks:
     channels: bool = False
     again: bool = False
     verbatim: bool = False
+    closely: bool = False
 
     @property
     def template(self) -> str:
@@ -49,8 +52,9 @@ def _tags(open: str, close: str) -> ReasoningMarks:
 THINK = _tags("<think>", "</think>")
 FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
-    # The same, with every blank as vLLM's parser of that name leaves it.
+    # The same, with every blank as vLLM's parsers of these names leave it.
     "olmo3": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True),
+    "step3p5": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True, closely=True),
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
     "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n", again=True),
@@ -155,7 +159,8 @@ class ReasoningSplit:
         blanks, mark, rest = found
         if mark or self._inside:
             self._state = "thinking" if self._label is None else "label"
-            return rest if mark else blanks + rest
+            kept = not mark or (self._inside and self._marks.closely)
+            return blanks + rest if kept else rest
         self._state, self._shown = "answer", True
         self._answered = True
         return blanks + rest
@@ -181,7 +186,7 @@ class ReasoningSplit:
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
-        if self._marks.verbatim:
+        if self._marks.verbatim and not self._marks.closely:
             return text
         if not self._shown:
             text = text.lstrip()

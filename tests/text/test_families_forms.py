@@ -56,6 +56,7 @@ _KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 # Format -> what a template of it writes for two calls, in each spelling that models of it use.
 WRITTEN: dict[str, list[str]] = {
     "hermes": [each('<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>')],
+    "granite4": [each('<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>')],
     "glm45": [
         tagged("<tool_call>NAME\nARGUMENTS</tool_call>", "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"),
         tagged("<tool_call>NAMEARGUMENTS</tool_call>", "<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>"),
@@ -168,8 +169,8 @@ def test_a_family_states_formats_that_its_template_chooses(name: str) -> None:
 
 def test_every_format_is_tested() -> None:
     assert WRITTEN.keys() == FORMATS.keys()
-    # `olmo3` is `think` with all its blanks: test_tools_and_reasoning.py.
-    assert THOUGHTS.keys() | {"olmo3"} == reasoning.FORMATS.keys()
+    # These are `think` with more of its blanks: test_tools_and_reasoning.py.
+    assert THOUGHTS.keys() | {"olmo3", "step3p5"} == reasoning.FORMATS.keys()
 
 
 def test_channels_that_are_no_reasoning_are_the_answer() -> None:

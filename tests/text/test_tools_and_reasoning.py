@@ -237,18 +237,32 @@ def test_thoughts_are_told_apart(text: str, inside: bool, expected: tuple[str, s
 
 
 @pytest.mark.parametrize(
-    ("text", "inside", "expected"),
+    ("form", "text", "inside", "expected"),
     [
-        ("\n<think>\nhm \n\n</think>\n\nBlue.\n", False, ("\nhm \n\n", "\n\nBlue.\n")),
-        (" hm\n</think>\nBlue.", True, (" hm\n", "\nBlue.")),
-        (" Blue.", False, ("", " Blue.")),
+        ("olmo3", "\n<think>\nhm \n\n</think>\n\nBlue.\n", False, ("\nhm \n\n", "\n\nBlue.\n")),
+        ("olmo3", " hm\n</think>\nBlue.", True, (" hm\n", "\nBlue.")),
+        ("olmo3", " Blue.", False, ("", " Blue.")),
+        ("step3p5", "\n<think>\nhm \n h\n\n</think>\n\nBlue.\n", False, ("\nhm \n h", "\n\nBlue.\n")),
+        ("step3p5", "\n<think>hm</think>\nBlue.", True, ("\nhm", "\nBlue.")),
+        ("step3p5", " Blue.", False, ("", " Blue.")),
     ],
 )
-def test_blanks_are_kept_where_the_form_says_so(text: str, inside: bool, expected: tuple[str, str]) -> None:
-    for pieces in ([text], list(text)):
-        made = splitter(REASONING["olmo3"], inside=inside)
-        told = [*map(made.push, pieces), made.finish()]
-        assert ("".join(t for t, _ in told), "".join(a for _, a in told)) == expected
+def test_blanks_are_kept_where_the_form_says_so(form: str, text: str, inside: bool, expected: tuple[str, str]) -> None:
+    for place in range(len(text) + 1):
+        for pieces in ([text[:place], text[place:]], list(text)):
+            made = splitter(REASONING[form], inside=inside)
+            told = [*map(made.push, pieces), made.finish()]
+            assert ("".join(t for t, _ in told), "".join(a for _, a in told)) == expected
+
+
+def test_blanks_around_calls_are_kept_where_the_form_says_so() -> None:
+    call = '<tool_call> {"name": "f", "arguments": {"x": 1}} </tool_call>'
+    text = f" First: \n{call} \n then \n {call}\n Done.\n"
+    for place in range(len(text) + 1):
+        reader = FORMATS["granite4"].reader({})
+        told = [reader.push(text[:place]), reader.push(text[place:]), reader.finish()]
+        assert "".join(words for words, _ in told) == text.replace(call, "")
+        assert [piece.name for _, pieces in told for piece in pieces if piece.name] == ["f", "f"]
 
 
 def test_words_in_the_frame_of_calls_are_none_of_the_answer() -> None:

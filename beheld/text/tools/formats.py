@@ -87,6 +87,10 @@ FORMATS: dict[str, CallFormat] = {
     "hermes": CallFormat(
         lambda schemas: MarkedReader(_HERMES, JsonCalls), ("<tool_call>",), ("<tool_call>",), ("<tool_call>",)
     ),
+    # The same, with every blank as vLLM's parser of that name leaves it.
+    "granite4": CallFormat(
+        lambda schemas: MarkedReader(_HERMES, JsonCalls, verbatim=True), ("<tool_call>",), ("<tool_call>",)
+    ),
     "mistral": CallFormat(
         lambda schemas: MarkedReader({mistral.MARK: Region(mistral.MARK)}, mistral.MistralCalls),
         (mistral.MARK,),

@@ -32,6 +32,7 @@ class MarkedReader:
         frame: the marks around all calls, which are ignored. Between them, only calls are meant: what else stands there
             is text only if there is no call.
         blanks: whether whitespace between words and the first mark belongs to the words, as templates write it again.
+        verbatim: whether all whitespace around calls belongs to the words.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class MarkedReader:
         frame: Sequence[str] = (),
         *,
         blanks: bool = False,
+        verbatim: bool = False,
     ) -> None:
         self._regions = regions
         self._make = body
@@ -59,6 +61,7 @@ class MarkedReader:
         self._called = False
         # Whitespace before the next mark belongs to the words that were said.
         self._keeps = blanks
+        self._verbatim = verbatim
         self._said = False
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
@@ -161,5 +164,5 @@ class MarkedReader:
 
     def _say(self, text: str, shown: list[str]) -> None:
         if text:
-            shown.append(self._words.push(text))
+            shown.append(text if self._verbatim else self._words.push(text))
             self._said = self._said or bool(shown[-1])
