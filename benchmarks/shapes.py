@@ -64,7 +64,7 @@ _QWEN3_TOWER = {
     "out_hidden_size": 2048,
     "patch_size": 16,
 }
-# Twelve of the 46 layers of GLM-4.5V, so that two engines at once fit into two GPUs. A token takes 8 of 128 experts.
+# Twelve of the 46 layers of GLM-4.5V, so that they fit into two GPUs. A token takes 8 of 128 experts.
 _GLM_12_OF_46 = {
     "first_k_dense_replace": 1,
     "head_dim": 128,

@@ -37,9 +37,11 @@ _MOST_AT_ONCE = 4096
 _PROGRAMS_PER_SM = 12
 _SHORT_WARPS = 2
 # As many programs fit with 80 registers a thread. Rows of up to 2,048 weights need no more, but Triton 3.8 takes 85,
-# where 3.6 took 76: then the twelfth program waits for the end of the others, and a token takes 6 % longer (3B, H100).
+# where 3.6 takes 76: then the twelfth program waits for the end of the others, and a token takes 6 % longer (3B, H100).
+# With 3.6, a bound makes small products 4 to 8 % slower.
 _MOST_REGISTERS = 80
 _FITS_REGISTERS = 2048
+_BOUNDED = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
 _STAGES = 4
@@ -310,7 +312,7 @@ def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
 def _short_options(at_once: int) -> dict[str, int]:
     """Return the size of a program for short rows of up to `at_once` weights."""
     warps = {"num_warps": _SHORT_WARPS}
-    return warps | {"maxnreg": _MOST_REGISTERS} if at_once <= _FITS_REGISTERS else warps
+    return warps | {"maxnreg": _MOST_REGISTERS} if _BOUNDED and at_once <= _FITS_REGISTERS else warps
 
 
 def _options(early: bool) -> dict[str, int]:
