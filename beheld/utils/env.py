@@ -157,6 +157,12 @@ BLOCKS_ON_GPU = _variable(
     False,
     "1 keeps FP8 weights with a scale for each block as they are on a GPU that multiplies FP8",
 )
+FLOAT8_ONE_ROW = _variable(
+    ("BEHELD_FLOAT8_ONE_ROW",),
+    _switch,
+    False,
+    "1 computes a single row with FP8 weights by a kernel of its own on a GPU; it has not run there",
+)
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
     _switch,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
-from beheld.models.one_row import OneRowLinear, early_start
+from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear, early_start
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.utils.log import get_logger
 
@@ -118,7 +118,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
-    if isinstance(product, OneRowLinear | Int4GPULinear):
+    if isinstance(product, OneRowLinear | OneRowFloat8Linear | Int4GPULinear):
         return product.added(x, residual_H)
     made: Tensor = residual_H + product(x)
     return made
