@@ -234,7 +234,6 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config))
         | _ids(None if family.ends is None else family.ends(config, generation)),
-        bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=(*groups, *(() if cross is None else (cross,))),
         rope_switch=_rope_switch(text),
