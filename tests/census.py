@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ _ANSWER_TOKENS = 8
 # The prompts' lengths: within a step, several steps, beyond every window and chunk.
 _LENGTHS = (1, 5, 23, 40, 61)
 _TOLERANCE = 1e-3
+_BLOCK = 8
 _LAYERS = 4
 _MOST_NUMBERS = 1 << 26
 
@@ -245,30 +247,51 @@ def expected(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
 
 def compare(folder: Path, model: Any) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
+    wanted = [expected(model, prompt) for prompt in prompts()]
+    asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    options: dict[str, Any] = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 256, "max_model_len": 256}
+    for way, outputs in answers(folder, asked, options):
+        for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
+            if said := differs(output, tokens, logits_NV):
+                return f"{way}after {len(prompt)} tokens, {said}"
+    return ""
+
+
+def answers(folder: Path, asked: list[Any], options: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Ask the engine the same in each of three ways; yields how, as the beginning of a sentence, and the answers.
+
+    Prompts are cut into steps; then they are found in the cache; then there are so few blocks that the longest prompt
+    and its answer just fit, and sequences whose states grow preempt each other.
+    """
     from beheld import LLM, SamplingParams
 
-    wanted = [expected(model, prompt) for prompt in prompts()]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
-    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8}
-    with LLM(
-        model=str(folder), dtype="float32", max_model_len=256, num_gpu_blocks_override=256, disable_log_stats=True,
-        **options,
-    ) as llm:  # fmt: skip
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts()], params, use_tqdm=False)
-    for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
-        count = len(output.outputs[0].token_ids)
-        if count != len(tokens):
-            return f"after {len(prompt)} tokens, the answer has {count} in place of {len(tokens)}"
-        logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
-        for step, token in enumerate(output.outputs[0].token_ids):
-            off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
-            if not off < _TOLERANCE:
-                return f"after {len(prompt)} + {step} tokens a log-probability is off by {off:.2g}"
-            if token != tokens[step]:
-                if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
-                    return f"after {len(prompt)} tokens, token {step} is not the most likely one"
-                # The two best are as near as rounding; what follows is another text.
-                break
+    usual: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "block_size": _BLOCK, "disable_log_stats": True}
+    with LLM(model=str(folder), **usual, **options) as llm:
+        outputs = llm.generate(asked, params, use_tqdm=False)
+        yield "", outputs
+        yield "asked again, ", llm.generate(asked, params, use_tqdm=False)
+    room = max(len(output.prompt_token_ids) for output in outputs) + _ANSWER_TOKENS
+    options = options | {"max_model_len": room, "num_gpu_blocks_override": -(-room // _BLOCK) + 2}
+    with LLM(model=str(folder), **usual, **options) as llm:
+        yield "with few blocks, ", llm.generate(asked, params, use_tqdm=False)
+
+
+def differs(output: Any, tokens: list[int], logits_NV: torch.Tensor) -> str:
+    """Return how an answer differs from transformers' tokens and logits (N, V); empty if it does not."""
+    count = len(output.outputs[0].token_ids)
+    if count != len(tokens):
+        return f"the answer has {count} tokens in place of {len(tokens)}"
+    logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
+    for step, token in enumerate(output.outputs[0].token_ids):
+        off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
+        if not off < _TOLERANCE:
+            return f"at step {step} a log-probability is off by {off:.2g}"
+        if token != tokens[step]:
+            if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
+                return f"token {step} is not the most likely one"
+            # The two best are as near as rounding; what follows is another text.
+            break
     return ""
 
 
