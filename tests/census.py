@@ -3,10 +3,11 @@
 python -m tests.census [TYPE ...]
 
 A text type gets a tiny random checkpoint, made of its configuration class with small sizes. One that sees or hears is
-made of its recipe (census_media.py). It *runs* if the engine's greedy answers, with prompts cut into steps, equal those
-of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the
-exit status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and
-what transformers itself cannot make or run in a small size, is *untried*.
+made of its recipe (census_media.py). It *runs* if the engine's greedy answers equal those of transformers' generate():
+with prompts cut into steps, with prompts that are found in the cache, and with so few blocks that sequences preempt
+each other. It is *refused* if the engine says why it cannot run; all else is *broken*, and then the exit status is 1. A type
+whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and what transformers itself
+cannot make or run in a small size, is *untried*.
 """
 
 from __future__ import annotations
@@ -122,6 +123,18 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "minimax": {"sliding_window": None},
     "rwkv": {"rescale_every": 2},
     "phimoe": {"sliding_window": 1024},
+    "plbart": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    "reformer": {
+        "attention_head_size": 16,
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_embds_dim": [32, 32],
+        "axial_pos_shape": [32, 32],
+        "is_decoder": True,
+        "num_buckets": 8,
+    },
+    "whisper": {"decoder_attention_heads": 4, "decoder_layers": _LAYERS},
+    "zaya": {"num_experts_per_tok": 1},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
 }
 
@@ -258,10 +271,11 @@ def compare(folder: Path, model: Any) -> str:
 
 
 def answers(folder: Path, asked: list[Any], options: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Ask the engine the same in each of three ways; yields how, as the beginning of a sentence, and the answers.
+    """Ask the engine the same in several ways; yields how, as the beginning of a sentence, and the answers.
 
-    Prompts are cut into steps; then they are found in the cache; then there are so few blocks that the longest prompt
-    and its answer just fit, and sequences whose states grow preempt each other.
+    Prompts are cut into steps; then they are found in the cache; then there are so few blocks that two of the longest
+    prompts just fit: the later one is preempted when the first grows, unless their layers keep states alone, or the
+    first block of their answers holds it whole.
     """
     from beheld import LLM, SamplingParams
 
@@ -271,10 +285,17 @@ def answers(folder: Path, asked: list[Any], options: dict[str, Any]) -> Iterator
         outputs = llm.generate(asked, params, use_tqdm=False)
         yield "", outputs
         yield "asked again, ", llm.generate(asked, params, use_tqdm=False)
-    room = max(len(output.prompt_token_ids) for output in outputs) + _ANSWER_TOKENS
-    options = options | {"max_model_len": room, "num_gpu_blocks_override": -(-room // _BLOCK) + 2}
-    with LLM(model=str(folder), **usual, **options) as llm:
-        yield "with few blocks, ", llm.generate(asked, params, use_tqdm=False)
+    longest = max(range(len(asked)), key=lambda place: len(outputs[place].prompt_token_ids))
+    length = len(outputs[longest].prompt_token_ids)
+    # The null block, and those of the longest prompt twice, but not of both answers. One step computes both prompts.
+    blocks = 1 + max(2 * -(-length // _BLOCK), -(-(length + _ANSWER_TOKENS) // _BLOCK))
+    step = max(2 * length, options["max_num_batched_tokens"])
+    room = {"max_model_len": length + _ANSWER_TOKENS, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": step}
+    with LLM(model=str(folder), enable_prefix_caching=False, **usual, **options | room) as llm:
+        first, second, *others = llm.generate([asked[longest]] * 2 + asked, params, use_tqdm=False)
+    for found in (first, second):
+        others[longest] = found
+        yield "with few blocks, ", others
 
 
 def differs(output: Any, tokens: list[int], logits_NV: torch.Tensor) -> str:
