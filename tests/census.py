@@ -1,13 +1,13 @@
 """Says of every type that the installed transformers defines whether it runs here, is refused, or is broken.
 
-python -m tests.census [TYPE ...]
+python -m tests.census [TYPE ... | PART/PARTS]
 
 A text type gets a tiny random checkpoint, made of its configuration class with small sizes. One that sees or hears is
 made of its recipe (census_media.py). It *runs* if the engine's greedy answers equal those of transformers' generate():
 with prompts cut into steps, with prompts that are found in the cache, and with so few blocks that sequences preempt
-each other. It is *refused* if the engine says why it cannot run; all else is *broken*, and then the exit status is 1. A type
-whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and what transformers itself
-cannot make or run in a small size, is *untried*.
+each other. It is *refused* if the engine says why it cannot run; all else is *broken*, and then the exit status is 1. A
+type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and what transformers
+itself cannot make or run in a small size, is *untried*.
 """
 
 from __future__ import annotations
@@ -405,10 +405,19 @@ def apart(kind: str) -> Finding:
 
 
 def main(kinds: list[str]) -> int:
-    """Print a line for each type, and their numbers."""
+    """Print a line for each type, and their numbers.
+
+    Args:
+        kinds: types; none for all, and "1/2" for the first of two parts of them, which take about as long.
+    """
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
-    for kind in kinds or [*text_types(), *media_types()]:
+    part, _, parts = kinds[0].partition("/") if kinds else ("", "", "")
+    if not kinds or parts:
+        kinds = [*text_types(), *media_types()]
+    if parts:
+        kinds = kinds[int(part) - 1 :: int(parts)]
+    for kind in kinds:
         found = apart(kind)
         counts[found.verdict] += 1
         print(f"{found.verdict:8} {kind}{': ' if found.said else ''}{found.said}", flush=True)

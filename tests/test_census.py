@@ -220,6 +220,18 @@ def test_the_status_tells_of_broken_ones(monkeypatch: pytest.MonkeyPatch, capsys
     assert census.main(["a", "c"]) == 1
 
 
+def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(census, "apart", lambda kind: census.Finding("run"))
+
+    def seen(*arguments: str) -> list[str]:
+        assert census.main([*arguments]) == 0
+        return sorted(line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1])
+
+    whole = seen()
+    assert len(whole) > 290
+    assert sorted(seen("1/3") + seen("2/3") + seen("3/3")) == whole
+
+
 def test_an_indexer_is_refused(tmp_path: Path) -> None:
     config = census.tiny_config("deepseek_v3").to_dict() | {"index_topk": 16}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
