@@ -13,6 +13,7 @@ itself cannot make or run in a small size, is *untried*.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import multiprocessing
 import resource
@@ -413,8 +414,13 @@ def main(kinds: list[str]) -> int:
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     part, _, parts = kinds[0].partition("/") if kinds else ("", "", "")
+    # What every process needs is imported once, before they are forked.
+    known = [*text_types(), *media_types()]
+    for module in ("beheld.engine.setup", "beheld.executor.local", "transformers.modeling_utils"):
+        importlib.import_module(module)
+    registry.families()
     if not kinds or parts:
-        kinds = [*text_types(), *media_types()]
+        kinds = known
     if parts:
         kinds = kinds[int(part) - 1 :: int(parts)]
     for kind in kinds:
