@@ -157,12 +157,6 @@ BLOCKS_ON_GPU = _variable(
     False,
     "1 keeps FP8 weights with a scale for each block as they are on a GPU that multiplies FP8",
 )
-CUT_TOWERS_ON_GPU = _variable(
-    ("BEHELD_CUT_TOWERS_ON_GPU",),
-    _switch,
-    False,
-    "1 shares out the layers of towers between GPUs too, with mm_encoder_tp_mode=weights; they have not run so",
-)
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
     _switch,
