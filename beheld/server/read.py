@@ -94,8 +94,10 @@ class Reader:
             ) from error
 
     async def _in_turn(self, body: bytearray | mmap, client: str, parse: Callable[..., T], *arguments: Any) -> T:
-        """Parse a small body here, a larger one in a thread."""
-        if len(body) <= limits.INLINE_BYTES:
+        """Parse a small body here, a larger one or one of many objects in a thread."""
+        if len(body) <= limits.QUICK_BYTES or (
+            len(body) <= limits.INLINE_BYTES and bytes(body).count(b"{") <= limits.INLINE_OBJECTS
+        ):
             if len(body) > limits.QUICK_BYTES:
                 await self._turns.take(client)
             return parse(*arguments)
