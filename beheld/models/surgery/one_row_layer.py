@@ -177,12 +177,16 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 @torch.no_grad()
 def one_row_layers(
-    text: Any, kind: Callable[..., LayerT], agreed: Callable[[bool], bool] = bool
+    text: Any,
+    kind: Callable[..., LayerT],
+    agreed: Callable[[bool], bool] = bool,
+    failed: Callable[[Exception], None] = lambda error: None,
 ) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails.
 
     Args:
         agreed: whether all ranks that share the layers say yes; asked equally often on each.
+        failed: called where the trial itself fails; it raises if other ranks wait for this one.
     """
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
@@ -190,6 +194,7 @@ def one_row_layers(
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
+        failed(error)
         return {}
     found: dict[nn.Module, LayerT] = {}
     for layer, original in near.items():
