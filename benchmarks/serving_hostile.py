@@ -228,6 +228,21 @@ ATTACKS: dict[str, Attack] = {
         lambda port: [post(COMPLETE, {"prompt": [[5] * 8000] * 64, "max_tokens": 1, "prompt_logprobs": 5})],
         body_mib=4,
     ),
+    # Bodies whose parser keeps the interpreter for long, and conversations that take long to read.
+    "many_keys": Attack(
+        lambda port: (
+            [
+                _said("a", metadata={f"k{n:05d}{'x' * 36}": "1" for n in range(40_000)}),
+                _said("a", chat_template_kwargs={f"k{n:05d}{'x' * 36}": 1 for n in range(40_000)}),
+            ]
+            * 32
+        ),
+        body_mib=128,
+    ),
+    "many_messages": Attack(
+        lambda port: [post(CHAT, {"messages": [{"role": "user", "content": "a"}] * 900, "max_tokens": 1})] * 64,
+        body_mib=4,
+    ),
     "looping_templates": Attack(
         lambda port: [_said("a", chat_template=_LOOPS)] * 4,
         warm=lambda: _said("a", chat_template="{{ messages[0].content }}"),

@@ -61,6 +61,11 @@ def _bench(name: str, size: str, only: str, causes: str, gpus: str, cache_gib: f
     return Job(name, command, 90, gpus, waits=True)
 
 
+def _oracle(name: str, *rows: str) -> Job:
+    tests = (f"tests/gpu/test_ranks.py::test_tokens_equal[{row}]" for row in rows)
+    return Job(name, (*_PYTEST, *tests), 300)
+
+
 def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str) -> Job:
     asked = ("--requests", str(requests), "--no-repeats", "--concurrency", "64", "--max-tokens", "64")
     command = (*_MODULE, "benchmarks.data_parallel", "--model", str(folder / "3B"), "--load-format", "dummy")
@@ -89,18 +94,12 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
         "experts-tp2": [_bench("moe-tp2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it)],
         "experts-ep2": [_bench("moe-ep2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it, *_EXPERTS)],
         "experts-tp1": [_bench("moe-tp1", "30B-A3B", moe, causes, "0", 0, *all_of_it)],
-        "glm-tp2": [_bench("glm-tp2", "GLM-16", moe, "decode", "0,1", 0, *_TWO, *all_of_it)],
-        "glm-ep2": [_bench("glm-ep2", "GLM-16", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS)],
-        # Three rows to a process, which imports once. A row took 70 s where four processes ran at once, most of it its
-        # engine's start.
-        "oracle": [
-            Job(
-                f"oracle-{number}",
-                (*_PYTEST, *(f"tests/gpu/test_ranks.py::test_tokens_equal[{row}]" for row in _ROWS[number::4])),
-                300,
-            )
-            for number in range(4)
-        ],
+        # Two engines at once do not fit while their weights are joined.
+        "glm-tp2": [_bench("glm12-tp2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO)],
+        "glm-ep2": [_bench("glm12-ep2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO, *_EXPERTS)],
+        # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
+        # it its engine's start.
+        "oracle": [_oracle(f"oracle-{number}", *_ROWS[number::6]) for number in range(6)],
     }
 
 

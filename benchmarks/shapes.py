@@ -64,8 +64,8 @@ _QWEN3_TOWER = {
     "out_hidden_size": 2048,
     "patch_size": 16,
 }
-# GLM-4.5V's layers, 16 of its 46, so that two GPUs of 80 GB hold them: 128 experts, of which a token takes 8.
-_GLM_16_OF_46 = {
+# Twelve of the 46 layers of GLM-4.5V, so that they fit into two GPUs. A token takes 8 of 128 experts.
+_GLM_12_OF_46 = {
     "first_k_dense_replace": 1,
     "head_dim": 128,
     "hidden_size": 4096,
@@ -75,7 +75,7 @@ _GLM_16_OF_46 = {
     "n_routed_experts": 128,
     "num_attention_heads": 96,
     "num_experts_per_tok": 8,
-    "num_hidden_layers": 16,
+    "num_hidden_layers": 12,
     "num_key_value_heads": 8,
     "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
     "vocab_size": 151552,
@@ -283,10 +283,10 @@ SHAPES = {
     "30B-A3B": _qwen3_moe(_QWEN3_30B_MOE),
     # Some of its layers, so that several engines share a GPU while they start.
     "30B-A3B-12": _qwen3_moe(_QWEN3_30B_MOE | {"num_hidden_layers": 12}),
-    "GLM-16": Shape(
+    "GLM-12": Shape(
         "glm4v_moe",
         {
-            "config.json": {"text_config": _GLM_16_OF_46, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
+            "config.json": {"text_config": _GLM_12_OF_46, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
             "preprocessor_config.json": {"size": _PIXELS},
             "video_preprocessor_config.json": {"size": _PIXELS},
         },

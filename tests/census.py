@@ -1,17 +1,19 @@
 """Says of every type that the installed transformers defines whether it runs here, is refused, or is broken.
 
-python -m tests.census [TYPE ...]
+python -m tests.census [TYPE ... | PART/PARTS]
 
 A text type gets a tiny random checkpoint, made of its configuration class with small sizes. One that sees or hears is
-made of its recipe (census_media.py). It *runs* if the engine's greedy answers, with prompts cut into steps, equal those
-of transformers' generate(); it is *refused* if the engine says why it cannot run; all else is *broken*, and then the
-exit status is 1. A type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and
-what transformers itself cannot make or run in a small size, is *untried*.
+made of its recipe (census_media.py). It *runs* if the engine's greedy answers equal those of transformers' generate():
+with prompts cut into steps, with prompts that are found in the cache, and with so few blocks that sequences preempt
+each other. It is *refused* if the engine says why it cannot run; all else is *broken*, and then the exit status is 1. A
+type whose checkpoint the oracle has is not compared again. What has neither recipe nor refusal, and what transformers
+itself cannot make or run in a small size, is *untried*.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import multiprocessing
 import resource
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,7 @@ _ANSWER_TOKENS = 8
 # The prompts' lengths: within a step, several steps, beyond every window and chunk.
 _LENGTHS = (1, 5, 23, 40, 61)
 _TOLERANCE = 1e-3
+_BLOCK = 8
 _LAYERS = 4
 _MOST_NUMBERS = 1 << 26
 
@@ -120,6 +124,18 @@ PECULIAR: dict[str, dict[str, Any]] = {
     "minimax": {"sliding_window": None},
     "rwkv": {"rescale_every": 2},
     "phimoe": {"sliding_window": 1024},
+    "plbart": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    "reformer": {
+        "attention_head_size": 16,
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_embds_dim": [32, 32],
+        "axial_pos_shape": [32, 32],
+        "is_decoder": True,
+        "num_buckets": 8,
+    },
+    "whisper": {"decoder_attention_heads": 4, "decoder_layers": _LAYERS},
+    "zaya": {"num_experts_per_tok": 1},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "longcat_flash": {"num_layers": _LAYERS // 2, "head_dim": 8},
 }
 
@@ -245,30 +261,59 @@ def expected(model: Any, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
 
 def compare(folder: Path, model: Any) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
+    wanted = [expected(model, prompt) for prompt in prompts()]
+    asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts()]
+    options: dict[str, Any] = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 256, "max_model_len": 256}
+    for way, outputs in answers(folder, asked, options):
+        for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
+            if said := differs(output, tokens, logits_NV):
+                return f"{way}after {len(prompt)} tokens, {said}"
+    return ""
+
+
+def answers(folder: Path, asked: list[Any], options: dict[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Ask the engine the same in several ways; yields how, as the beginning of a sentence, and the answers.
+
+    Prompts are cut into steps; then they are found in the cache; then there are so few blocks that two of the longest
+    prompts just fit: the later one is preempted when the first grows, unless their layers keep states alone, or the
+    first block of their answers holds it whole.
+    """
     from beheld import LLM, SamplingParams
 
-    wanted = [expected(model, prompt) for prompt in prompts()]
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
-    options: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8}
-    with LLM(
-        model=str(folder), dtype="float32", max_model_len=256, num_gpu_blocks_override=256, disable_log_stats=True,
-        **options,
-    ) as llm:  # fmt: skip
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts()], params, use_tqdm=False)
-    for prompt, (tokens, logits_NV), output in zip(prompts(), wanted, outputs, strict=True):
-        count = len(output.outputs[0].token_ids)
-        if count != len(tokens):
-            return f"after {len(prompt)} tokens, the answer has {count} in place of {len(tokens)}"
-        logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
-        for step, token in enumerate(output.outputs[0].token_ids):
-            off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
-            if not off < _TOLERANCE:
-                return f"after {len(prompt)} + {step} tokens a log-probability is off by {off:.2g}"
-            if token != tokens[step]:
-                if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
-                    return f"after {len(prompt)} tokens, token {step} is not the most likely one"
-                # The two best are as near as rounding; what follows is another text.
-                break
+    usual: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "block_size": _BLOCK, "disable_log_stats": True}
+    with LLM(model=str(folder), **usual, **options) as llm:
+        outputs = llm.generate(asked, params, use_tqdm=False)
+        yield "", outputs
+        yield "asked again, ", llm.generate(asked, params, use_tqdm=False)
+    longest = max(range(len(asked)), key=lambda place: len(outputs[place].prompt_token_ids))
+    length = len(outputs[longest].prompt_token_ids)
+    # The null block, and those of the longest prompt twice, but not of both answers. One step computes both prompts.
+    blocks = 1 + max(2 * -(-length // _BLOCK), -(-(length + _ANSWER_TOKENS) // _BLOCK))
+    step = max(2 * length, options["max_num_batched_tokens"])
+    room = {"max_model_len": length + _ANSWER_TOKENS, "num_gpu_blocks_override": blocks, "max_num_batched_tokens": step}
+    with LLM(model=str(folder), enable_prefix_caching=False, **usual, **options | room) as llm:
+        first, second, *others = llm.generate([asked[longest]] * 2 + asked, params, use_tqdm=False)
+    for found in (first, second):
+        others[longest] = found
+        yield "with few blocks, ", others
+
+
+def differs(output: Any, tokens: list[int], logits_NV: torch.Tensor) -> str:
+    """Return how an answer differs from transformers' tokens and logits (N, V); empty if it does not."""
+    count = len(output.outputs[0].token_ids)
+    if count != len(tokens):
+        return f"the answer has {count} tokens in place of {len(tokens)}"
+    logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
+    for step, token in enumerate(output.outputs[0].token_ids):
+        off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
+        if not off < _TOLERANCE:
+            return f"at step {step} a log-probability is off by {off:.2g}"
+        if token != tokens[step]:
+            if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
+                return f"token {step} is not the most likely one"
+            # The two best are as near as rounding; what follows is another text.
+            break
     return ""
 
 
@@ -361,10 +406,24 @@ def apart(kind: str) -> Finding:
 
 
 def main(kinds: list[str]) -> int:
-    """Print a line for each type, and their numbers."""
+    """Print a line for each type, and their numbers.
+
+    Args:
+        kinds: types; none for all, and "1/2" for the first of two parts of them, which take about as long.
+    """
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
-    for kind in kinds or [*text_types(), *media_types()]:
+    part, _, parts = kinds[0].partition("/") if kinds else ("", "", "")
+    # What every process needs is imported once, before they are forked.
+    known = [*text_types(), *media_types()]
+    for module in ("beheld.engine.setup", "beheld.executor.local", "transformers.modeling_utils"):
+        importlib.import_module(module)
+    registry.families()
+    if not kinds or parts:
+        kinds = known
+    if parts:
+        kinds = kinds[int(part) - 1 :: int(parts)]
+    for kind in kinds:
         found = apart(kind)
         counts[found.verdict] += 1
         print(f"{found.verdict:8} {kind}{': ' if found.said else ''}{found.said}", flush=True)

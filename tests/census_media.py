@@ -273,11 +273,10 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
 
 def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
     """Return how the engine's answers differ from transformers'; empty if they do not."""
-    from beheld import LLM, SamplingParams
+    from tests import census
 
     asked = questions(recipe)
     wanted = [expected(model, processor, recipe, media) for media in asked]
-    params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     requests: list[Any] = []
     for media in asked:
         items = given(recipe, media)
@@ -286,30 +285,18 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
         requests.append({"prompt": words} | ({"multi_modal_data": items} if items else {}))
     most = {"image": recipe.most} if recipe.image else {}
     most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
-    with LLM(
-        model=str(folder), dtype="float32", max_model_len=recipe.room, num_gpu_blocks_override=512,
-        disable_log_stats=True, max_num_seqs=4, max_num_batched_tokens=64, block_size=8,
-        mm_processor_kwargs=dict(recipe.sizes) or None,
-        limit_mm_per_prompt=most,
-    ) as llm:  # fmt: skip
-        outputs = llm.generate(requests, params, use_tqdm=False)
-    for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
-        kind = "sounds" if isinstance(media, Sounds) else "images"
-        name = "a prompt with a video" if isinstance(media, str) else f"a prompt of {len(media)} {kind}"
-        if list(output.prompt_token_ids)[recipe.unlisted * len(media) :] != ids:
-            return f"the ids of {name} differ"
-        count = len(output.outputs[0].token_ids)
-        if count != len(tokens):
-            return f"of {name}, the answer has {count} tokens in place of {len(tokens)}"
-        logprobs_NV, steps = logits_NV.log_softmax(-1), output.outputs[0].logprobs
-        for step, token in enumerate(output.outputs[0].token_ids):
-            off = abs(float(logprobs_NV[step, token]) - steps[step][token].logprob)
-            if not off < _TOLERANCE:
-                return f"of {name}, at step {step} a log-probability is off by {off:.2g}"
-            if token != tokens[step]:
-                if float(logprobs_NV[step, tokens[step]] - logprobs_NV[step, token]) > 2 * _TOLERANCE:
-                    return f"of {name}, token {step} is not the most likely one"
-                break
+    options = {
+        "max_num_batched_tokens": 64, "num_gpu_blocks_override": 512, "max_model_len": recipe.room,
+        "mm_processor_kwargs": dict(recipe.sizes) or None, "limit_mm_per_prompt": most,
+    }  # fmt: skip
+    for way, outputs in census.answers(folder, requests, options):
+        for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
+            kind = "sounds" if isinstance(media, Sounds) else "images"
+            name = "a prompt with a video" if isinstance(media, str) else f"a prompt of {len(media)} {kind}"
+            if list(output.prompt_token_ids)[recipe.unlisted * len(media) :] != ids:
+                return f"{way}the ids of {name} differ"
+            if said := census.differs(output, tokens, logits_NV):
+                return f"{way}of {name}, {said}"
     for kind, other in _others(recipe).items():
         place = next(place for place, media in enumerate(asked) if media and kind == _kind(media))
         if not _shows(model, processor, recipe, other, wanted[place]):

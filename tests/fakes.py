@@ -588,7 +588,6 @@ def fake_info(*groups: KVGroup, **changes: Any) -> ModelInfo:
         placeholder_ids={"image": PLACEHOLDER},
         position_axes=1,
         eos_ids=frozenset({2}),
-        bos_id=1,
         pad_id=0,
         kv_groups=groups or (FULL,),
     )

@@ -6,11 +6,12 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from beheld import LLM
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
@@ -93,7 +94,11 @@ def test_no_type_that_reads_media_is_broken(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("falcon", "FalconModel has no list `layers`"), ("diffllama", "do not call the attention hook once")],
+    [
+        ("falcon", "FalconModel has no list `layers`"),
+        ("diffllama", "do not call the attention hook once"),
+        ("whisper", "the decoder of an encoder-decoder model, without its encoder"),
+    ],
 )
 def test_these_are_refused(kind: str, said: str) -> None:
     found = census.examine(kind)
@@ -102,10 +107,10 @@ def test_these_are_refused(kind: str, said: str) -> None:
 
 
 class _Model:
-    """What compare asks an engine for: the answers that it was made with."""
+    """What compare asks an engine for: the answer that it was made with, to each prompt."""
 
-    def __init__(self, answers: list[Any]) -> None:
-        self._answers = answers
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
 
     def __enter__(self) -> _Model:
         return self
@@ -113,8 +118,8 @@ class _Model:
     def __exit__(self, *unused: object) -> None:
         return None
 
-    def generate(self, *unused: object, **options: object) -> list[Any]:
-        return self._answers
+    def generate(self, prompts: list[Any], *unused: object, **options: object) -> list[Any]:
+        return [self._answer] * len(prompts)
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, chosen: int, others: torch.Tensor) -> str:
@@ -135,7 +140,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, chosen: int, others: torch.Tensor)
     answer = SimpleNamespace(prompt_token_ids=[5], outputs=[sample])
     monkeypatch.setattr(census_media, "questions", lambda recipe: [[], [image]])
     monkeypatch.setattr(census_media, "expected", expected)
-    monkeypatch.setattr("beheld.LLM", lambda **options: _Model([answer, answer]))
+    monkeypatch.setattr("beheld.LLM", lambda **options: _Model(answer))
     return census_media.compare(Path("unused"), None, None, recipe)
 
 
@@ -162,6 +167,26 @@ def test_other_answers_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     found = census.examine("llama")
     assert found.verdict == "broken"
     assert "a log-probability is off by" in found.said
+
+
+class _Watched(LLM):
+    """An engine whose counters are kept when it ends."""
+
+    ended: ClassVar[list[Any]] = []
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.append(self.stats().scheduler)
+        super().__exit__(*error)
+
+
+@pytest.mark.parametrize("kind", ["zamba2", "lfm3_vl"])
+def test_answers_are_found_in_the_cache_and_preempted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("beheld.LLM", _Watched)
+    monkeypatch.setattr(_Watched, "ended", [])
+    assert census.examine(kind) == census.Finding("run")
+    roomy, tight = _Watched.ended
+    assert roomy.prefix_hits > 0 == roomy.num_preemptions
+    assert tight.num_preemptions > 0
 
 
 def test_what_transformers_cannot_make_is_untried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +218,18 @@ def test_the_status_tells_of_broken_ones(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out == "run      a\nrefused  b: why\n1 refused, 1 run\n"
     verdicts["c"] = census.Finding("broken", "how")
     assert census.main(["a", "c"]) == 1
+
+
+def test_parts_make_the_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(census, "apart", lambda kind: census.Finding("run"))
+
+    def seen(*arguments: str) -> list[str]:
+        assert census.main([*arguments]) == 0
+        return sorted(line.split()[1] for line in capsys.readouterr().out.splitlines()[:-1])
+
+    whole = seen()
+    assert len(whole) > 290
+    assert sorted(seen("1/3") + seen("2/3") + seen("3/3")) == whole
 
 
 def test_an_indexer_is_refused(tmp_path: Path) -> None:

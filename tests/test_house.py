@@ -288,6 +288,20 @@ def test_plain_words(path: Path) -> None:
             assert found is None, f"line {token.start[0]}: {found.group(0)!r}"
 
 
+PAGES = [
+    *(ROOT / page for page in ("README.md", "CONTRIBUTING.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "experiments" not in page.parts),
+]
+
+
+@for_each(PAGES)
+def test_plain_words_on_pages(path: Path) -> None:
+    """No banned turn on pages for users; the record of experiments and the changelog keep what they say."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        found = BANNED_TURNS.search(line)
+        assert found is None, f"line {number}: {found.group(0)!r}"
+
+
 # File -> names that are a model type too, and stand there for something else.
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.

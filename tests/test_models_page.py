@@ -33,6 +33,13 @@ def test_the_list_is_that_of_the_tests() -> None:
     assert full == set(tiny.TINY) - variants | set(tiny_new.ABSENT_FAMILIES) | set(tiny.APART)
     rows = [row for row in page.tested() if row.by_census]
     assert {row.name for row in rows} == set(RECIPES)
+    images = {"one image": 1, "several images": 2}
+    for row in rows:
+        words = page.checked(row).split(", ")
+        assert {"images": [images[word] for word in words if word in images], "audio": "audio" in words} == {
+            "images": [RECIPES[row.name].most] if RECIPES[row.name].image else [],
+            "audio": bool(RECIPES[row.name].audio),
+        }, row.name
     assert {row.name for row in rows if "video" in row.modalities} == {n for n, each in RECIPES.items() if each.video}
 
 

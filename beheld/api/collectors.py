@@ -61,7 +61,8 @@ class PooledCollector:
         import torch
 
         event, request = self._event, self._request
-        values = None if event is None or event.pooled is None else torch.tensor(event.pooled)
+        # A copy: the event's numbers are a view of those of its whole step.
+        values = None if event is None or event.pooled is None else torch.from_numpy(event.pooled.copy())
         return PoolingRequestOutput(
             request_id=self._request_id,
             # Without values: not finished, failed or aborted.

@@ -330,5 +330,5 @@ class Feed:
 
 def feature_bytes(requests: list[Request]) -> int:
     """Bytes of the features of all items, each counted once: several answers to one prompt share them."""
-    items = {id(span.item): span.item for request in requests for span in request.spans}
-    return sum(item.feature_bytes for item in items.values())
+    items = {id(span.item): span.item for request in requests if request.spans for span in request.spans}
+    return sum(item.feature_bytes for item in items.values()) if items else 0

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
-from beheld.inputs.fetch.shares import FairTurns
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
+from beheld.utils.fair_turns import FairTurns
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -168,6 +168,9 @@ class Transcription:
     # ------------------------------------------------------------------ models that are asked in words
 
     async def _independent(self, wave: Any, form: SpeechForm) -> AsyncGenerator[SpeechPiece, None]:
+        if self._order.prompt and form.written:
+            # Its words stand in a text whose special tokens count.
+            await self._plain_ids(self._order.prompt)
         windows = list(cuts(wave.samples, wave.rate, form.window_s))
         # A language that the model writes first is no part of the words.
         if len(windows) == 1 and (self._order.language or not form.marker):
@@ -394,14 +397,19 @@ class Transcription:
         """Return the decoder's prompt."""
         earlier: list[int] = []
         if self._order.prompt:
-            ids = await self._llm.token_ids(" " + self._order.prompt.strip(), add_special_tokens=False)
-            if any(token >= tokens.end for token in ids):
-                raise PromptError("The prompt spells a special token.", "Write plain text.", param="prompt")
+            ids = await self._plain_ids(" " + self._order.prompt.strip())
             earlier = [tokens.before, *ids[1 - self._llm.config.max_model_len // _TEXT_SHARE :]]
         task = tokens.tasks.get("translate" if self._order.translate else "transcribe")
         spoken = [tokens.languages[language]] if tokens.languages else []
         asked = [*spoken, *([] if task is None else [task]), *([] if timestamps else [tokens.plain])]
         return [*earlier, tokens.start, *asked]
+
+    async def _plain_ids(self, text: str) -> list[int]:
+        """Return the ids of a part of the order's prompt, which may spell no special token."""
+        ids = await self._llm.token_ids(text, add_special_tokens=False)
+        if not {*self._llm.tokenizer.get_added_vocab().values()}.isdisjoint(ids):
+            raise PromptError("The prompt spells a special token.", "Write plain text.", param="prompt")
+        return ids
 
     def _continued(
         self, prompt: Sequence[int], audio: Any, params: SamplingParams, pieces: str
@@ -438,7 +446,7 @@ def check(order: SpeechOrder, form: SpeechForm, tokens: SpeechTokens | None, nam
             "Ask for 'segment'. Whisper gives them where generation_config.json has alignment_heads.",
             param="timestamp_granularities",
         )
-    if order.prompt and form.written:
+    if order.prompt and form.written and "{prompt}" not in form.transcribe:
         raise ParamsError(f"{name} takes no prompt for transcripts.", "Leave it out.", param="prompt")
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import LayerKV
+from beheld.attention.paged_ir import head_place
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
-from beheld.platform.vector_ir import EXP, TYPES, float_bits, float_text, load, spread, stored, words
+from beheld.platform.vector_ir import EXP, TYPES, float_bits, float_text, load, parts, spread, stored, words
 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # `row` is the numbers of a row of q; with `store`, the row's keys and values follow its queries.
@@ -138,43 +139,29 @@ def _compiled(kind: str, size: int) -> jit.CompiledModule:
 
 def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
     """Return the IR: parts are pairs of a sequence and a key-value head; each query head passes keys, then values."""
-    parts, type_ = range(size // _LANES), TYPES[kind]
+    vectors, type_ = range(size // _LANES), TYPES[kind]
     queries = "".join(
         load(f"q{i}.raw", kind, "%q.head", str(i * _LANES)) + f"  %q{i} = fmul {_V} %q{i}.raw, %scale.all\n"
-        for i in parts
+        for i in vectors
     )
     fma = f"call {_V} @llvm.fmuladd.v16f32"
     dots = "".join(
         load(f"k{i}", kind, "%k.row", str(i * _LANES))
         + (f"  %dot{i} = {fma}({_V} %k{i}, {_V} %q{i}, {_V} %dot{i - 1})\n" if i else f"  %dot0 = fmul {_V} %k0, %q0\n")
-        for i in parts
+        for i in vectors
     )
-    sums = "".join(f"  %a{i} = phi {_V} [zeroinitializer, %mix], [%a{i}.next, %value]\n" for i in parts)
+    sums = "".join(f"  %a{i} = phi {_V} [zeroinitializer, %mix], [%a{i}.next, %value]\n" for i in vectors)
     adds = "".join(
         load(f"v{i}", kind, "%v.row", str(i * _LANES)) + f"  %a{i}.next = {fma}({_V} %v{i}, {_V} %p.all, {_V} %a{i})\n"
-        for i in parts
+        for i in vectors
     )
     ends = "".join(
         f"  %o{i} = fmul {_V} %a{i}.next, %inverse.all\n"
         + stored(kind, in_hardware, f"%o{i}", "%y.head", str(i * _LANES), f"out{i}")
-        for i in parts
+        for i in vectors
     )
 
-    def slot(name: str, position: str, base: str) -> str:
-        return f"""
-  %{name}.n = lshr i64 {position}, %shift
-  %{name}.in = and i64 {position}, %mask
-  %{name}.table = getelementptr i32, ptr %table, i64 %{name}.n
-  %{name}.block = load i32, ptr %{name}.table
-  %{name}.wide = zext i32 %{name}.block to i64
-  %{name}.blocks = shl i64 %{name}.wide, %shift
-  %{name}.slot = add i64 %{name}.blocks, %{name}.in
-  %{name}.heads = mul i64 %{name}.slot, %heads
-  %{name}.own = add i64 %{name}.heads, %head
-  %{name}.off = mul i64 %{name}.own, {size}
-  %{name}.row = getelementptr {type_}, ptr {base}, i64 %{name}.off
-"""
-
+    part, part_end = parts("%begin", "%end")
     lowest = float_text(-3.0e38)
     return f"""
 target triple = "{triple}"
@@ -193,10 +180,7 @@ entry:
   %thread.wide = zext i32 %thread to i64
   %scores.off = mul i64 %thread.wide, %most
   %own = getelementptr float, ptr %scores, i64 %scores.off
-  %none = icmp uge i64 %begin, %end
-  br i1 %none, label %done, label %part
-part:
-  %p = phi i64 [%begin, %entry], [%p.next, %part.end]
+{part}
   %b = udiv i64 %p, %heads
   %head = urem i64 %p, %heads
   %first.at = getelementptr i64, ptr %first, i64 %b
@@ -225,8 +209,10 @@ key:
   %l = phi i64 [0, %query], [%l.next, %key]
   %largest = phi float [{lowest}, %query], [%largest.next, %key]
   %l.at = add i64 %from, %l
-{slot("k", "%l.at", "%keys")}{dots}
-  %score = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %dot{parts[-1]})
+{head_place("k", "%l.at", size)}
+  %k.row = getelementptr {type_}, ptr %keys, i64 %k.off
+{dots}
+  %score = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %dot{vectors[-1]})
   %score.at = getelementptr float, ptr %own, i64 %l
   store float %score, ptr %score.at
   %above = fcmp ogt float %score, %largest
@@ -267,7 +253,8 @@ value:
   %j = phi i64 [0, %mix], [%j.next, %value]
 {sums}
   %j.at = add i64 %from, %j
-{slot("v", "%j.at", "%values")}
+{head_place("v", "%j.at", size)}
+  %v.row = getelementptr {type_}, ptr %values, i64 %v.off
   %share.at = getelementptr float, ptr %own, i64 %j
   %share = load float, ptr %share.at
 {spread("p.all", "%share", "float", _V)}{adds}
@@ -279,27 +266,18 @@ query.end:
   %g.next = add i64 %g, 1
   %g.more = icmp ult i64 %g.next, %group
   br i1 %g.more, label %query, label %part.end
-part.end:
-  %p.next = add i64 %p, 1
-  %p.more = icmp ult i64 %p.next, %end
-  br i1 %p.more, label %part, label %done
-done:
-  ret void
-}}
+{part_end}
 define void @store(ptr %job, i64 %begin, i64 %end) {{
 entry:
 {words(_JOB, _POINTERS, "q", "keys", "values", "slots", "heads", "group", "row")}
   %queries = mul i64 %heads, %group
   %own.numbers = mul i64 %heads, {size}
   %before.keys = mul i64 %queries, {size}
-  %none = icmp uge i64 %begin, %end
-  br i1 %none, label %done, label %part
-part:
-  %b = phi i64 [%begin, %entry], [%b.next, %part.end]
-  %slot.at = getelementptr i64, ptr %slots, i64 %b
+{part}
+  %slot.at = getelementptr i64, ptr %slots, i64 %p
   %slot = load i64, ptr %slot.at
   %to = mul i64 %slot, %own.numbers
-  %q.row = mul i64 %b, %row
+  %q.row = mul i64 %p, %row
   %from = add i64 %q.row, %before.keys
   br label %moving
 moving:
@@ -318,11 +296,5 @@ moving:
   %c.next = add i64 %c, 16
   %more = icmp ult i64 %c.next, %own.numbers
   br i1 %more, label %moving, label %part.end
-part.end:
-  %b.next = add i64 %b, 1
-  %left = icmp ult i64 %b.next, %end
-  br i1 %left, label %part, label %done
-done:
-  ret void
-}}
+{part_end}
 """

@@ -15,9 +15,10 @@ Shapes: P queries, H query heads, K key-value heads, G = H / K, C head size, L p
 
 from __future__ import annotations
 
+from beheld.attention.paged_ir import head_place
 from beheld.platform import pair_products_ir
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import EXP, float_text, load, spread, stored, words
+from beheld.platform.vector_ir import EXP, float_text, load, parts, spread, stored, words
 
 # q (P, H, C) with `q.step` numbers a row, y (P, H, C); packed keys and values; `scores` ROWS x (L + SPARE) float32 a
 # thread; `zeros` max(L, C) float32; `tiles` of queries; `first` the first position that any of them sees.
@@ -79,20 +80,7 @@ def _pack(size: int) -> str:
         for c in range(size // 16)
     )
 
-    def slot(name: str, position: str) -> str:
-        return f"""
-  %{name}.n = lshr i64 {position}, %shift
-  %{name}.in = and i64 {position}, %mask
-  %{name}.entry = getelementptr i32, ptr %table, i64 %{name}.n
-  %{name}.block = load i32, ptr %{name}.entry
-  %{name}.wide = zext i32 %{name}.block to i64
-  %{name}.blocks = shl i64 %{name}.wide, %shift
-  %{name}.slot = add i64 %{name}.blocks, %{name}.in
-  %{name}.heads = mul i64 %{name}.slot, %heads
-  %{name}.own = add i64 %{name}.heads, %head
-  %{name}.off = mul i64 %{name}.own, {size}
-"""
-
+    part, end = parts("%begin", "%last")
     return f"""
 define void @pack(ptr %job, i64 %begin, i64 %last) {{
 entry:
@@ -102,10 +90,7 @@ entry:
   %blocks.before = lshr i64 %first, 4
   %blocks = sub i64 %blocks.all, %blocks.before
   %head.numbers = mul i64 %length, {size}
-  %none = icmp uge i64 %begin, %last
-  br i1 %none, label %done, label %part
-part:
-  %p = phi i64 [%begin, %entry], [%p.next, %part.end]
+{part}
   %head = udiv i64 %p, %blocks
   %block.own = urem i64 %p, %blocks
   %block = add i64 %block.own, %blocks.before
@@ -125,7 +110,7 @@ key:
   %is.known = and i1 %j.early, %j.late
   br i1 %is.known, label %copies, label %blank
 copies:
-{slot("k", "%j.at")}
+{head_place("k", "%j.at", size)}
   %k.row = getelementptr i16, ptr %keys, i64 %k.off
   br label %copy
 copy:
@@ -163,7 +148,7 @@ join:
   %is.even = icmp uge i64 %even, %first
   %is.pair = icmp ult i64 %odd.own, %known
   %odd = select i1 %is.pair, i64 %odd.own, i64 %even
-{slot("e", "%even")}{slot("o", "%odd")}
+{head_place("e", "%even", size)}{head_place("o", "%odd", size)}
   %v.even = getelementptr i16, ptr %values, i64 %e.off
   %v.odd = getelementptr i16, ptr %values, i64 %o.off
 {columns}
@@ -181,13 +166,7 @@ value.end:
   %i.next = add i64 %i, 2
   %i.more = icmp ult i64 %i.next, 16
   br i1 %i.more, label %value, label %part.end
-part.end:
-  %p.next = add i64 %p, 1
-  %p.more = icmp ult i64 %p.next, %last
-  br i1 %p.more, label %part, label %done
-done:
-  ret void
-}}
+{end}
 """
 
 
@@ -290,6 +269,7 @@ def _attend(size: int) -> str:
         return "\n".join(lines)
 
     words_ = len(pair_products_ir.WORDS)
+    part, end = parts("%first", "%last")
     return f"""
 define void @attend(ptr %job, i64 %first, i64 %last) {{
 entry:
@@ -308,10 +288,7 @@ entry:
   %head.numbers = mul i64 %length, {size}
   %block.numbers = mul i64 %length, 16
   %share.step = mul i64 %row.step, 2
-  %none = icmp uge i64 %first, %last
-  br i1 %none, label %done, label %part
-part:
-  %p = phi i64 [%first, %entry], [%p.next, %part.end]
+{part}
   %head = udiv i64 %p, %tiles
   %turn = urem i64 %p, %tiles
   %early = lshr i64 %turn, 1
@@ -402,11 +379,5 @@ query.end:
   %g.next = add i64 %g, 1
   %g.more = icmp ult i64 %g.next, %group
   br i1 %g.more, label %query, label %part.end
-part.end:
-  %p.next = add i64 %p, 1
-  %p.more = icmp ult i64 %p.next, %last
-  br i1 %p.more, label %part, label %done
-done:
-  ret void
-}}
+{end}
 """

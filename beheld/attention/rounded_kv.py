@@ -16,8 +16,6 @@ from torch import Tensor
 from beheld.attention.backend import LayerKV
 
 MOST = 127.0
-# The bytes of a scale.
-SCALE_BYTES = 4
 # A head of zeros has this scale.
 _LEAST = 1e-30
 

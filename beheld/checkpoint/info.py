@@ -195,6 +195,11 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
             f"{_architecture(config)} is an encoder-decoder model.",
             f"Of those only {', '.join(runs)} can be run so far.",
         )
+    if family.encoder_reads and _architecture(config).endswith("ForCausalLM"):
+        raise ModelError(
+            f"{_architecture(config)} is the decoder of an encoder-decoder model, without its encoder.",
+            "Use a checkpoint of the whole model.",
+        )
     state = family.state(text) if family.state is not None else None
     # An encoder keeps nothing of a prompt, which one step computes.
     groups: tuple[KVGroup, ...] = ()
@@ -234,7 +239,6 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         | _ids(getattr(text, "eos_token_id", None))
         | _ids(_own_eos(config))
         | _ids(None if family.ends is None else family.ends(config, generation)),
-        bos_id=_one(getattr(text, "bos_token_id", None)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=(*groups, *(() if cross is None else (cross,))),
         rope_switch=_rope_switch(text),

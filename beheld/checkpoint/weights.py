@@ -144,7 +144,7 @@ def _of_any_name(names: Iterable[str]) -> tuple[str, ...]:
 
 def _shards(index: Path) -> tuple[str, ...]:
     table = read_json(index).get("weight_map")
-    files = set(table.values()) if isinstance(table, dict) else set()
+    files = list(table.values()) if isinstance(table, dict) else []
     if not files or not all(isinstance(file, str) for file in files):
         raise ModelError(f"{index.name} names no files of weights.", "Fetch the checkpoint again.")
-    return tuple(sorted(files))
+    return tuple(sorted(set(files)))

@@ -245,7 +245,7 @@ class ModelInfo:
         placeholder_ids: modality -> the token id at the position of one embedding.
         position_axes: 1 for plain positions, 3 or 4 for multi-axis rotary ones; 2 for an encoder: position and type.
         eos_ids: ids that end an answer.
-        bos_id, pad_id: None if the model has none.
+        pad_id: None if the model has none.
         kv_groups: the cache groups of the layers; a group that attends to item states comes last.
         atomic_spans: True if one step must compute each run of a media span's embeddings, because attention inside the
             run is bidirectional.
@@ -283,7 +283,6 @@ class ModelInfo:
     placeholder_ids: Mapping[str, int]
     position_axes: int
     eos_ids: frozenset[int]
-    bos_id: int | None
     pad_id: int | None
     kv_groups: tuple[KVGroup, ...]
     atomic_spans: bool = False

@@ -22,6 +22,7 @@ class RepetitionDetectionParams:
         max_pattern_size: tokens of the longest pattern; 0 switches the detection off.
         min_pattern_size: tokens of the shortest pattern; 0 means 1.
         min_count: how often a pattern must stand, at least 2.
+        after: tokens of an answer before which no repetition counts. vLLM has no such limit.
 
     Raises:
         ParamsError: a value is out of range.
@@ -30,9 +31,10 @@ class RepetitionDetectionParams:
     max_pattern_size: int = 0
     min_pattern_size: int = 0
     min_count: int = 0
+    after: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_pattern_size", "min_pattern_size", "min_count"):
+        for name in ("max_pattern_size", "min_pattern_size", "min_count", "after"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise _wrong(f"{name} must be a whole number of at least 0, got {value!r}")
@@ -58,6 +60,7 @@ class RepetitionRuns:
         self._first = max(1, rule.min_pattern_size)
         self._runs = [0] * (rule.max_pattern_size - self._first + 1)
         self._newest: deque[int] = deque(maxlen=rule.max_pattern_size)
+        self._length = 0
 
     def push(self, token_id: int) -> bool:
         """Add a token; return whether the answer now ends with a repetition."""
@@ -68,7 +71,8 @@ class RepetitionRuns:
             runs[index] = runs[index] + 1 if known[-size] == token_id else 0
             found = found or runs[index] >= size * again
         known.append(token_id)
-        return found
+        self._length += 1
+        return found and self._length > self._rule.after
 
 
 def _wrong(reason: str) -> ParamsError:

@@ -86,7 +86,8 @@ class SpeechForm:
     Attributes:
         transcribe: the text that asks for an audio's words. "{language}" stands for " in" and the
             language's name, or nothing; "{lang:code}" for "lang:" and its code, or nothing; "{code}" for its code, or
-            that of English; "{name:language }" for "language ", its name and the marker, or nothing. Empty where the
+            that of English; "{name:language }" for "language ", its name and the marker, or nothing; "{prompt}" in a
+            written prompt for the order's, which a family without it refuses. Empty where the
             chat template asks for the words of an audio without text.
         translate: the same for its words in English; empty if the model does not translate.
         window_s: the longest audio of one request, in seconds.
@@ -111,9 +112,10 @@ class SpeechForm:
         text = text.replace("{name:language }", f"language {name}{self.marker}" if name else "")
         code = order.language or "en"
         text = text.replace("{code}", self.codes.get(code, code))
-        return text.replace("{language}", f" in {name}" if name else "").replace(
-            "{lang:code}", f"lang:{order.language}" if name else ""
-        )
+        text = text.replace("{language}", f" in {name}" if name else "")
+        text = text.replace("{lang:code}", f"lang:{order.language}" if name else "")
+        # Last: the user's words are no place for others.
+        return text.replace("{prompt}", order.prompt) if self.written else text
 
     def words(self, answer: str, order: SpeechOrder) -> tuple[str, str]:
         """Return the words of an answer, and the code of the language that it names, or the order's."""

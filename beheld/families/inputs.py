@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.params import TimestampRule
+from beheld.core.repetition import RepetitionDetectionParams
 from beheld.core.speech import SpeechForm
 
 # Settings of an item that change its features, in families where features depend on other items.
@@ -191,6 +192,8 @@ class FamilyInputs:
             cannot replace it. Absent: no text.
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
+        repetition: when an answer ends that repeats itself without end, for a family whose cards cut such answers; a
+            request's own `repetition_detection` goes before it.
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
         states: for an encoder that reads one item: the number of its states, from the processor's outputs and the
             checkpoint's folder; None if it is always the same.
@@ -239,6 +242,7 @@ class FamilyInputs:
     described_by: frozenset[str] = frozenset()
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
+    repetition: RepetitionDetectionParams | None = None
     rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
     states: Callable[[Mapping[str, Any], Path], int] | None = None
     answer_within_states: bool = False

@@ -34,18 +34,15 @@ def _by_model_type(read: Callable[[Family], T | None]) -> dict[str, T]:
 
 def checked(row: KnownCheckpoint) -> str:
     """Describe what the comparisons of this layout cover in addition to those of every layout."""
-    if row.by_census:
-        videos = ["videos"] * ("video" in row.modalities)
-        return ", ".join(["cut prompts", "several images", *videos])
-    words = [] if row.whole_prompts else ["cut prompts", "shared prefixes"]
+    words = [] if row.whole_prompts or row.by_census else ["cut prompts", "shared prefixes"]
     if "image" in row.modalities:
         words.append("one image" if row.one_image else "several images")
     words += ["videos"] * ("video" in row.modalities)
     words += ["audio"] * ("audio" in row.modalities)
-    if {"image", "video"} <= set(row.modalities):
+    if {"image", "video"} <= set(row.modalities) and not row.by_census:
         words.append("images with a video" + " (joined)" * row.joined)
     words += ["a GPU"] * row.on_gpu
-    if row.tolerance != TOLERANCE:
+    if row.tolerance != TOLERANCE and not row.by_census:
         words.append(f"within {row.tolerance:g}")
     return ", ".join(words)
 
@@ -86,9 +83,9 @@ def markdown() -> str:
         "## Compared with less",
         "",
         "Tiny checkpoints of these are made of their configuration classes (`python -m tests.census`). Their greedy",
-        "answers equal those of transformers' `generate`, and their log-probabilities within 0.001, with prompts cut",
-        "into steps and with the media that the column *also checked* names; not after preemption, nor with prefixes",
-        "shared with another prompt.",
+        "answers equal those of transformers' `generate`, and their log-probabilities within 0.001: with prompts cut",
+        "into steps, with prompts found in the cache when they are asked again, with so few blocks that sequences",
+        "preempt each other, and with the media that the column *also checked* names; not with graphs on a GPU.",
         "",
         "| family | architecture | for example | takes | also checked | remarks |",
         "|---|---|---|---|---|---|",

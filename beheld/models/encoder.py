@@ -53,6 +53,8 @@ class EncoderAdapter:
         self._pool = head_of(model, info)
         first = registry.facts(info.family).first_position
         self._first = 0 if first is None else first(model.config)
+        # Positions and types of the longest text so far, if it is one text alone: shorter ones have its first.
+        self._of_one_text_2N = np.zeros((2, 0), dtype=np.int64)
         takes = inspect.signature(self._core.forward).parameters
         self._takes_types = "token_type_ids" in takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
         name = packed.register(how)
@@ -78,10 +80,15 @@ class EncoderAdapter:
     ) -> tuple[np.ndarray, int]:
         """Return positions and types (2, N)."""
         count = len(token_ids)
-        types = np.zeros(count, dtype=np.int64)
+        if count > self._of_one_text_2N.shape[1]:
+            places = np.arange(self._first, self._first + 2 * count, dtype=np.int64)
+            self._of_one_text_2N = np.stack([places, np.zeros_like(places)])
+            self._of_one_text_2N.flags.writeable = False
+        found_2N = self._of_one_text_2N[:, :count]
         if second is not None and self._takes_types:
-            types[second:] = 1
-        return np.stack([np.arange(self._first, self._first + count, dtype=np.int64), types]), self._first
+            found_2N = found_2N.copy()
+            found_2N[1, second:] = 1
+        return found_2N, self._first
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """See ModelAdapter; there are no states of media."""

@@ -35,7 +35,6 @@ from beheld.platform import host
 from beheld.platform.registry import platform_of
 from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
-from beheld.utils import env
 from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
 
@@ -271,9 +270,7 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
 
 def _shared_out(config: EngineConfig) -> dict[str, bool]:
     """Return which parts of a model ranks share out, where that is the user's choice."""
-    cuts_towers = platform_of(config.device).shares_host_memory or env.CUT_TOWERS_ON_GPU()
-    towers = cuts_towers and config.mm_encoder_tp_mode == "weights"
-    return {"whole_experts": config.expert_parallel, "towers": towers}
+    return {"whole_experts": config.expert_parallel, "towers": config.mm_encoder_tp_mode == "weights"}
 
 
 def _tell(plan: ShardPlan) -> None:

@@ -14,7 +14,8 @@ Waiting covers all earlier kernels, because each of them has waited too: a kerne
 its successors. Data that is read before the wait must come from before the last kernel that did not start early (a
 library's, or the first of a graph): a signal does not mean that earlier kernels have ended.
 
-Each operation rounds to the row's type, as if PyTorch ran it alone.
+Each operation rounds to the row's type, as if PyTorch ran it alone. Before a product with FP8 weights the row is
+rounded to FP8 by its largest number, as quant/float8.py says; every program does that for itself.
 
 Shapes: N outputs of a program, K inputs, J inputs read at a time, H hidden size, C head size.
 """
@@ -30,20 +31,45 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.platform.registry import platform_of
 
+# The largest finite number of FP8 (float8_e4m3fn).
+MOST: tl.constexpr = tl.constexpr(448.0)
 # How many weights of an output a program reads at once: all of them, up to this number.
 _MOST_AT_ONCE = 4096
 # Measured on an H200 in the layers of a decoder, 3B and 7B: programs per multiprocessor for short rows, with two warps
 # each; for long rows each program has eight warps.
 _PROGRAMS_PER_SM = 12
+_SHORT_WARPS = 2
+# As many programs fit with 80 registers a thread. Rows of up to 2,048 weights need no more, but Triton 3.8 takes 85,
+# where 3.6 takes 76: then the twelfth program waits for the end of the others, and a token takes 6 % longer (3B, H100).
+# With 3.6, a bound makes small products 4 to 8 % slower.
+_MOST_REGISTERS = 80
+_FITS_REGISTERS = 2048
+_BOUNDED = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
 _STAGES = 4
 
 
 @triton.jit
+def _in_float8(x_K, scale):
+    """Round to FP8 what was divided by `scale`; the result is float32."""
+    rounded_K = tl.math.div_rn(x_K, tl.zeros_like(x_K) + scale)
+    # Division rounds too, and a number beyond the maximum would become NaN.
+    rounded_K = tl.where(rounded_K > MOST, MOST, tl.where(rounded_K < -MOST, -MOST, rounded_K))
+    return rounded_K.to(tl.float8e4nv).to(tl.float32)
+
+
+@triton.jit
+def _float8_scale(largest):
+    """Return the scale of a row whose largest number becomes 448; a row of zeros stays zero."""
+    return tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
+
+
+@triton.jit
 def _short_rows(
     x_ptr,
     weight_ptr,
+    scale_ptr,
     bias_ptr,
     residual_ptr,
     y_ptr,
@@ -66,11 +92,16 @@ def _short_rows(
     if EARLY:
         gdc_wait()
     x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    if scale_ptr is not None:
+        x_scale = _float8_scale(tl.max(tl.abs(x_K), 0))
+        x_K = _in_float8(x_K, x_scale)
     for n in range(first, num_outputs, programs):
         following = n + programs
         next_ptr = weight_ptr + following.to(tl.int64) * num_inputs
         next_K = tl.load(next_ptr + k_K, mask=k_K < tl.where(following < num_outputs, num_inputs, 0), other=0.0)
         y = tl.sum(w_K.to(tl.float32) * x_K, 0)
+        if scale_ptr is not None:
+            y *= x_scale * tl.load(scale_ptr + n)
         if bias_ptr is not None:
             y += tl.load(bias_ptr + n).to(tl.float32)
         if residual_ptr is not None:
@@ -83,6 +114,7 @@ def _short_rows(
 def _long_rows(
     x_ptr,
     weight_ptr,
+    scale_ptr,
     bias_ptr,
     residual_ptr,
     y_ptr,
@@ -104,16 +136,27 @@ def _long_rows(
     w_NK = tl.load(line_ptr + k_K[None, :], mask=there_N[:, None] & (k_K < num_inputs)[None, :], other=0.0)
     if EARLY:
         gdc_wait()
-    x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0)
-    y_N = tl.sum(w_NK.to(tl.float32) * x_K.to(tl.float32)[None, :], 1)
+    x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0).to(tl.float32)
     j_J = tl.arange(0, J)
+    if scale_ptr is not None:
+        largest_J = tl.zeros([J], tl.float32)
+        for at in range(K, num_inputs, J):
+            x_J = tl.load(x_ptr + at + j_J, mask=at + j_J < num_inputs, other=0.0).to(tl.float32)
+            largest_J = tl.maximum(largest_J, tl.abs(x_J))
+        x_scale = _float8_scale(tl.maximum(tl.max(tl.abs(x_K), 0), tl.max(largest_J, 0)))
+        x_K = _in_float8(x_K, x_scale)
+    y_N = tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1)
     sum_NJ = tl.zeros([N, J], tl.float32)
     for at in tl.range(K, num_inputs, J, num_stages=STAGES):
         inside_J = at + j_J < num_inputs
         w_NJ = tl.load(line_ptr + at + j_J[None, :], mask=there_N[:, None] & inside_J[None, :], other=0.0)
-        x_J = tl.load(x_ptr + at + j_J, mask=inside_J, other=0.0)
-        sum_NJ += w_NJ.to(tl.float32) * x_J.to(tl.float32)[None, :]
+        x_J = tl.load(x_ptr + at + j_J, mask=inside_J, other=0.0).to(tl.float32)
+        if scale_ptr is not None:
+            x_J = _in_float8(x_J, x_scale)
+        sum_NJ += w_NJ.to(tl.float32) * x_J[None, :]
     y_N += tl.sum(sum_NJ, 1)
+    if scale_ptr is not None:
+        y_N *= x_scale * tl.load(scale_ptr + n_N, mask=there_N, other=0.0)
     if bias_ptr is not None:
         y_N += tl.load(bias_ptr + n_N, mask=there_N, other=0.0).to(tl.float32)
     if residual_ptr is not None:
@@ -123,22 +166,30 @@ def _long_rows(
 
 
 def one_row(
-    x_K: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, early: bool, residual_N: Tensor | None = None
+    x_K: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    *,
+    early: bool,
+    residual_N: Tensor | None = None,
+    scale_N: Tensor | None = None,
 ) -> Tensor:
     """Return weight @ x + bias (+ residual), (N,), all contiguous; sums are in float32.
 
     Args:
         early: start before the previous kernel ends; only if the hardware can.
+        scale_N: of FP8 weights; x is rounded to FP8 too.
     """
-    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N))
+    assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N, scale_N))
     num_outputs, num_inputs = weight_NK.shape
     y_N = x_K.new_empty(num_outputs)
-    given = x_K, weight_NK, bias_N, residual_N, y_N, num_inputs, num_outputs
+    given = x_K, weight_NK, scale_N, bias_N, residual_N, y_N, num_inputs, num_outputs
     options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:
         programs = min(num_outputs, _PROGRAMS_PER_SM * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
         at_once = max(16, triton.next_power_of_2(num_inputs))
-        _short_rows[(programs,)](*given, at_once, early, num_warps=2, enable_fp_fusion=True, **options)
+        options |= _short_options(at_once)
+        _short_rows[(programs,)](*given, at_once, early, enable_fp_fusion=True, **options)
     else:
         sizes = _LONG_OUTPUTS, _MOST_AT_ONCE, _LONG_AT_A_TIME, _STAGES
         programs = triton.cdiv(num_outputs, _LONG_OUTPUTS)
@@ -301,6 +352,12 @@ def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
     return y
 
 
-def _options(early: bool) -> dict[str, bool]:
+def _short_options(at_once: int) -> dict[str, int]:
+    """Return the size of a program for short rows of up to `at_once` weights."""
+    warps = {"num_warps": _SHORT_WARPS}
+    return warps | {"maxnreg": _MOST_REGISTERS} if _BOUNDED and at_once <= _FITS_REGISTERS else warps
+
+
+def _options(early: bool) -> dict[str, int]:
     """Return the launch options for an early start; empty where Triton does not support it."""
     return {"launch_pdl": True} if early else {}

@@ -17,8 +17,9 @@ from beheld.core.errors import EngineDeadError, StepError, first_line
 from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 
-# Within this time all ranks notice an error that they have in common. Shorter than what an engine takes to end.
-_ALIKE_S = 3.0
+# Within this time all ranks notice an error that they have in common, also where another program holds up one of them.
+# Shorter than what the watchdog waits for a rank that is stuck.
+_ALIKE_S = 6.0
 
 Encode = Callable[[Sequence[EncodeItem]], list[Tensor]]
 

@@ -33,6 +33,29 @@ def words(job: Sequence[str], pointers: Collection[str], *names: str) -> str:
     return "\n".join(lines)
 
 
+def parts(first: str, last: str) -> tuple[str, str]:
+    """Return the beginning and the end of a function that computes the parts %p from `first` to before `last`.
+
+    Between them stands what a part needs: it begins in the block `part`, and ends with a branch to `part.end`.
+    """
+    begin = f"""
+  %none = icmp uge i64 {first}, {last}
+  br i1 %none, label %done, label %part
+part:
+  %p = phi i64 [{first}, %entry], [%p.next, %part.end]
+"""
+    end = f"""
+part.end:
+  %p.next = add i64 %p, 1
+  %p.more = icmp ult i64 %p.next, {last}
+  br i1 %p.more, label %part, label %done
+done:
+  ret void
+}}
+"""
+    return begin.strip("\n"), end.strip("\n")
+
+
 def spread(name: str, source: str, scalar: str, vector: str) -> str:
     """Set all lanes of a vector %name to a scalar."""
     lanes = vector[1:].split(" ")[0]

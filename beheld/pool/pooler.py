@@ -53,10 +53,22 @@ class PooledValues:
         return PooledValues(copied(self.values_MD), self.rows, self.counts)
 
     def to_host(self) -> dict[int, np.ndarray]:
-        """Row -> its vector or scores (D), or those of each position (N, D)."""
-        parts = self.values_MD.split([1 if count is None else count for count in self.counts])
-        both = zip(self.rows, self.counts, parts, strict=True)
-        return {row: (part[0] if count is None else part).numpy() for row, count, part in both}
+        """Row -> its vector or scores (D), or those of each position (N, D): views of one array."""
+        values_MD, found, first = self.values_MD.numpy(), {}, 0
+        for row, count in zip(self.rows, self.counts, strict=True):
+            found[row] = values_MD[first] if count is None else values_MD[first : first + count]
+            first += 1 if count is None else count
+        assert first == len(values_MD), "values of no row"
+        return found
+
+    def broken(self) -> list[int]:
+        """Return the rows that have a value that is no finite number; of values on the host."""
+        finite_M = np.isfinite(self.values_MD.numpy()).all(-1)
+        if finite_M.all():
+            return []
+        counts = [1 if count is None else count for count in self.counts]
+        at_fault = np.repeat(np.arange(len(counts)), counts)[~finite_M]
+        return [self.rows[place] for place in np.unique(at_fault)]
 
 
 class Pooler:

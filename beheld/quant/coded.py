@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from beheld.core.errors import ModelError
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import FP8, MOST
+from beheld.quant.grouped import check_greatest
 from beheld.quant.grouped_linear import fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
@@ -35,8 +35,8 @@ NF4_VALUES = (
 _GROUP = 64
 # Numbers that are dequantized at a time.
 _CHUNK = 1 << 21
-# A group of zeros has this scale. Greater weights are NaN or infinity, or come near it.
-_LEAST, _GREATEST = 1e-30, 1e18
+# A group of zeros has this scale.
+_LEAST = 1e-30
 
 
 class CodedLinear(StoredLinear):
@@ -67,11 +67,7 @@ class CodedLinear(StoredLinear):
         rows = max(1, _CHUNK // weight_NK.shape[1])
         parts = []
         for exact_MK in weight_NK.split(rows):
-            if not float(exact_MK.abs().amax()) < _GREATEST:
-                raise ModelError(
-                    "Weights hold NaN or infinity, or come near it.",
-                    "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
-                )
+            check_greatest(exact_MK.abs())
             parts.append(cls.rounded(exact_MK.float()))
         codes_NX, scale_NG = (torch.cat(each) for each in zip(*parts, strict=True))
         return cls(codes_NX, scale_NG, None if linear.bias is None else linear.bias.data, weight_NK.dtype)

@@ -19,11 +19,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
 from beheld.quant import byte_products
 from beheld.quant.at_load import RoundedAtLoad
-from beheld.quant.grouped import GroupedForm
+from beheld.quant.grouped import GroupedForm, check_greatest
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
@@ -40,8 +39,6 @@ MOST = 127.0
 _ZERO = 128
 # A row of zeros has this step, and so has a weight's output of zeros.
 _LEAST = 1e-30
-# Greater weights are NaN or infinity, or come near it.
-_GREATEST = 1e18
 # Numbers that are rounded at a time, so that the largest weight takes little memory beyond its own.
 _CHUNK = 1 << 22
 
@@ -68,11 +65,7 @@ def rounded_weight(weight_NK: Tensor) -> tuple[Tensor, Tensor]:
     for start in range(0, weight_NK.shape[0], step):
         exact_MK = weight_NK[start : start + step].float()
         largest_M = exact_MK.abs().amax(1)
-        if not float(largest_M.amax()) < _GREATEST:
-            raise ModelError(
-                "Weights hold NaN or infinity, or come near it.",
-                "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
-            )
+        check_greatest(largest_M)
         scale_M = largest_M.clamp_(min=_LEAST).div_(MOST)
         rows_NK[start : start + step] = (exact_MK / scale_M.unsqueeze(1)).round_().to(torch.int8)
         scale_N[start : start + step] = scale_M

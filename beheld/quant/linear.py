@@ -128,11 +128,6 @@ def input_part(layer: Any, inputs: slice) -> nn.Module:
     return layer.input_part(inputs) if isinstance(layer, StoredLinear) else plain(layer.weight.data[:, inputs], None)
 
 
-def units_of(layer: Any) -> ShardUnits:
-    """Return the units in which a linear layer can be sharded."""
-    return layer.units if isinstance(layer, StoredLinear) else ShardUnits()
-
-
 def plain(weight_NK: Tensor, bias_N: Tensor | None) -> nn.Linear:
     """Return a linear layer that shares this weight and bias."""
     linear = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=False, device="meta")

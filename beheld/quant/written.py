@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.core.errors import ModelError
 from beheld.quant.compressed_schemes import METHOD
+from beheld.quant.grouped import check_greatest
 
 # Shares of the scale at which the largest weight is the largest number.
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
-_LEAST, _GREATEST = 1e-30, 1e18
+_LEAST = 1e-30
 # Weights that are rounded at a time.
 _CHUNK = 1 << 22
 # Added to the second moments' diagonal, as a share of its mean; inputs whose errors are spread at a time.
@@ -98,11 +98,7 @@ class WrittenForm:
         Raises:
             ModelError: a weight is NaN or infinity, or comes near it.
         """
-        if not float(weight_NK.abs().amax()) < _GREATEST:
-            raise ModelError(
-                "Weights hold NaN or infinity, or come near it.",
-                "Fetch the checkpoint again, or ask its publisher: no answer could be computed with them.",
-            )
+        check_greatest(weight_NK.abs())
         # float16 does not hold small scales.
         keeps = self.group is not None and weight_NK.dtype == torch.bfloat16
         dtype = torch.bfloat16 if keeps else torch.float32

@@ -477,7 +477,7 @@ class ModelRunner:
                 if row in reports:
                     logprobs[row] = (*logprobs.get(row, ()), reports[row])
         pooled = {row: value for values in handle.pooled for row, value in values.to_host().items()}
-        failed |= {row: NAN for row, value in pooled.items() if not np.isfinite(value).all()}
+        failed |= {row: NAN for values in handle.pooled for row in values.broken()}
         return StepResult(
             handle.plan_id,
             tokens,

@@ -54,9 +54,11 @@ def refuse(
             "Send fewer or smaller media.",
             or_engine="raise max_num_batched_tokens",
         )
-    _refuse_states(request, max_encoder_tokens)
-    _refuse_media(request, config, info, max_encoder_tokens)
-    _refuse_blocks(request, config, info, cache)
+    if request.spans:
+        _refuse_states(request, max_encoder_tokens)
+        _refuse_media(request, config, info, max_encoder_tokens)
+    if cache.groups:
+        _refuse_blocks(request, config, info, cache)
 
 
 def _refuse_media(request: Request, config: EngineConfig, info: ModelInfo, max_encoder_tokens: int) -> None:

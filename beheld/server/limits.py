@@ -35,6 +35,8 @@ STREAMED_CANDIDATE_BYTES = 16
 
 # Bodies up to this size are parsed in the event loop; larger ones in a thread.
 INLINE_BYTES = 32 << 10
+# Bodies with more objects are parsed in a thread, whatever their size: to check 900 messages takes 10 ms.
+INLINE_OBJECTS = 128
 # Bodies up to this size are parsed in the turn in which their request began, or as they come.
 QUICK_BYTES = 2 << 10
 # Larger bodies are parsed one at a time and in small steps: json.loads lets no other thread run while it reads a text.

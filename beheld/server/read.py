@@ -17,11 +17,12 @@ from beheld.server.arriving_body import ArrivingBody
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
-from beheld.server.request_turns import RequestTurns
+from beheld.server.request_turns import RequestTurns, Rests
 from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
+from beheld.utils.fair_turns import FairTurns
 from beheld.utils.gil import quick_turns
 from beheld.utils.pace import Pace, paced
 
@@ -53,6 +54,8 @@ class Reader:
         self._bounds = bounds
         self._turns = turns
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
+        self._pool_turns = FairTurns(_THREADS, _THREADS)
+        self._rests = Rests()
         self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
     async def read(self, request: Request, kind: type[B], held: Hold, notes: Notes, made: Callable[[B], T]) -> T:
@@ -91,13 +94,18 @@ class Reader:
             ) from error
 
     async def _in_turn(self, body: bytearray | mmap, client: str, parse: Callable[..., T], *arguments: Any) -> T:
-        """Parse a small body here, a larger one in a thread."""
-        if len(body) <= limits.INLINE_BYTES:
+        """Parse a small body here, a larger one or one of many objects in a thread."""
+        if len(body) <= limits.QUICK_BYTES or (
+            len(body) <= limits.INLINE_BYTES and bytes(body).count(b"{") <= limits.INLINE_OBJECTS
+        ):
             if len(body) > limits.QUICK_BYTES:
                 await self._turns.take(client)
             return parse(*arguments)
-        pool = self._pool if len(body) <= limits.LARGE_BYTES else self._large
-        return await asyncio.get_running_loop().run_in_executor(pool, parse, *arguments)
+        loop = asyncio.get_running_loop()
+        if len(body) > limits.LARGE_BYTES:
+            return await loop.run_in_executor(self._large, parse, *arguments)
+        async with self._pool_turns.turn(client):
+            return await loop.run_in_executor(self._pool, self._rests.run, parse, *arguments)
 
     def _parsed(self, body: bytearray | mmap, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
         return made(checked(parse(body, self._bounds), kind, notes))

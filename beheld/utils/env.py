@@ -157,11 +157,11 @@ BLOCKS_ON_GPU = _variable(
     False,
     "1 keeps FP8 weights with a scale for each block as they are on a GPU that multiplies FP8",
 )
-CUT_TOWERS_ON_GPU = _variable(
-    ("BEHELD_CUT_TOWERS_ON_GPU",),
+FLOAT8_ONE_ROW = _variable(
+    ("BEHELD_FLOAT8_ONE_ROW",),
     _switch,
     False,
-    "1 shares out the layers of towers between GPUs too, with mm_encoder_tp_mode=weights; they have not run so",
+    "1 computes a single row with FP8 weights by a kernel of its own on a GPU; it has not run there",
 )
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),

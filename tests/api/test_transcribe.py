@@ -96,6 +96,11 @@ def test_what_a_model_cannot_do_is_refused() -> None:
             check(order, form, None, "the model")
     assert form.text(SpeechOrder(language="de")) == "Write it down in German."
     assert form.text(SpeechOrder()) == "Write it down."
+    asked = SpeechForm("<s>{prompt}</s>{language}", written=True)
+    order = SpeechOrder(prompt="of {language}", language="de")
+    check(order, asked, None, "the model")
+    assert asked.text(order) == "<s>of {language}</s> in German"
+    assert asked.text(SpeechOrder()) == "<s></s>"
     own = SpeechForm("</s>__{code}__", written=True, codes={"de": "deu", "en": "eng"})
     assert own.text(SpeechOrder(language="de")) == "</s>__deu__"
     assert own.text(SpeechOrder()) == "</s>__eng__"

@@ -108,6 +108,17 @@ FILES: Mapping[str, tuple[str, Damage, tuple[str, ...]]] = {
         edited("generation_config.json", no_repeat_ngram_size=10**9),
         ("generation_config.json", "no_repeat_ngram_size", "1024"),
     ),
+    "top_k that is a list": ("llama", edited("generation_config.json", top_k=[1]), ("generation_config.json", "top_k")),
+    "temperature that no request may have": (
+        "llama",
+        edited("generation_config.json", temperature=101.0),
+        ("generation_config.json", "temperature", "0 to 100"),
+    ),
+    "images that are enlarged without end": (
+        "qwen2_vl",
+        edited("preprocessor_config.json", min_pixels=2**31),
+        ("preprocessor_config.json", "min_pixels"),
+    ),
     "temperature NaN": (
         "llama",
         edited("generation_config.json", temperature=NAN),

@@ -18,8 +18,17 @@ from tests import tiny
 from tests.checkpoint.trials import Trial, Trials
 from tests.long import LONG
 
-# Text trials take a third of the time of those with an image.
-COUNTS = {"llama": 140, "sharded": 60, "qwen2_vl": 100}
+# Damages to all files of a checkpoint, then to one file alone, of which among those of all files are too few to meet
+# what its check guards. Text trials take a third of the time of those with an image.
+COUNTS = {
+    ("llama", ""): 90,
+    ("sharded", ""): 60,
+    ("qwen2_vl", ""): 60,
+    ("llama", "generation_config.json"): 24,
+    ("llama", "config.json"): 24,
+    ("llama", "tokenizer.json"): 18,
+    ("qwen2_vl", "preprocessor_config.json"): 24,
+}
 _TIMES = 10 if LONG else 1
 _MORE_S = 5.0
 _MORE_BYTES = 1 << 30
@@ -40,6 +49,14 @@ HOSTILE: tuple[Any, ...] = (
         {"type": "nonesuch"},
     ),
 )
+_DOUBLING = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
+_SLOW_SPLIT = {"type": "Split", "pattern": {"Regex": "(?:[a-z]+)*!"}, "behavior": "Isolated", "invert": False}
+# What only these settings may be given.
+OWN: dict[str, tuple[Any, ...]] = {
+    "normalizer": ({"type": "Sequence", "normalizers": [_DOUBLING] * 40}, {"type": "Prepend", "prepend": "a" * 10**6}),
+    "pre_tokenizer": (_SLOW_SPLIT, {"type": "Sequence", "pretokenizers": [_SLOW_SPLIT] * 2}),
+    "padding": ({"strategy": {"Fixed": 10**9}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"},),
+}
 # Settings that a file may lack, and that are heeded.
 ADDED: dict[str, tuple[str, ...]] = {
     "config.json": (
@@ -49,10 +66,11 @@ ADDED: dict[str, tuple[str, ...]] = {
     "generation_config.json": (
         *("no_repeat_ngram_size", "bad_words_ids", "temperature", "top_k", "top_p", "repetition_penalty"),
         *("max_new_tokens", "max_length", "suppress_tokens", "forced_eos_token_id", "min_length"),
+        *("min_new_tokens", "forced_bos_token_id", "min_p", "begin_suppress_tokens", "num_beams", "eos_token_id"),
     ),
     "preprocessor_config.json": ("size", "rescale_factor", "do_resize", "min_pixels", "max_pixels", "image_std"),
     "tokenizer_config.json": ("chat_template", "auto_map", "added_tokens_decoder", "extra_special_tokens"),
-    "tokenizer.json": ("truncation", "padding", "post_processor", "decoder"),
+    "tokenizer.json": ("truncation", "padding", "post_processor", "decoder", "normalizer", "pre_tokenizer"),
 }
 
 
@@ -90,6 +108,14 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     for name, entry in entries:
         found += places(entry, (*path, name))
     return found
+
+
+@st.composite
+def settings_of(draw: Callable[[st.SearchStrategy[Any]], Any], folder: Path, file: str) -> tuple[str, str, Any]:
+    """A damage to a setting of one file: one that it has, or one of ADDED."""
+    has = [place for place in places(json.loads((folder / file).read_text())) if len(place) == 1]
+    place = draw(st.sampled_from(sorted({*has, *((name,) for name in ADDED[file])})))
+    return file, "set", (place, draw(st.sampled_from((*OWN.get(place[0], ()) * 10, *HOSTILE))))
 
 
 @st.composite
@@ -144,8 +170,8 @@ def damage(folder: Path, file: str, kind: str, what: Any) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", COUNTS)
-def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "file"), COUNTS)
+def test_a_damaged_checkpoint_is_refused_or_answers(family: str, file: str, tmp_path: Path) -> None:
     healthy_folder = sharded(tmp_path / "healthy") if family == "sharded" else tiny.checkpoint(family)
     wrong: list[tuple[tuple[str, str, Any], Trial]] = []
     ends: list[str] = []
@@ -155,14 +181,14 @@ def test_a_damaged_checkpoint_is_refused_or_answers(family: str, tmp_path: Path)
         assert healthy.end == "answered", healthy
 
         @settings(
-            max_examples=COUNTS[family] * _TIMES,
+            max_examples=COUNTS[family, file] * _TIMES,
             derandomize=True,
             deadline=None,
             database=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(damages(healthy_folder))
+        @given(settings_of(healthy_folder, file) if file else damages(healthy_folder))
         def attempt(found: tuple[str, str, Any]) -> None:
             folder = tmp_path / "model"
             shutil.rmtree(folder, ignore_errors=True)

@@ -50,7 +50,7 @@ def test_shards_whose_index_is_not_there_yet_are_told_by_name(tmp_path: Path) ->
 
 
 def test_an_index_of_nothing_is_refused(tmp_path: Path) -> None:
-    for table in ({}, {"a": 5}, None):
+    for table in ({}, {"a": 5}, {"a": ["b"]}, None):
         write_json(tmp_path / "model.safetensors.index.json", {"weight_map": table})
         with pytest.raises(ModelError, match="names no files"):
             check_weights(tmp_path, "m")

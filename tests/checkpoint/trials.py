@@ -103,6 +103,10 @@ def _attempt(folder: str, *, media: bool, options: dict[str, Any]) -> dict[str, 
     if "end" not in found:
         params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
         try:
+            # What generation_config.json says holds for requests that say nothing.
+            usual = llm.get_default_sampling_params()
+            usual.max_tokens = 3
+            llm.chat(TEXT, usual, use_tqdm=False)
             answers = [llm.chat(TEXT, params, use_tqdm=False)[0].outputs[0].token_ids]
             if media:
                 from tests import tiny

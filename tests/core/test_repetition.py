@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.errors import ParamsError
 from beheld.core.repetition import RepetitionDetectionParams, RepetitionRuns
+from beheld.families import registry
 from tests import tiny
 from tests.oracle import reference
 from tests.oracle.cases import ROOMY, Ask
@@ -38,6 +40,11 @@ def test_runs_are_the_definition() -> None:
     assert found > 1000
 
 
+def test_short_answers_may_repeat_themselves() -> None:
+    runs = RepetitionRuns(RepetitionDetectionParams(max_pattern_size=2, min_count=3, after=8))
+    assert [runs.push(token) for token in (1, 2) * 5] == [False] * 8 + [True] * 2
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -47,6 +54,7 @@ def test_runs_are_the_definition() -> None:
         {"max_pattern_size": 10**6, "min_count": 2},
         {"max_pattern_size": True, "min_count": 2},
         {"max_patern_size": 4},
+        {"max_pattern_size": 4, "min_count": 2, "after": -1},
     ],
 )
 def test_what_is_wrong_is_refused(given: dict[str, int]) -> None:
@@ -80,3 +88,23 @@ def test_an_answer_ends_where_it_repeats_itself() -> None:
     assert list(second.token_ids) == whole
     assert second.finish_reason == "length"
     assert len(third.token_ids) == 9
+
+
+def test_a_family_ends_what_its_card_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HunyuanOCR's; a request may say otherwise, and so may the engine."""
+    hunyuan = registry.inputs(registry.find("hunyuan_vl"))
+    rule = RepetitionDetectionParams(max_pattern_size=3, min_count=3, after=5)
+    assert hunyuan.repetition is not None
+    monkeypatch.setattr(registry, "inputs", lambda family: replace(hunyuan, repetition=rule))
+    # One token, again and again.
+    usual = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, allowed_token_ids=[5])
+    without, own = usual.clone(), usual.clone()
+    without.repetition_detection = RepetitionDetectionParams()
+    own.repetition_detection = RepetitionDetectionParams(max_pattern_size=1, min_count=8)
+    prompt = {"prompt": tiny.wrap("hunyuan_vl", "Hi!")}
+    for config, lengths in (("auto", [6, 12, 8]), ("vllm", [12, 12, 8])):
+        with LLM(str(tiny.checkpoint("hunyuan_vl")), dtype="float32", generation_config=config, **ROOMY) as llm:
+            outputs = llm.generate([prompt] * 3, [usual, without, own], use_tqdm=False)
+        assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
+        reasons = ["repetition" if length < 12 else "length" for length in lengths]
+        assert [output.outputs[0].finish_reason for output in outputs] == reasons

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
+from beheld.models.one_row import OneRowFloat8Linear
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.operation import Changes
 from beheld.platform.cpu import Cpu
@@ -41,6 +42,19 @@ def exact(x: Tensor, rows_NK: Tensor, scale_N: Tensor) -> Tensor:
     """The product of the rounded numbers in float64."""
     rows, scale = rounded_rows(x)
     return (rows.double() @ rows_NK.double().t()) * scale.double().unsqueeze(1) * scale_N.double()
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(2560, 2048), (64, 3584), (3584, 18944)])
+def test_one_row_by_its_own_kernel(outputs: int, inputs: int) -> None:
+    given = layer(outputs, inputs, bias=True)
+    own = OneRowFloat8Linear.of(given)
+    x = numbers(1, inputs, seed=9)
+    want = given(x).float()
+    size = float(want.abs().max())
+    assert float((own(x).float() - want).abs().max()) < CLOSE * size
+    residual = numbers(outputs, seed=10)
+    assert float((own.added(x[0], residual).float() - residual - want[0]).abs().max()) < 2 * CLOSE * size
+    assert torch.equal(own(numbers(3, inputs)), given(numbers(3, inputs)))
 
 
 def close(got: Tensor, want: Tensor) -> bool:

@@ -19,7 +19,8 @@ from beheld.core.media import MediaRef
 from beheld.inputs.fetch import fetcher, pinned_http
 from beheld.inputs.fetch.fetch import FetchRules, fetch
 from beheld.inputs.fetch.fetcher import Fetcher
-from beheld.inputs.fetch.shares import FairTurns, Room, Shares
+from beheld.inputs.fetch.shares import Room, Shares
+from beheld.utils.fair_turns import FairTurns
 from tests import tiny
 from tests.inputs import pipes
 from tests.inputs.servers import Answer, plain

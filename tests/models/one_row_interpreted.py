@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from beheld.models.one_row import OneRowLinear
+from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
 from beheld.models.one_row_kernel import gate, norm, one_row, turn
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
 from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.quant.float8 import Float8Linear, rounded_rows
 from tests import tiny
 
 
@@ -56,6 +57,23 @@ def test_a_residual_is_added_after_rounding(inputs: int) -> None:
     residual_N = torch.randn(9, generator=chance)
     got = one_row(x_K, weight_NK, None, early=False, residual_N=residual_N)
     torch.testing.assert_close(got, residual_N + weight_NK @ x_K, atol=1e-5 * inputs**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [64, 1000, 5000])
+def test_products_with_float8_weights(inputs: int) -> None:
+    """Of a row that FP8 holds: the interpreter's own rounding to FP8 loses what is carried into the exponent."""
+    chance = torch.Generator().manual_seed(inputs)
+    rows_NK, scale_N = rounded_rows(torch.randn(9, inputs, generator=chance))
+    layer = OneRowFloat8Linear.of(Float8Linear(rows_NK, scale_N, torch.randn(9, generator=chance), torch.float32))
+    x_K = 0.25 * rounded_rows(torch.randn(1, inputs, generator=chance))[0].float()[0]
+    residual_N = torch.randn(9, generator=chance)
+    want_N = layer(x_K)
+    tolerance = {"atol": 1e-5 * float(want_N.abs().max()), "rtol": 1e-5}
+    got_N = torch.ops.beheld.one_row_float8(x_K, layer.rows_NK, layer.scale_N, layer.bias)
+    torch.testing.assert_close(got_N, want_N, **tolerance)
+    torch.testing.assert_close(layer.added(x_K, residual_N), want_N + residual_N, **tolerance)
+    zeros_N = torch.ops.beheld.one_row_float8(torch.zeros(inputs), layer.rows_NK, layer.scale_N, layer.bias)
+    torch.testing.assert_close(zeros_N, layer.bias.data)
 
 
 @pytest.mark.parametrize("from_one", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.attention.torch_ref import TorchBackend
-from beheld.core.errors import ModelError
-from beheld.models.surgery import cpu_layer
+from beheld.core.errors import EngineDeadError, ModelError
+from beheld.models.surgery import cpu_layer, one_row_layer
 from beheld.models.surgery.cpu_layer import CpuLayer, compute_layers
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
@@ -292,3 +293,46 @@ def test_ranks_add_up_within_a_layer(group: RankGroup, summed: tuple[str, ...]) 
 def test_ranks_compute_a_layer_so_together_or_not_at_all(group: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "least", lambda values: [0])
     assert compute_layers(_text("llama", 8, torch.bfloat16), Changes(), group) == 0
+
+
+@pytest.mark.parametrize("failing", [{1}, {0, 1}], ids=["one", "both"])
+def test_a_trial_that_fails_on_one_rank_alone_leaves_no_rank_waiting(
+    failing: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank waits for a sum of the trial; where all fail, layers stay as they are."""
+    monkeypatch.setattr(cpu_layer, "_ALIKE_S", 5.0 if len(failing) == 2 else 0.3)
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    texts = [_text("llama", 8, torch.bfloat16) for _ in groups]
+    for text, group in zip(texts, groups, strict=True):
+        text.layers[0].self_attn.o_proj = SummedOverRanks(text.layers[0].self_attn.o_proj, group)
+    watched, ends = one_row_layer._watched, dict[int, Any]()
+
+    def fails(text: Any, first: int) -> Any:
+        if any(text is texts[rank] for rank in failing):
+            raise RuntimeError("no memory here")
+        return watched(text, first)
+
+    def load(rank: int) -> None:
+        try:
+            ends[rank] = compute_layers(texts[rank], Changes(), groups[rank])
+        except Exception as error:
+            ends[rank] = error
+            # As the watchdog does once a rank says that it has failed.
+            groups[1 - rank].abort()
+
+    monkeypatch.setattr(one_row_layer, "_watched", fails)
+    threads = [threading.Thread(target=load, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10.0)
+    assert set(ends) == {0, 1}
+    if len(failing) == 2:
+        assert list(ends.values()) == [0, 0]
+    else:
+        assert isinstance(ends[1], EngineDeadError)
+        assert "on rank 1 alone (no memory here)" in str(ends[1])
+        assert isinstance(ends[0], Exception)
+    for group in groups:
+        group.abort()
+        group.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -30,18 +33,40 @@ DECODE = {
     "TILE": 64,
 }
 DECODE |= {"WIDTH": 64, "V_WIDTH": 64, "PARTS": 4}
-TYPES = {"items": "*i32", "tables": "*i32", "arrived": "*i32", "slots": "*i64", "acc": "*fp32", "sums": "*fp32"}
+FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
+PLAIN = {"scale_ptr": None}
+TYPES = {
+    "items": "*i32",
+    "tables": "*i32",
+    "arrived": "*i32",
+    "slots": "*i64",
+    "acc": "*fp32",
+    "sums": "*fp32",
+} | FLOAT8
+
+
+# Of a multiprocessor of all GPUs since compute capability 7.0.
+REGISTERS = 65_536
+
+
+def compiled(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
+    """The kernel for a Hopper GPU."""
+    signature = {}
+    for name in kernel.arg_names:
+        kind = "*bf16" if name.endswith("_ptr") else "fp32" if name in ("scale", "softcap") else "i32"
+        known = TYPES.get(name.removesuffix("_ptr"), kind)
+        if "scale_ptr" in kernel.arg_names and "scale_ptr" not in fixed:
+            known = FLOAT8.get(name, known)
+        signature[name] = "constexpr" if name in fixed else known
+    places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    source = ASTSource(kernel, signature=signature, constexprs=places)
+    options |= {"launch_pdl": True, "enable_fp_fusion": True}
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
     """What it does, in the order of its instructions: "launch_dependents", "wait", "read" and "write"."""
-    signature = {}
-    for name in kernel.arg_names:
-        kind = "*bf16" if name.endswith("_ptr") else "fp32" if name in ("scale", "softcap") else "i32"
-        signature[name] = "constexpr" if name in fixed else TYPES.get(name.removesuffix("_ptr"), kind)
-    places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-    source = ASTSource(kernel, signature=signature, constexprs=places)
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"launch_pdl": True, "enable_fp_fusion": True})
+    made = compiled(kernel, fixed)
     found = re.findall(r"griddepcontrol\.(\w+)|(ld\.global|cp\.async\.c[ag])|(st\.global|atom\.)", made.asm["ptx"])
     return [control or ("read" if read else "write") for control, read, _ in found]
 
@@ -49,17 +74,19 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("kernel", "fixed", "ahead"),
     [
-        (one_row_kernel._short_rows, {"K": 512}, True),
+        (one_row_kernel._short_rows, {"K": 512, **PLAIN}, True),
+        (one_row_kernel._short_rows, {"K": 2048}, True),
         (
             one_row_kernel._short_rows,
-            {"K": 16, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
+            {**PLAIN, "K": 16, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
             True,
         ),
+        (one_row_kernel._long_rows, LONG | PLAIN, True),
         (one_row_kernel._long_rows, LONG, True),
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),
     ],
-    ids=["short rows", "a single weight", "long rows", "decode, settled", "decode"],
+    ids=["short rows", "short FP8", "a single weight", "long rows", "long FP8", "decode, settled", "decode"],
 )
 def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> None:
     done = order(kernel, {**fixed, "EARLY": True})
@@ -72,4 +99,22 @@ def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> N
 
 
 def test_without_it_nothing_is_signaled() -> None:
-    assert set(order(one_row_kernel._short_rows, {"K": 512, "EARLY": False})) == {"read", "write"}
+    assert set(order(one_row_kernel._short_rows, {"K": 512, "EARLY": False, **PLAIN})) == {"read", "write"}
+
+
+@pytest.mark.parametrize("inputs", [1024, 2048])
+def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) -> None:
+    """One more than fits would wait for the others' end; versions of Triton differ in the registers that they take."""
+    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not reader.exists():
+        pytest.skip("this Triton has no cuobjdump")
+    options = one_row_kernel._short_options(inputs)
+    made = compiled(one_row_kernel._short_rows, {"K": inputs, "EARLY": True, "bias_ptr": None, **PLAIN}, **options)
+    file = tmp_path / "kernel.cubin"
+    file.write_bytes(made.asm["cubin"])
+    said = subprocess.run([reader, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    registers, spilled = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
+    # Registers are given out by eights.
+    program = -(-registers // 8) * 8 * 32 * options["num_warps"]
+    assert REGISTERS // program >= one_row_kernel._PROGRAMS_PER_SM
+    assert spilled == 0

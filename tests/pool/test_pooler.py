@@ -10,11 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beheld.core.params import Pooling
+from beheld.core.errors import ParamsError
+from beheld.core.params import Pooling, PoolingParams
 from beheld.core.plan import SeqSlice
 from beheld.core.pooling import PoolerInfo
+from beheld.inputs.sampling.resolve_pooling import CommonPooling
 from beheld.pool.methods import MeanMethod
-from beheld.pool.pooler import Pooler
+from beheld.pool.pooler import PooledValues, Pooler
 
 STATES = torch.randn(5, 40, 6, generator=torch.Generator().manual_seed(3))
 IDS = [[(place * 7 + row) % 5 for place in range(40)] for row in range(5)]
@@ -133,3 +135,21 @@ def test_a_row_that_is_admitted_again_forgets_its_parts() -> None:
     pooler.admit(0, PARAMS[1], IDS[1])
     (values,) = pooler.pool([SeqSlice(0, 0, 40, (), 40)], STATES[1])
     np.testing.assert_allclose(values.to_host()[0], STATES[1].mean(0).numpy(), atol=1e-6)
+
+
+def test_rows_with_a_number_that_is_not_finite_are_named() -> None:
+    values_MD = torch.zeros(4, 2)
+    assert PooledValues(values_MD, [7, 3, 5], [None, 2, None]).broken() == []
+    values_MD[2, 1], values_MD[3, 0] = torch.nan, torch.inf
+    assert PooledValues(values_MD, [7, 3, 5], [None, 2, None]).broken() == [3, 5]
+
+
+def test_parameters_that_were_changed_are_resolved_again() -> None:
+    pooling, params = CommonPooling(PoolerInfo(width=6, matryoshka=True)), PoolingParams()
+    first = pooling.resolve(params)
+    assert pooling.resolve(PoolingParams()) is first
+    params.dimensions = 3
+    assert pooling.resolve(params).dimensions == 3
+    params.use_activation = 1  # type: ignore[assignment]
+    with pytest.raises(ParamsError, match="use_activation"):
+        pooling.resolve(params)

@@ -50,6 +50,14 @@ def test_answers_are_those_of_the_dequantized_weights(name: str, family: str) ->
         assert list(tokens) == greedy(model.eval(), ids, GREEDY.max_tokens or 0)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_that_are_no_numbers_are_refused(name: str) -> None:
+    layer = nn.Linear(64, 16)
+    layer.weight.data[3, 4] = float("nan")
+    with pytest.raises(ModelError, match="NaN or infinity"):
+        KINDS[name].of(layer)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", KINDS)
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from beheld.quant.int8 import Int8Linear
-from beheld.quant.linear import StoredLinear, input_part, join, part, plain, same_form, units_of
+from beheld.quant.linear import ShardUnits, StoredLinear, input_part, join, part, plain, same_form
 from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import toy_int8
@@ -111,7 +111,7 @@ def made(kind: str, outputs: int, inputs: int) -> nn.Module:
 def test_shards_by_outputs_and_by_inputs_make_the_whole(kind: str) -> None:
     torch.manual_seed(0)
     layer, x = made(kind, 64, 96), torch.randn(5, 96)
-    whole, units = layer(x), units_of(layer)
+    whole, units = layer(x), layer.units if isinstance(layer, StoredLinear) else ShardUnits()
     assert 64 % (2 * units.outputs) == 96 % (2 * units.inputs) == 0
     halves = [part(layer, slice(0, 32)), part(layer, slice(32, 64))]
     torch.testing.assert_close(torch.cat([half(x) for half in halves], -1), whole)

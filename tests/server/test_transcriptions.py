@@ -14,6 +14,7 @@ import pytest
 from beheld.core.speech import LANGUAGES
 from tests import tiny
 from tests.oracle import whisper_reference as reference
+from tests.server.conftest import kept
 from tests.server.running import ENGINE, Running
 
 PATH = "/v1/audio/transcriptions"
@@ -250,6 +251,57 @@ def test_a_model_that_talks_transcribes_too(hearing: Running) -> None:
             )
         assert len(told.segments) == 2
     hearing.idle()
+
+
+# What else transcribes, and whether it takes a prompt and translates.
+OTHERS = {"voxtral": (False, False), "qwen3_asr": (True, False), "glmasr": (True, False), "gemma3n": (True, True)}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_each_family_answers_in_every_form(family: str) -> None:
+    engine = ENGINE | {"max_model_len": 512, "limit_mm_per_prompt": {"audio": 1}}
+    prompts, translates = OTHERS[family]
+    with kept(Running(family, engine)) as server:
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", max_retries=0) as client:
+            options: Any = {"model": "tiny", "file": file(), "extra_body": {"max_completion_tokens": 8}}
+            plain = client.audio.transcriptions.create(language="en", **options).text
+            assert plain
+            told = {
+                form: client.audio.transcriptions.create(language="en", response_format=form, **options)
+                for form in ("verbose_json", "text", "srt", "vtt")
+            }
+            assert told["verbose_json"].text == told["text"].strip() == plain
+            (segment,) = told["verbose_json"].segments
+            assert (segment.text.strip(), segment.start, segment.end) == (plain, 0.0, 1.3)
+            assert "00:00:00,000 --> 00:00:01,300\n" in told["srt"]
+            assert told["vtt"].startswith("WEBVTT\n\n00:00:00.000 --> 00:00:01.300\n")
+            *pieces, last = client.audio.transcriptions.create(language="en", stream=True, **options)
+            assert "".join(event.delta for event in pieces).strip() == last.text == plain
+            warm = options | {"extra_body": {"max_completion_tokens": 8, "seed": 3}, "temperature": 1.5}
+            again = [client.audio.transcriptions.create(language="en", **warm).text for _ in range(2)]
+            assert again[0] == again[1] != plain
+            if prompts:
+                assert client.audio.transcriptions.create(language="en", prompt="A red circle", **options).text != plain
+            else:
+                with pytest.raises(openai.BadRequestError, match="takes no prompt"):
+                    client.audio.transcriptions.create(prompt="A red circle", **options)
+            if translates:
+                assert client.audio.translations.create(**options).text
+            else:
+                with pytest.raises(openai.BadRequestError, match="does not translate"):
+                    client.audio.translations.create(**options)
+        server.idle()
+
+
+def test_a_prompt_spells_no_special_token() -> None:
+    """Qwen3-ASR's stands within a written text."""
+    engine = ENGINE | {"max_model_len": 512, "limit_mm_per_prompt": {"audio": 1}}
+    with (
+        kept(Running("qwen3_asr", engine)) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError, match="spells a special token"),
+    ):
+        client.audio.transcriptions.create(model="tiny", file=file(), prompt="Hi<|im_end|>")
 
 
 def test_a_model_that_hears_nothing_says_so(running: Running) -> None:

@@ -30,6 +30,7 @@ class Numbers:
         whole: only integers.
         above: `low` itself is too small.
         each: in lists and mappings, of each entry; without it those pass, for they mean something else.
+        strict: mappings, lists but those of `each`, and floats for whole numbers are refused.
     """
 
     low: float
@@ -37,11 +38,14 @@ class Numbers:
     whole: bool = False
     above: bool = False
     each: bool = False
+    strict: bool = False
 
     def wrong(self, value: Any) -> bool:
         """True if a setting may not have this value; None leaves it to its default."""
         if value is None:
             return False
+        if self.strict and not self._of_its_kind(value):
+            return True
         if isinstance(value, list | Mapping):
             entries = value.values() if isinstance(value, Mapping) else value
             return self.each and any(map(self.wrong, entries))
@@ -50,6 +54,11 @@ class Numbers:
         if not math.isfinite(value) or (self.whole and value != int(value)):
             return True
         return not self.low <= value <= self.high or (self.above and value == self.low)
+
+    def _of_its_kind(self, value: Any) -> bool:
+        kinds = (int,) if self.whole else (int, float)
+        entries = value if self.each and isinstance(value, list) else [value]
+        return all(isinstance(entry, kinds) for entry in entries)
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a finite number"

@@ -7,21 +7,23 @@ from typing import Any
 
 from beheld.checkpoint.checks.entries import Numbers, check_numbers, refused
 from beheld.checkpoint.files import GENERATION
+from beheld.core.params import MIN_REPETITION_PENALTY
 
 MAX_NO_REPEAT_NGRAM = 1024
 """Each step compares so many tokens with all before them, and keeps them apart for that."""
-_ID = Numbers(-1, 1 << 31, whole=True, each=True)
-_COUNT = Numbers(0, 1 << 31, whole=True)
+_ID = Numbers(-1, 1 << 31, whole=True, each=True, strict=True)
+_COUNT = Numbers(0, 1 << 31, whole=True, strict=True)
 
 _BOUNDS = {
-    "temperature": Numbers(0, 1e6),
-    "top_p": Numbers(0, 1, above=True),
-    "top_k": Numbers(-1, 1 << 31, whole=True),
-    "min_p": Numbers(0, 1),
-    "repetition_penalty": Numbers(0, 1e6, above=True),
-    "no_repeat_ngram_size": Numbers(0, MAX_NO_REPEAT_NGRAM, whole=True),
-    "num_beams": Numbers(1, 1 << 16, whole=True),
-    "max_new_tokens": Numbers(1, 1 << 31, whole=True),
+    # What requests may say, for those that say nothing get these.
+    "temperature": Numbers(0, 100, strict=True),
+    "top_p": Numbers(0, 1, above=True, strict=True),
+    "top_k": Numbers(-1, 1 << 31, whole=True, strict=True),
+    "min_p": Numbers(0, 1, strict=True),
+    "repetition_penalty": Numbers(MIN_REPETITION_PENALTY, 100, strict=True),
+    "no_repeat_ngram_size": Numbers(0, MAX_NO_REPEAT_NGRAM, whole=True, strict=True),
+    "num_beams": Numbers(1, 1 << 16, whole=True, strict=True),
+    "max_new_tokens": Numbers(1, 1 << 31, whole=True, strict=True),
     "min_new_tokens": _COUNT,
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), _ID),
     **dict.fromkeys(("no_timestamps_token_id", "max_initial_timestamp_index"), _ID),

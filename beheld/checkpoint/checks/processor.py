@@ -11,15 +11,18 @@ FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 _SIDE = Numbers(1, 1 << 15, whole=True, each=True)
 _COUNT = Numbers(1, 1 << 16, whole=True)
 _PIXELS = Numbers(1, 1 << 31, whole=True)
+# Smaller media are enlarged to it, so it is what each costs at least.
+_LEAST = Numbers(1, 1 << 22, whole=True)
 
 _BOUNDS = {
     "image_mean": Numbers(-1e4, 1e4, each=True),
     "image_std": Numbers(0, 1e4, above=True, each=True),
     "rescale_factor": Numbers(0, 1e4, above=True),
-    **dict.fromkeys(("height", "width", "shortest_edge", "longest_edge"), _PIXELS),
+    **dict.fromkeys(("height", "width"), _SIDE),
+    **dict.fromkeys(("shortest_edge", "min_pixels"), _LEAST),
     "crop_size": _SIDE,
     **dict.fromkeys(("patch_size", "merge_size", "temporal_patch_size"), Numbers(1, 4096, whole=True, each=True)),
-    **dict.fromkeys(("min_pixels", "max_pixels"), _PIXELS),
+    **dict.fromkeys(("longest_edge", "max_pixels"), _PIXELS),
     **dict.fromkeys(("sampling_rate", "n_fft", "hop_length", "feature_size", "chunk_length"), Numbers(1, 1e6)),
     **dict.fromkeys(("num_frames", "max_frames", "min_frames"), _COUNT),
     "fps": Numbers(0, 1e4, above=True),

@@ -12,7 +12,7 @@ FAMILY = Family(
             "HunYuanVLForConditionalGeneration",
             "tencent/HunyuanOCR",
             IMAGE,
-            "four-axis positions; a newline ends each row of an image",
+            "four-axis positions; a newline ends each row of an image; long answers that repeat themselves end",
         ),
     ),
 )

@@ -60,7 +60,7 @@ def _weights(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{folder} holds no {_WEIGHTS}.", "Fetch the checkpoint again.")
     index = folder / f"{_WEIGHTS}.index.json"
     table = read_json(index).get("weight_map")
-    if not isinstance(table, dict) or {*table.values()} != {shard.name for shard in shards}:
+    if not isinstance(table, dict) or set(map(str, table.values())) != {shard.name for shard in shards}:
         raise ModelError(
             f"{index.name} does not name the files of weights that are there.", "Fetch the checkpoint again."
         )

@@ -6,7 +6,7 @@ from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs
 
 _PROMPT = (
-    "<|im_start|>system\n<|im_end|>\n"
+    "<|im_start|>system\n{prompt}<|im_end|>\n"
     "<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|><|im_end|>\n"
     "<|im_start|>assistant\n{name:language }"
 )

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from beheld.core.errors import FetchError, MediaError
 from beheld.core.media import MediaRef, item_name
 from beheld.inputs.fetch.fetch import MAX_URL, FetchRules, fetch_remote, is_remote, times_s
-from beheld.inputs.fetch.shares import FairTurns, Room, Shares
+from beheld.inputs.fetch.shares import Room, Shares
+from beheld.utils.fair_turns import FairTurns
 from beheld.utils.loop_share import LoopShare
 
 # Waits until there is room for so many bytes more.

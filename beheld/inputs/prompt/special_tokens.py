@@ -106,10 +106,6 @@ class ControlTokens:
             node = found
         return any(node)
 
-    def spelled_in(self, text: str) -> bool:
-        """Return whether `text` spells a control token."""
-        return self.pattern is not None and self.pattern.search(text) is not None
-
 
 def private_letters(text: str) -> set[str]:
     """Return the private-use characters in a text; stand-ins are chosen from the others."""

@@ -68,7 +68,15 @@ class SamplingResolver:
         self._generation = read_json(Path(info.path) / "generation_config.json")
         self._habits = habits(self._generation, args, info)
         # They are the checkpoint's recommendation, as habits are.
-        self._rules = None if args.generation_config == "vllm" else registry.inputs(info.family).rules
+        family = registry.inputs(info.family)
+        self._rules = None if args.generation_config == "vllm" else family.rules
+        self._repetition = None if args.generation_config == "vllm" else family.repetition
+        if self._repetition is not None:
+            logger.info(
+                "Answers that repeat themselves end with the finish reason 'repetition', as the model's card advises: "
+                "%s. A request's repetition_detection goes before it; {} switches it off.",
+                self._repetition,
+            )
 
     def warm(self) -> None:
         """Let the process that compiles grammars start now, in the background."""
@@ -150,8 +158,13 @@ class SamplingResolver:
             first_forbidden=self._habits.first_forbidden,
             timestamps=rules.timestamps,
             thinking=self._thinking(params, reasoning, longest),
-            repetition=_repetition(params),
+            repetition=self._ends_repetition(params),
         )
+
+    def _ends_repetition(self, params: SamplingParams) -> RepetitionDetectionParams | None:
+        """Return when an answer ends that repeats itself: as the request says, or else as the family's cards do."""
+        rule = self._repetition if params.repetition_detection is None else params.repetition_detection
+        return rule if rule is not None and rule.max_pattern_size else None
 
     def _thinking(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, longest: int
@@ -388,11 +401,6 @@ def recommended(generation: Mapping[str, Any], args: EngineArgs) -> SamplingPara
     if values.get("max_new_tokens") is not None:
         chosen["max_tokens"] = values["max_new_tokens"]
     return SamplingParams(**chosen)
-
-
-def _repetition(params: SamplingParams) -> RepetitionDetectionParams | None:
-    rule = params.repetition_detection
-    return rule if rule is not None and rule.max_pattern_size else None
 
 
 def _check_allowed(allowed: Sequence[int], bad_words: Sequence[tuple[int, ...]], too_early: frozenset[int]) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from beheld.attention import cpu_decode
 from beheld.attention.op import attend_layer, decodes_alone
-from beheld.core.errors import first_line
+from beheld.core.errors import EngineDeadError, first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
@@ -45,6 +45,8 @@ logger = get_logger(__name__)
 # Rows that are computed at a time: their numbers stay in the caches while the weights pass.
 _ROWS = 256
 _LANES = 16
+# Within this time a trial that fails on one rank fails on all; else the others wait for that rank.
+_ALIKE_S = 6.0
 # Words whose addresses differ from call to call.
 _X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
 
@@ -355,15 +357,25 @@ def compute_layers(text: Any, changes: Changes, group: RankGroup | None = None) 
 
     Args:
         group: ranks that share the layers, all of which compute a layer so or none.
+
+    Raises:
+        EngineDeadError: the trial failed on this rank alone, and others wait for it.
     """
 
     def agreed(answer: bool) -> bool:
         return answer if group is None else bool(group.least([answer])[0])
 
+    def failed(error: Exception) -> None:
+        # No collective: others may wait in a sum of the trial.
+        if group is None or group.alike(f"trial {group.entered} {type(error).__name__}", _ALIKE_S):
+            return
+        reason = f"A trial of the text model failed on rank {group.rank} alone ({first_line(error)})."
+        raise EngineDeadError(reason, "Restart the engine.") from error
+
     if not agreed(_can_compile(text)):
         return 0
     buffers: dict[Any, LayerBuffers] = {}
-    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers), agreed)
+    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers), agreed, failed)
     for layer, made in found.items():
         made._before = None
         changes.set(layer, "forward", made)

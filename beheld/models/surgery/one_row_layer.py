@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
-from beheld.models.one_row import OneRowLinear, early_start
+from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear, early_start
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.utils.log import get_logger
 
@@ -118,7 +118,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
-    if isinstance(product, OneRowLinear | Int4GPULinear):
+    if isinstance(product, OneRowLinear | OneRowFloat8Linear | Int4GPULinear):
         return product.added(x, residual_H)
     made: Tensor = residual_H + product(x)
     return made
@@ -177,12 +177,16 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 @torch.no_grad()
 def one_row_layers(
-    text: Any, kind: Callable[..., LayerT], agreed: Callable[[bool], bool] = bool
+    text: Any,
+    kind: Callable[..., LayerT],
+    agreed: Callable[[bool], bool] = bool,
+    failed: Callable[[Exception], None] = lambda error: None,
 ) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails.
 
     Args:
         agreed: whether all ranks that share the layers say yes; asked equally often on each.
+        failed: called where the trial itself fails; it raises if other ranks wait for this one.
     """
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
@@ -190,6 +194,7 @@ def one_row_layers(
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
+        failed(error)
         return {}
     found: dict[nn.Module, LayerT] = {}
     for layer, original in near.items():

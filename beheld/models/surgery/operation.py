@@ -33,15 +33,14 @@ class Stage(enum.IntEnum):
     """Insert the layers that multiply weights which were loaded in a quantized form."""
     ADAPT = 2
     """Make a family's modules compute batches in the engine's layout."""
-    QUANTIZE = 3
-    SHARD = 4
-    FUSE = 5
+    SHARD = 3
+    FUSE = 4
     """Convert layers to the form that the device computes fastest."""
-    LORA = 6
-    SUM = 7
+    LORA = 5
+    SUM = 6
     """Sum over ranks what each of them computes in part."""
-    COMPILE = 8
-    PASS = 9
+    COMPILE = 7
+    PASS = 8
     """Add what the adapter's passes need: extra columns of rows, layers that process a pass's tail."""
 
 

@@ -19,7 +19,6 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
-        self.num_evicted = 0
         self._references = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -47,7 +46,6 @@ class BlockPool:
         else:
             block, _ = self._cached.popitem(last=False)
             del self._block_by_key[self._key_by_block.pop(block)]
-            self.num_evicted += 1
         self._references[block] = 1
         return block
 
