@@ -306,7 +306,7 @@ def test_plain_words_on_pages(path: Path) -> None:
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.
     "beheld/cli/vllm_flags.py": {
-        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "olmo3", "qwen3", "step3p5"),
+        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "qwen3", "step3p5"),
     },
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},

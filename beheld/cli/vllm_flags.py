@@ -85,12 +85,12 @@ SHORT = {
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": dict.fromkeys(
         (
-            *("deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
+            *("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
             *("mimo", "minicpmv", "minimax_m2", "step3"),
         ),
         "think",
     )
-    | {"openai_gptoss": "openai", "deepseek_r1": "olmo3"},
+    | {"openai_gptoss": "openai"},
     "tool-call-parser": {
         "llama4_json": "llama3_json",
         "qwen3_xml": "qwen3_coder",
