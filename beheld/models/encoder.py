@@ -78,7 +78,7 @@ class EncoderAdapter:
     def positions(
         self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
     ) -> tuple[np.ndarray, int]:
-        """Return positions and types (2, N)."""
+        """Return positions and types (2, N), not to be written: texts share them."""
         count = len(token_ids)
         if count > self._of_one_text_2N.shape[1]:
             places = np.arange(self._first, self._first + 2 * count, dtype=np.int64)

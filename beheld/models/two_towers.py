@@ -74,7 +74,8 @@ class TwoTowersAdapter(EncoderAdapter):
         self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None
     ) -> tuple[np.ndarray, int]:
         """Return positions and what they hold (2, N)."""
-        places_2N, first = super().positions(token_ids, spans)
+        shared_2N, first = super().positions(token_ids, spans)
+        places_2N = shared_2N.copy()
         for span in spans:
             places_2N[1, span.start : span.stop] = 1
         return places_2N, first
