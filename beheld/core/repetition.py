@@ -22,7 +22,8 @@ class RepetitionDetectionParams:
         max_pattern_size: tokens of the longest pattern; 0 switches the detection off.
         min_pattern_size: tokens of the shortest pattern; 0 means 1.
         min_count: how often a pattern must stand, at least 2.
-        after: tokens of an answer before which no repetition counts. vLLM has no such limit.
+        after: tokens at an answer's beginning that count for nothing. vLLM has no such limit.
+        least: tokens of the shortest repetition, all its patterns together. vLLM has no such limit.
 
     Raises:
         ParamsError: a value is out of range.
@@ -32,9 +33,10 @@ class RepetitionDetectionParams:
     min_pattern_size: int = 0
     min_count: int = 0
     after: int = 0
+    least: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_pattern_size", "min_pattern_size", "min_count", "after"):
+        for name in ("max_pattern_size", "min_pattern_size", "min_count", "after", "least"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise _wrong(f"{name} must be a whole number of at least 0, got {value!r}")
@@ -64,15 +66,17 @@ class RepetitionRuns:
 
     def push(self, token_id: int) -> bool:
         """Add a token; return whether the answer now ends with a repetition."""
+        self._length += 1
+        if self._length <= self._rule.after:
+            return False
         known, runs, found = self._newest, self._runs, False
-        again = self._rule.min_count - 1
+        again, least = self._rule.min_count - 1, self._rule.least
         for index in range(min(len(runs), len(known) - self._first + 1)):
             size = self._first + index
             runs[index] = runs[index] + 1 if known[-size] == token_id else 0
-            found = found or runs[index] >= size * again
+            found = found or runs[index] >= max(size * again, least - size)
         known.append(token_id)
-        self._length += 1
-        return found and self._length > self._rule.after
+        return found
 
 
 def _wrong(reason: str) -> ParamsError:

@@ -42,7 +42,12 @@ def test_runs_are_the_definition() -> None:
 
 def test_short_answers_may_repeat_themselves() -> None:
     runs = RepetitionRuns(RepetitionDetectionParams(max_pattern_size=2, min_count=3, after=8))
-    assert [runs.push(token) for token in (1, 2) * 5] == [False] * 8 + [True] * 2
+    assert [runs.push(token) for token in (1, 2) * 8] == [False] * 13 + [True] * 3
+
+
+def test_a_repetition_has_so_many_tokens() -> None:
+    runs = RepetitionRuns(RepetitionDetectionParams(max_pattern_size=2, min_count=3, least=8))
+    assert [runs.push(token) for token in (1, 2) * 5] == [False] * 7 + [True] * 3
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,7 @@ def test_short_answers_may_repeat_themselves() -> None:
         {"max_pattern_size": True, "min_count": 2},
         {"max_patern_size": 4},
         {"max_pattern_size": 4, "min_count": 2, "after": -1},
+        {"max_pattern_size": 4, "min_count": 2, "least": -1},
     ],
 )
 def test_what_is_wrong_is_refused(given: dict[str, int]) -> None:
@@ -93,7 +99,7 @@ def test_an_answer_ends_where_it_repeats_itself() -> None:
 def test_a_family_ends_what_its_card_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """HunyuanOCR's; a request may say otherwise, and so may the engine."""
     hunyuan = registry.inputs(registry.find("hunyuan_vl"))
-    rule = RepetitionDetectionParams(max_pattern_size=3, min_count=3, after=5)
+    rule = RepetitionDetectionParams(max_pattern_size=3, min_count=3, after=3)
     assert hunyuan.repetition is not None
     monkeypatch.setattr(registry, "inputs", lambda family: replace(hunyuan, repetition=rule))
     # One token, again and again.
@@ -108,3 +114,24 @@ def test_a_family_ends_what_its_card_cuts(monkeypatch: pytest.MonkeyPatch) -> No
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
         reasons = ["repetition" if length < 12 else "length" for length in lengths]
         assert [output.outputs[0].finish_reason for output in outputs] == reasons
+
+
+HUNYUAN = registry.inputs(registry.find("hunyuan_vl")).repetition
+
+
+@pytest.mark.parametrize("cell", [[5], [5, 6], [5, 6, 7, 8]])
+def test_a_page_goes_on_behind_its_empty_cells(cell: list[int]) -> None:
+    """Ten empty cells or a line of dots past 4,000 tokens ended HunyuanOCR's page; its card cuts only what ends so."""
+    assert HUNYUAN is not None
+    runs = RepetitionRuns(HUNYUAN)
+    page = [*range(100, 5100), *(cell * 60), *range(100, 1100)]
+    assert not any(runs.push(token) for token in page)
+
+
+@pytest.mark.parametrize("size", [1, 7, 128])
+def test_an_endless_page_ends(size: int) -> None:
+    assert HUNYUAN is not None
+    runs = RepetitionRuns(HUNYUAN)
+    page = [*range(1000, 6000), *(list(range(size)) * (4000 // size))]
+    ended = next(place for place, token in enumerate(page) if runs.push(token))
+    assert 5000 + 10 * size <= ended + 1 <= 7000

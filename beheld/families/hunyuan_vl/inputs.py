@@ -1,6 +1,7 @@
 """HunyuanOCR: an image's placeholder has a start and an end token, without which its positions are off by one.
 
-Its card cuts off the end of a text of 8,000 characters or more that is one piece ten times. Here such an answer ends.
+Its card cuts off the end of a text of 8,000 characters or more that is one piece ten times. Here such an answer ends,
+once the pieces are so many tokens that no page has them: ten empty cells in a row are no end of a table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def rewrite(text: str, counts: Mapping[str, int]) -> str:
 
 
 # Eight thousand characters are two thousand tokens of English, and more of Chinese.
-REPETITION = RepetitionDetectionParams(max_pattern_size=128, min_count=10, after=4000)
+REPETITION = RepetitionDetectionParams(max_pattern_size=128, min_count=10, after=2500, least=1500)
 INPUTS = FamilyInputs(
     placeholders={"image": _PLACEHOLDER}, rewrite=rewrite, embedded={"image": LAID_OUT}, repetition=REPETITION
 )
