@@ -12,8 +12,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,28 @@ SPAWN = multi._spawn
 """Starts a fresh process."""
 FAILING = set[int]()
 """Forked ranks with these numbers, of stages before the last, fail once: amid their third pass."""
+TOWERS_FAILING = set[int]()
+"""Forked ranks with these numbers fail in each tower while the file `towers_fail` of the test's process is there."""
+
+
+def towers_fail(process: int) -> Path:
+    """The file of a test's process."""
+    return Path(tempfile.gettempdir()) / f"beheld-towers-fail-{process}"
+
+
+def fail_in_towers(process: int) -> None:
+    """Make this process fail in each tower while the file of a test's process is there."""
+    from beheld.models.rank_towers import RankTowers
+
+    encode = RankTowers.encode
+
+    def failing(self: RankTowers, items: Any, made: Any) -> Any:
+        def fail(own: Any) -> Any:
+            raise ValueError("a tower fails")
+
+        return encode(self, items, fail if towers_fail(process).exists() else made)
+
+    RankTowers.encode = failing  # type: ignore[method-assign]
 
 
 class Forked:
@@ -92,7 +116,9 @@ def forked() -> Iterator[None]:
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
         with ends:
-            socket.send_fds(control, [b"x" if rank in FAILING else b"f"], [ends.fileno()])
+            socket.send_fds(
+                control, [b"x" if rank in FAILING else b"y" if rank in TOWERS_FAILING else b"f"], [ends.fileno()]
+            )
         answer = control.recv(16)
         process = Forked(int(answer))
         return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
@@ -147,7 +173,7 @@ def _serve(descriptor: int) -> None:
     importlib.import_module("transformers.models.llama.modeling_llama")
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    control = socket.socket(fileno=descriptor)
+    control, tests = socket.socket(fileno=descriptor), os.getppid()
     while True:
         command, files, _, _ = socket.recv_fds(control, 1, 1)
         if not command:
@@ -159,6 +185,8 @@ def _serve(descriptor: int) -> None:
                 control.close()
                 if command == b"x":
                     _fail_once()
+                if command == b"y":
+                    fail_in_towers(tests)
                 if command == b"t":
                     rank.main_elsewhere(socket.socket(fileno=files[0]))
                 else:

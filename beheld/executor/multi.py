@@ -74,13 +74,11 @@ class Placed:
 
     Attributes:
         meet: where; called once torch is loaded.
-        found: called when all have found each other, or never will.
         ended: called when all have ended.
     """
 
     ranks: list[RankProcess]
     meet: Callable[[], Meeting]
-    found: Callable[[], None]
     ended: Callable[[], None]
 
 
@@ -153,7 +151,7 @@ class MultiExecutor:
         Raises:
             ConfigError, EngineDeadError: they cannot be started.
         """
-        # Readable by this user alone: ranks find each other in it.
+        # Readable by this user alone. Ranks find each other in it, and agree in it on errors until they end.
         folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
         ranks: list[RankProcess] = []
         try:
@@ -162,7 +160,7 @@ class MultiExecutor:
             _abandon(ranks)
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return Placed(ranks, lambda: Folder(folder), lambda: shutil.rmtree(folder, ignore_errors=True), lambda: None)
+        return Placed(ranks, lambda: Folder(folder), lambda: shutil.rmtree(folder, ignore_errors=True))
 
     @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
@@ -189,7 +187,6 @@ class MultiExecutor:
             )
         except BaseException:
             _abandon(ranks)
-            placed.found()
             placed.ended()
             raise
         # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
@@ -215,8 +212,6 @@ class MultiExecutor:
             if cause is not None and isinstance(error, Exception):
                 raise cause from error
             raise
-        finally:
-            placed.found()
         return cls(local, group, placed, watchdog)
 
     def try_items(self, items: Sequence[MediaItem]) -> None:

@@ -31,4 +31,4 @@ class RayExecutor(MultiExecutor):
             RankProcess(process.number, process, StreamLink(end, CODEC))
             for process, end in zip(group.processes, group.ends, strict=True)
         ]
-        return Placed(ranks, lambda: Address.opened(group.address), lambda: None, group.release)
+        return Placed(ranks, lambda: Address.opened(group.address), group.release)

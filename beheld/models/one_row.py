@@ -81,48 +81,37 @@ class OneRowFloat8Linear(Float8Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""
         if x.numel() == self.in_features and x.element_size() == 2 and platform_of(x.device).one_row_kernels:
-            out: Tensor = torch.ops.beheld.one_row_float8(x, self.rows_NK, self.scale_N, self.bias)
+            out: Tensor = torch.ops.beheld.one_row_linear(x, self.rows_NK, self.bias, self.scale_N)
             return out
         return super().forward(x)
 
     def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
         """Return residual + product, (N,), of one row on a GPU, in one launch."""
-        return _one_row_float8(x_K, self.rows_NK, self.scale_N, self.bias, residual_N)
+        return _one_row(x_K, self.rows_NK, self.bias, self.scale_N, residual_N)
 
 
-def _one_row_float8(
-    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual_N: Tensor | None = None
+def _one_row(
+    x: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    scale_N: Tensor | None = None,
+    residual_N: Tensor | None = None,
 ) -> Tensor:
     from beheld.models.one_row_kernel import one_row
 
+    # A view of one row may be strided, and so may a bias cut from a larger tensor.
     x_K, bias_N = x.reshape(-1).contiguous(), None if bias_N is None else bias_N.contiguous()
     early = early_start(x.device)
     y_N = one_row(x_K, weight_NK, bias_N, early=early, residual_N=residual_N, scale_N=scale_N)
     return y_N.view(*x.shape[:-1], -1)
 
 
-def _one_row_float8_shape(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """Describe the result for torch.compile."""
-    return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
-
-
-def _one_row(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    from beheld.models.one_row_kernel import one_row
-
-    # A view of one row may be strided, and so may a bias cut from a larger tensor.
-    x_K, bias_N = x.reshape(-1).contiguous(), None if bias_N is None else bias_N.contiguous()
-    return one_row(x_K, weight_NK, bias_N, early=early_start(x.device)).view(*x.shape[:-1], -1)
-
-
-def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, scale_N: Tensor | None = None) -> Tensor:
     """Describe the result for torch.compile."""
     return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
 
 
 _library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("one_row_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_library.define("one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? scale=None) -> Tensor")
 _library.impl("one_row_linear", _one_row, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::one_row_linear", _one_row_shape, lib=_library)
-_library.define("one_row_float8(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
-_library.impl("one_row_float8", _one_row_float8, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::one_row_float8", _one_row_float8_shape, lib=_library)

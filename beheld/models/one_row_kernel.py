@@ -30,9 +30,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.platform.registry import platform_of
+from beheld.quant.float8_kernel import float8_scale, in_steps
 
-# The largest finite number of FP8 (float8_e4m3fn).
-MOST: tl.constexpr = tl.constexpr(448.0)
 # How many weights of an output a program reads at once: all of them, up to this number.
 _MOST_AT_ONCE = 4096
 # Measured on an H200 in the layers of a decoder, 3B and 7B: programs per multiprocessor for short rows, with two warps
@@ -48,21 +47,6 @@ _BOUNDED = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3,
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
 _STAGES = 4
-
-
-@triton.jit
-def _in_float8(x_K, scale):
-    """Round to FP8 what was divided by `scale`; the result is float32."""
-    rounded_K = tl.math.div_rn(x_K, tl.zeros_like(x_K) + scale)
-    # Division rounds too, and a number beyond the maximum would become NaN.
-    rounded_K = tl.where(rounded_K > MOST, MOST, tl.where(rounded_K < -MOST, -MOST, rounded_K))
-    return rounded_K.to(tl.float8e4nv).to(tl.float32)
-
-
-@triton.jit
-def _float8_scale(largest):
-    """Return the scale of a row whose largest number becomes 448; a row of zeros stays zero."""
-    return tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
 
 
 @triton.jit
@@ -93,8 +77,8 @@ def _short_rows(
         gdc_wait()
     x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
     if scale_ptr is not None:
-        x_scale = _float8_scale(tl.max(tl.abs(x_K), 0))
-        x_K = _in_float8(x_K, x_scale)
+        x_scale = float8_scale(tl.max(tl.abs(x_K), 0))
+        x_K = in_steps(x_K, tl.zeros([K], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
     for n in range(first, num_outputs, programs):
         following = n + programs
         next_ptr = weight_ptr + following.to(tl.int64) * num_inputs
@@ -143,8 +127,8 @@ def _long_rows(
         for at in range(K, num_inputs, J):
             x_J = tl.load(x_ptr + at + j_J, mask=at + j_J < num_inputs, other=0.0).to(tl.float32)
             largest_J = tl.maximum(largest_J, tl.abs(x_J))
-        x_scale = _float8_scale(tl.maximum(tl.max(tl.abs(x_K), 0), tl.max(largest_J, 0)))
-        x_K = _in_float8(x_K, x_scale)
+        x_scale = float8_scale(tl.maximum(tl.max(tl.abs(x_K), 0), tl.max(largest_J, 0)))
+        x_K = in_steps(x_K, tl.zeros([K], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
     y_N = tl.sum(w_NK.to(tl.float32) * x_K[None, :], 1)
     sum_NJ = tl.zeros([N, J], tl.float32)
     for at in tl.range(K, num_inputs, J, num_stages=STAGES):
@@ -152,7 +136,7 @@ def _long_rows(
         w_NJ = tl.load(line_ptr + at + j_J[None, :], mask=there_N[:, None] & inside_J[None, :], other=0.0)
         x_J = tl.load(x_ptr + at + j_J, mask=inside_J, other=0.0).to(tl.float32)
         if scale_ptr is not None:
-            x_J = _in_float8(x_J, x_scale)
+            x_J = in_steps(x_J, tl.zeros([J], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
         sum_NJ += w_NJ.to(tl.float32) * x_J[None, :]
     y_N += tl.sum(sum_NJ, 1)
     if scale_ptr is not None:

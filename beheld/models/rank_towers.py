@@ -18,8 +18,8 @@ from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 
 # Within this time all ranks notice an error that they have in common, also where another program holds up one of them.
-# Shorter than what the watchdog waits for a rank that is stuck.
-_ALIKE_S = 6.0
+# Asking takes up to a second more; together shorter than what the watchdog waits for a rank that is stuck.
+_ALIKE_S = 4.0
 
 Encode = Callable[[Sequence[EncodeItem]], list[Tensor]]
 
@@ -39,14 +39,19 @@ class RankTowers:
         self._failures = 0
 
     def _check_alike(self, error: Exception) -> None:
-        """Return if a call has failed on all ranks at the same place; else some wait for this one within a tower.
+        """Return if a call has failed on all ranks at the same place, or because the group was ended.
+
+        Else some wait for this one within a tower.
 
         Raises:
             EngineDeadError: it has not.
         """
+        if self._group.broken:
+            # The watchdog has ended the group, and knows of which rank's error.
+            return
         self._failures += 1
         where = f"tower {self._failures} {self._group.entered} {type(error).__name__}"
-        if self._group.broken or not self._group.alike(where, _ALIKE_S):
+        if not self._group.alike(where, _ALIKE_S):
             reason = f"A tower failed on rank {self._group.rank} alone ({first_line(error)})."
             raise EngineDeadError(reason, "Restart the engine.") from error
 

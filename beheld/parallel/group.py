@@ -159,6 +159,8 @@ class RankGroup:
             logger.debug("Sums are gloo's: %s.", error)
         have = torch.tensor([found is not None], dtype=torch.int64)
         _finish(self._host.allreduce([have], self._least))
+        # All have opened it. Without a name it goes with the last of them, however that ends.
+        path.unlink(missing_ok=True)
         return found if have.item() else None
 
     def _find_peers(self, device: torch.device) -> PeerSums | None:

@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from beheld.quant.float8_kernel import float8_scale, in_steps
 from beheld.quant.slots import UNSORTED
 from beheld.quant.slots_kernel import num_tiles, tile_slots
 
-# The largest finite number of FP8 (float8_e4m3fn).
-MOST: tl.constexpr = tl.constexpr(448.0)
 _PROGRAMS_PER_SM = 4
 _MOST_PARTS = 16
 
@@ -55,12 +54,8 @@ def _rounded_groups(
     k_GC = g_G[:, None] * C + tl.arange(0, C)[None, :]
     inside_GC = k_GC < num_inputs
     x_GC = tl.load(x_ptr + row * x_stride + k_GC, mask=inside_GC & (row < num_rows), other=0.0).to(tl.float32)
-    largest_G = tl.max(tl.abs(x_GC), 1)
-    # A group of zeros stays zero.
-    scale_G = tl.where(largest_G > 0, tl.math.div_rn(largest_G, MOST), 1.0)
-    rounded_GC = tl.math.div_rn(x_GC, tl.zeros([G, C], tl.float32) + scale_G[:, None])
-    # Division rounds too, and a number beyond the maximum would become NaN.
-    rounded_GC = tl.where(rounded_GC > MOST, MOST, tl.where(rounded_GC < -MOST, -MOST, rounded_GC))
+    scale_G = float8_scale(tl.max(tl.abs(x_GC), 1))
+    rounded_GC = in_steps(x_GC, tl.zeros([G, C], tl.float32) + scale_G[:, None])
     tl.store(out_ptr + row * num_inputs + k_GC, rounded_GC.to(out_ptr.dtype.element_ty), mask=inside_GC)
     tl.store(scale_ptr + g_G.to(tl.int64) * scale_stride + row, scale_G, mask=g_G * C < num_inputs)
 

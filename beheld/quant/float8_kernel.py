@@ -22,18 +22,28 @@ MOST: tl.constexpr = tl.constexpr(448.0)
 
 
 @triton.jit
+def float8_scale(largest):
+    """Return the scales of rows or groups whose largest numbers become 448; zeros stay zero."""
+    return tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
+
+
+@triton.jit
+def in_steps(x, scale):
+    """Return x in units of its scales, of x's shape, within what FP8 holds; not yet rounded."""
+    divided = tl.math.div_rn(x, scale)
+    # Division rounds too, and a number beyond the maximum would become NaN.
+    return tl.where(divided > MOST, MOST, tl.where(divided < -MOST, -MOST, divided))
+
+
+@triton.jit
 def _rounded_rows(x_ptr, out_ptr, scale_ptr, x_stride, num_inputs, K: tl.constexpr):
     """One program rounds one row."""
     row = tl.program_id(0).to(tl.int64)
     k_K = tl.arange(0, K)
     inside_K = k_K < num_inputs
     x_K = tl.load(x_ptr + row * x_stride + k_K, mask=inside_K, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(x_K), 0)
-    # A row of zeros stays zero.
-    scale = tl.where(largest > 0, tl.math.div_rn(largest, MOST), 1.0)
-    rounded_K = tl.math.div_rn(x_K, tl.zeros([K], tl.float32) + scale)
-    # Division rounds too, and a number beyond the maximum would become NaN.
-    rounded_K = tl.where(rounded_K > MOST, MOST, tl.where(rounded_K < -MOST, -MOST, rounded_K))
+    scale = float8_scale(tl.max(tl.abs(x_K), 0))
+    rounded_K = in_steps(x_K, tl.zeros([K], tl.float32) + scale)
     tl.store(out_ptr + row * num_inputs + k_K, rounded_K.to(out_ptr.dtype.element_ty), mask=inside_K)
     tl.store(scale_ptr + row, scale)
 

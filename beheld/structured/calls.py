@@ -314,10 +314,8 @@ _MARKED: dict[str, Callable[[Sequence[Any], Tokens], Iterator[str]]] = {
     "mistral": _mistral,
 }
 _MARKS = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "granite4": ("<tool_call>", "</tool_call>"),
+    **dict.fromkeys(("hermes", "granite4", "qwen3_coder"), ("<tool_call>", "</tool_call>")),
     "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
 }
 _BARE: dict[str, Callable[[Sequence[Any], Tokens, str], Iterator[str]]] = {

@@ -28,10 +28,11 @@ from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, StepFailed, packed, unpacked
+from beheld.models.rank_towers import RankTowers
 from beheld.sandbox.link import Link, pair
 from tests import ranks, tiny
 from tests.oracle import cases
-from tests.oracle.test_oracle import make
+from tests.oracle.test_oracle import make, request
 
 RANKS: dict[str, Any] = {"device": "cpu", "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -52,6 +53,34 @@ def executor_of(llm: LLM) -> MultiExecutor:
     found = llm._live().core.executor
     assert isinstance(found, MultiExecutor)
     return found
+
+
+@pytest.mark.parametrize("failing", [{0, 1}, {1}], ids=["both", "one"])
+def test_an_error_within_towers_cut_by_weights(failing: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks agree on it long after they have found each other: it fails the request, or names the rank that has it."""
+    monkeypatch.setattr(ranks, "TOWERS_FAILING", failing)
+    monkeypatch.setattr(RankTowers, "encode", RankTowers.encode)
+    if 0 in failing:
+        ranks.fail_in_towers(os.getpid())
+    ask = next(ask for ask in cases.mixed("qwen2_5_vl") if ask.images)
+    fails = ranks.towers_fail(os.getpid())
+    try:
+        with start("qwen2_5_vl", {"mm_encoder_tp_mode": "weights"}) as llm:
+            fails.touch()
+            begin = time.monotonic()
+            if failing == {1}:
+                with pytest.raises(EngineDeadError, match="on rank 1 alone"):
+                    llm.generate(request("qwen2_5_vl", ask), GREEDY, use_tqdm=False)
+                assert time.monotonic() - begin < 10
+                return
+            with pytest.raises(StepError, match="a tower fails"):
+                llm.generate(request("qwen2_5_vl", ask), GREEDY, use_tqdm=False)
+            assert time.monotonic() - begin < 5
+            fails.unlink()
+            (answered,) = llm.generate(request("qwen2_5_vl", ask), GREEDY, use_tqdm=False)
+            assert answered.outputs[0].finish_reason == "length"
+    finally:
+        fails.unlink(missing_ok=True)
 
 
 def test_a_plan_arrives_as_it_was_sent() -> None:
@@ -153,7 +182,7 @@ def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
     """An executor of stages on CPUs."""
     local = SimpleNamespace(config=SimpleNamespace(device="cpu"), capacity=None, launch=launch)
     group = SimpleNamespace(lockstep=False, broken=False)
-    placed = multi.Placed(ranks, lambda: Path(), lambda: None, lambda: None)  # type: ignore[arg-type, return-value]
+    placed = multi.Placed(ranks, lambda: Path(), lambda: None)  # type: ignore[arg-type, return-value]
     return MultiExecutor(local, group, placed, rank_watch)  # type: ignore[arg-type]
 
 
@@ -370,7 +399,7 @@ def test_ranks_that_find_no_place_to_meet_are_ended(monkeypatch: pytest.MonkeyPa
     def nowhere() -> Any:
         raise OSError("no such address")
 
-    placed = multi.Placed([begun_rank(1, made)], nowhere, lambda: ended.append("found"), lambda: ended.append("ended"))
+    placed = multi.Placed([begun_rank(1, made)], nowhere, lambda: ended.append("ended"))
     monkeypatch.setattr(multi.MultiExecutor, "place", classmethod(lambda cls, config: placed))
     monkeypatch.setattr(multi, "config_text", lambda hf_config: ("", ""))
     monkeypatch.setattr(multi, "config_of", lambda *given: None)
@@ -378,7 +407,7 @@ def test_ranks_that_find_no_place_to_meet_are_ended(monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="no such address"):
         multi.MultiExecutor.start(None, None, SimpleNamespace(device="cpu"), shrink=False)  # type: ignore[arg-type]
     assert made[0].calls == ["kill", "close", "wait"]
-    assert ended == ["found", "ended"]
+    assert ended == ["ended"]
 
 
 @pytest.fixture

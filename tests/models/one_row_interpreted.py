@@ -69,10 +69,10 @@ def test_products_with_float8_weights(inputs: int) -> None:
     residual_N = torch.randn(9, generator=chance)
     want_N = layer(x_K)
     tolerance = {"atol": 1e-5 * float(want_N.abs().max()), "rtol": 1e-5}
-    got_N = torch.ops.beheld.one_row_float8(x_K, layer.rows_NK, layer.scale_N, layer.bias)
+    got_N = torch.ops.beheld.one_row_linear(x_K, layer.rows_NK, layer.bias, layer.scale_N)
     torch.testing.assert_close(got_N, want_N, **tolerance)
     torch.testing.assert_close(layer.added(x_K, residual_N), want_N + residual_N, **tolerance)
-    zeros_N = torch.ops.beheld.one_row_float8(torch.zeros(inputs), layer.rows_NK, layer.scale_N, layer.bias)
+    zeros_N = torch.ops.beheld.one_row_linear(torch.zeros(inputs), layer.rows_NK, layer.bias, layer.scale_N)
     torch.testing.assert_close(zeros_N, layer.bias.data)
 
 

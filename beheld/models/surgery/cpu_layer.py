@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 _ROWS = 256
 _LANES = 16
 # Within this time a trial that fails on one rank fails on all; else the others wait for that rank.
-_ALIKE_S = 6.0
+_ALIKE_S = 4.0
 # Words whose addresses differ from call to call.
 _X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
 
