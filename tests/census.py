@@ -282,6 +282,8 @@ def answers(folder: Path, asked: list[Any], options: dict[str, Any]) -> Iterator
 
     params = SamplingParams(temperature=0, max_tokens=_ANSWER_TOKENS, ignore_eos=True, logprobs=1)
     usual: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "block_size": _BLOCK, "disable_log_stats": True}
+    # A third of a GPU, so that others can run beside.
+    usual |= {"gpu_memory_utilization": 0.3} if torch.cuda.is_available() else {}
     with LLM(model=str(folder), **usual, **options) as llm:
         outputs = llm.generate(asked, params, use_tqdm=False)
         yield "", outputs

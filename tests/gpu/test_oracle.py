@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from beheld import SamplingParams
-from tests import tiny
+from tests import census, tiny
 from tests.oracle import cases, reference, test_whisper
 from tests.oracle.test_oracle import make, request
 
@@ -21,8 +21,15 @@ FAMILIES = (
     "qwen3_omni_moe",
     # Recurrent states, latent attention, sinks.
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt_oss"),
+    *("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
     # Definitions of our own.
     *("ultravox", "qwen_vl", "glm4v_9b", "molmo", "phi3_v", "deepseek_ocr"),
+)
+
+# Types whose checkpoints the census makes: states, latents, sinks and an indexer.
+TYPES = (
+    *("bamba", "mamba", "mamba2", "falcon_mamba", "zamba2", "rwkv", "minimax", "kimi_linear", "nemotron_h_omni"),
+    *("longcat_flash", "axk1", "deepseek_v32", "kimi_k25", "minimax_m3_vl", "mimo_v2_flash", "flint", "granite_swa"),
 )
 
 
@@ -40,6 +47,15 @@ def test_tokens_equal(family: str) -> None:
         assert llm.stats().retried == 0, "a step that fails gives the same answers, one by one"
     finally:
         llm.close()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_types_of_the_census_run(kind: str) -> None:
+    """Cut prompts, prefixes from the cache and preemption; a transformers that lacks the type says so."""
+    found = census.examine(kind)
+    if found.verdict == "untried":
+        pytest.skip(found.said)
+    assert (found.verdict, found.said) == ("run", "")
 
 
 def test_whisper_tokens_equal() -> None:
