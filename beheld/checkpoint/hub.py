@@ -79,16 +79,19 @@ class Repository:
     cache_dir: str | None
     token: bool | str | None
 
-    def described(self) -> Path:
+    def described(self, signs: Sequence[str] = ()) -> Path:
         """The folder with everything but the weights: configuration, tokenizer, processor, templates.
 
         The cache is enough if nothing of it is missing there. Programs that fetch file by file leave a part of a
         repository in it; then the hub is asked for the rest.
 
+        Args:
+            signs: files of publishers' layouts; one of them is enough where there is no config.json.
+
         Raises:
             ModelError: there is no such repository, or it cannot be reached and the cache lacks its configuration.
         """
-        folder = self._cached((CONFIG,))
+        folder = self._cached((CONFIG, *signs))
         if folder is not None and self._is_described(folder):
             return folder
         try:
@@ -97,7 +100,7 @@ class Repository:
             if folder is None:
                 raise self._unreachable(error) from error
             once(logger, logging.WARNING, self._in_part(folder, error))
-        if not (folder / CONFIG).is_file():
+        if not any((folder / sign).is_file() for sign in (CONFIG, *signs)):
             raise ModelError(
                 f"The repository {self.name!r} is not a model of transformers' layout: it has no {CONFIG}.",
                 "Give a repository or a folder that holds config.json, the tokenizer and the weights.",
@@ -177,7 +180,7 @@ class Repository:
         Raises:
             ModelError: the repository has no such file or several, or it could not be fetched.
         """
-        folder = self._cached_snapshot()
+        folder = self.snapshot()
         here = [] if folder is None else sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf"))
         if folder is not None and _of_kind(here, kind):
             names = self._listed(folder) or here
@@ -199,7 +202,7 @@ class Repository:
         except Exception as error:
             raise ModelError(f"{wanted[0]!r} could not be fetched ({type(error).__name__}).", _REMEDY) from error
 
-    def _cached_snapshot(self) -> Path | None:
+    def snapshot(self) -> Path | None:
         """The cached folder of this revision, whatever is in it."""
         from huggingface_hub import constants, file_download
 
@@ -279,6 +282,8 @@ class Repository:
         names = self._listed(folder)
         if names is not None:
             return _all_there(folder, _SMALL.among(names))
+        if not (folder / CONFIG).is_file():
+            return False
         # The repository's file list is unknown. A folder with weights, vocabulary and processors was fetched
         # completely.
         config = read_json(folder / CONFIG)

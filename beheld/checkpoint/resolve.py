@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from beheld.checkpoint.files import CONFIG
-from beheld.checkpoint.gguf.folder import described, in_layout
+from beheld.checkpoint.gguf.folder import described, in_layout, is_made
 from beheld.checkpoint.gguf.header import SUFFIX, is_gguf
 from beheld.checkpoint.hub import Repository
 from beheld.checkpoint.secondary import fetch_secondary
@@ -70,11 +70,16 @@ def resolve(args: EngineArgs) -> Path:
             else "See `beheld models --fits` for short names, check the spelling, or leave the model out (or say "
             f"{_EMBEDDED}) to use the embedded one.",
         )
+    repository = _repository(args, name, args.revision)
     layout = _asked_layout(args)
-    if layout:
-        _, known = registry.layouts()[layout]
-        return in_layout(_repository(args, name, args.revision).whole(known.file, known.weights), layout)
-    return _repository(args, name, args.revision).described()
+    if not layout:
+        others = () if args.config_format == "hf" else registry.layouts().values()
+        folder = repository.described([known.file for _, known in others])
+        layout = _layout(args, folder)
+        if not layout:
+            return folder
+    _, known = registry.layouts()[layout]
+    return in_layout(repository.whole(known.file, known.weights), layout)
 
 
 def fetch_weights(args: EngineArgs, path: Path) -> None:
@@ -94,7 +99,7 @@ def fetch_weights(args: EngineArgs, path: Path) -> None:
         # Its header had to be read.
         return
     fetch_secondary(path, args)
-    if Path(name).expanduser().exists() or _asked_layout(args):
+    if Path(name).expanduser().exists() or is_made(path):
         check_weights(path, name)
     else:
         _repository(args, name, args.revision).complete(path)
@@ -135,7 +140,7 @@ def pull(args: EngineArgs, tell: Callable[[str], None]) -> Path:
         return file
     path = resolve(args)
     fetch_weights(args, path)
-    count = repository.check(path)
+    count = repository.check(repository.snapshot() or path)
     tell(f"{count} files have the hashes that the hub states.")
     return path
 
@@ -159,7 +164,7 @@ def _layout(args: EngineArgs, folder: Path) -> str:
                 f"The folder {args.model!r} has no {layout.file}.", "Leave config_format and load_format out."
             )
         return asked
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG).is_file() or args.config_format == "hf":
         return ""
     return next((name for name, (_, layout) in registry.layouts().items() if (folder / layout.file).is_file()), "")
 

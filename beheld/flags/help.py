@@ -34,7 +34,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "key for the hub; without a value, or with `true`, the one that was stored",
     ),
     "hf_overrides": ("none", "JSON of fields of config.json to change"),
-    "config_format": ("", "`auto`, `hf`, or `mistral` for a folder with params.json in place of config.json"),
+    "config_format": ("", "`auto` reads params.json where there is no config.json; `hf` never, `mistral` always"),
     "load_format": (
         "",
         "`auto`, `safetensors`, `sharded_state` (the same: parts go by their names), `mistral` for"

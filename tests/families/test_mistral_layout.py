@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
 from beheld import LLM, EngineArgs, SamplingParams
-from beheld.checkpoint.resolve import fetch_weights, resolve
+from beheld.checkpoint.resolve import fetch_weights, pull, resolve
 from beheld.core.errors import ConfigError, ModelError, TemplateError
 from beheld.families.mistral.config import convert
 from beheld.families.mistral.model import halved
@@ -215,3 +215,27 @@ def test_a_repository_in_this_layout(tmp_path: Path, monkeypatch: pytest.MonkeyP
     hub.publish("owner/other", {"config.json": {"model_type": "other"}})
     with pytest.raises(ModelError, match=r"has no params\.json"):
         resolve(EngineArgs(model="owner/other", load_format="mistral"))
+
+
+def test_a_repository_without_config_json_needs_no_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path / "hub")
+    hub.enter(monkeypatch)
+    lay(tmp_path / "model", PARAMS)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    hub.publish("owner/model", files)
+    # Another program took what Mistral's own cards name.
+    hub.lay("owner/model", "params.json", "tekken.json")
+    args = EngineArgs(model="owner/model", tokenizer_mode="mistral")
+    for online in (True, False):
+        hub.online = online
+        hub.forget()
+        made = resolve(args)
+        fetch_weights(args, made)
+        assert (made / "model.safetensors").resolve().read_bytes() == files["consolidated.safetensors"]
+        assert ("consolidated.safetensors" in hub.fetched) == online
+    hub.online = True
+    said: list[str] = []
+    assert pull(args, said.append) == made
+    assert said[-1] == "3 files have the hashes that the hub states."
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        resolve(EngineArgs(model="owner/model", config_format="hf"))

@@ -22,6 +22,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# Folders outside the cache begin so.
+_APART = "beheld-gguf-"
 _SETTINGS = "tokenizer_config.json"
 # Raise it when anything that is written changes: folders of another number are made anew.
 _LAYOUT = 5
@@ -80,6 +82,11 @@ def in_layout(folder: Path, layout: str) -> Path:
         raise ModelError(f"{folder} cannot be read: {error}.", "Check the files' permissions.") from error
 
 
+def is_made(folder: Path) -> bool:
+    """Whether a folder was made here, in place of a file or of another layout."""
+    return folder.parent == Path(env.GGUF_CACHE()).expanduser() or folder.name.startswith(_APART)
+
+
 def _files(file: Path, vision: Path | None, with_tokenizer: bool) -> dict[str, Any]:
     """Return the content of each file: a text, or what becomes JSON."""
     header = read_header(file)
@@ -108,7 +115,7 @@ def written(files: dict[str, Any], folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     except OSError as error:
-        draft = folder = Path(tempfile.mkdtemp(prefix="beheld-gguf-"))
+        draft = folder = Path(tempfile.mkdtemp(prefix=_APART))
         logger.warning("The cache cannot be written (%s); %s is used and stays after the end.", error, folder)
     for name, content in files.items():
         place = draft / name
