@@ -222,6 +222,11 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     keys = tuple(said.pop("api_keys", None) or _keys_of_environment())
     loras = adapters(said.pop("loras", ()), (*names, *alias), engine)
     hosts = tuple(said.pop("allowed_hosts", ()))
+    if "forwarded_allow_ips" in said:
+        # As uvicorn has it, addresses may stand in one word.
+        said["forwarded_allow_ips"] = tuple(
+            part for word in said["forwarded_allow_ips"] for part in word.split(",") if part
+        )
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in said:
             said[name] = _words(said[name], name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import logging
 import secrets
 import time
 from collections import deque
@@ -13,10 +14,14 @@ from starlette.types import Scope
 
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from beheld.utils.log import get_logger, once
+
+logger = get_logger(__name__)
 
 # A client that has made so many steps fail within so many seconds is refused: each costs the others' sequences a retry.
 MAX_CULPRITS = 8
 WINDOW_S = 60.0
+_FORWARDED = b"x-forwarded-for"
 # Clients whose failures are remembered.
 _MOST = 4096
 
@@ -32,6 +37,7 @@ class Clients:
         # When requests made a step fail, the last few of each client; who failed last stands last.
         self._culprits: dict[str, deque[float]] = {}
         self._fair = options.fair_shares
+        self._proxied = bool(options.forwarded_allow_ips)
         self._by_key = len(options.api_keys) > 1
         self._secret = secrets.token_bytes(16)
 
@@ -40,11 +46,18 @@ class Clients:
         if not self._fair:
             return ""
         name = scope["state"].get("client") if self._by_key else None
+        if not (name or self._proxied) and any(header == _FORWARDED for header, _ in scope.get("headers", ())):
+            once(
+                logger,
+                logging.WARNING,
+                "A request came through a proxy, whose clients count as one. --forwarded-allow-ips with the proxy's "
+                "address tells them apart.",
+            )
         return self._named(name or network_of(_address(scope)))
 
     def peer(self, scope: Scope) -> str:
-        """As `peer_of`, of a request."""
-        return self.peer_of(_address(scope))
+        """As `peer_of`, of a request's connection."""
+        return str(scope["state"].get("peer", ""))
 
     def peer_of(self, address: str) -> str:
         """The name of a connection's peer, whatever its key; empty if all are to be one."""

@@ -218,7 +218,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the headers."""
         super().connection_made(CoalescingTransport(transport, self.loop))
-        self._peer = self.peer_of(self.client[0] if self.client else "")
+        self._peer = self.app_state["peer"] = self.peer_of(self.client[0] if self.client else "")
         self.places.take(self._peer)
         if self.places.taken > 2 * self.places.most and not self.places.has_few(self._peer):
             # Even an answer that says so would take memory and a descriptor for each.

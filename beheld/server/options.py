@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -112,6 +113,15 @@ class ServerOptions:
         "and names without a dot are always accepted",
         many=True,
         metavar="NAME",
+        shown="none",
+    )
+    forwarded_allow_ips: tuple[str, ...] = _option(
+        (),
+        "forwarded-allow-ips",
+        "addresses or networks of proxies before the server, such as `10.0.0.0/8`: their X-Forwarded-For tells clients "
+        "apart, which are one client otherwise; `*` believes the header's first address from any sender",
+        many=True,
+        metavar="ADDRESS",
         shown="none",
     )
     loras: tuple[LoRARequest, ...] = _option(
@@ -279,6 +289,13 @@ class ServerOptions:
                 "Write it like /models/vision.",
                 param="root_path",
             )
+        for address in self.forwarded_allow_ips:
+            if address != "*" and not _is_network(address):
+                raise ConfigError(
+                    f"--forwarded-allow-ips does not accept {address!r}.",
+                    "Give addresses such as 10.0.0.1, networks such as 10.0.0.0/8, or * alone.",
+                    param="forwarded_allow_ips",
+                )
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_ciphers):
             raise ConfigError("TLS needs a certificate.", "Give --ssl-certfile.", param="ssl_certfile")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
@@ -298,6 +315,14 @@ class ServerOptions:
     def max_connections(self) -> int:
         """The most connections at once."""
         return 4 * self.max_requests + 256
+
+
+def _is_network(address: str) -> bool:
+    try:
+        ipaddress.ip_network(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _check(metadata: Any, value: Any) -> None:

@@ -131,7 +131,8 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         log_level="critical",
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(options.forwarded_allow_ips),
+        forwarded_allow_ips=list(options.forwarded_allow_ips),
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
     )

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 import pytest
 from starlette.types import Scope
 
+from beheld.core.errors import ConfigError
 from beheld.engine.core import EngineCore
 from beheld.server.clients import MAX_CULPRITS, WINDOW_S, Clients
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from tests.server.conftest import kept
 from tests.server.running import ENGINE, Running, talk
 
 STEP_TOKENS, LONG, MANY = 128, 1500, 8
@@ -87,6 +89,37 @@ def test_who_is_a_client() -> None:
     two = Clients(ServerOptions(api_keys=("a", "b")))
     assert two.of(scope("10.0.0.1", "a")) == two.of(scope("10.0.0.2", "a")) != two.of(scope("10.0.0.1", "b"))
     assert Clients(ServerOptions(fair_shares=False)).of(scope("10.0.0.1")) == ""
+
+
+@pytest.mark.case(96)
+def test_96_clients_behind_a_proxy_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """Only if the proxy is one that the operator names: else anybody could claim to be others."""
+
+    def names(trusted: tuple[str, ...], *claims: str) -> list[str]:
+        with kept(Running("llama", ENGINE, forwarded_allow_ips=trusted)) as running:
+            found: list[str] = []
+            hold = running.admission.hold
+            running.admission.hold = lambda client: (found.append(client), hold(client))[1]  # type: ignore[method-assign]
+            for claim in claims:
+                headers = {"X-Forwarded-For": claim} if claim else {}
+                assert running.get("/v1/models", headers=headers).status_code == 200
+        return found
+
+    one, other, same, own = names(("127.0.0.0/8",), "10.0.0.1", "10.0.0.2", "10.0.0.7, 10.0.0.1, 127.0.0.1", "")
+    assert len({one, other, own}) == 3
+    assert same == one
+    assert "came through a proxy" not in caplog.text
+    one, other, own = names(("10.0.0.0/8",), "10.0.0.1", "10.0.0.2", "")
+    assert one == other == own
+    assert len(set(names((), "10.0.0.1", "10.0.0.2", ""))) == 1
+    assert caplog.text.count("came through a proxy") == 1
+
+
+def test_proxies_are_addresses() -> None:
+    for address in ("example.org", "", "10.0.0.1/33"):
+        with pytest.raises(ConfigError, match="forwarded-allow-ips"):
+            ServerOptions(forwarded_allow_ips=(address,))
+    ServerOptions(forwarded_allow_ips=("10.0.0.1", "10.0.0.0/8", "::1", "*"))
 
 
 @pytest.mark.case(97)
