@@ -368,7 +368,10 @@ async def _chunks(
                 head.grown(total)
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
                 for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
-                    yield {**base, "choices": [choice], **usage}
+                    # The receipts say it, too.
+                    repeats = choice["finish_reason"] == "repetition" and output.media
+                    media = {"media": media_of(output)} if repeats else {}
+                    yield {**base, "choices": [choice], **usage, **media}
             if output.finished:
                 head.ended(output, total)
                 reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])

@@ -323,12 +323,14 @@ async def events(
                 begun = True
                 yield {"type": "message_start", "message": _message(head, prompted, notes, chunk.get("media"))}
                 yield {"type": "ping"}
+            elif chunk.get("media"):
+                more["media"] = chunk["media"]
             for choice in chunk["choices"]:
                 for event in blocks.push(choice["delta"]):
                     yield event
                 if choice["finish_reason"] is not None:
                     reason, stop = choice["finish_reason"], choice["stop_reason"]
-                    more = {"grounding": choice["grounding"]} if "grounding" in choice else {}
+                    more |= {"grounding": choice["grounding"]} if "grounding" in choice else {}
             answered = chunk.get("usage", {}).get("completion_tokens", answered)
     for event in blocks.close():
         yield event

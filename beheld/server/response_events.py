@@ -83,6 +83,8 @@ class ResponseEvents:
         try:
             async with contextlib.aclosing(chunks):
                 async for chunk in chunks:
+                    if chunk.get("media"):
+                        self._response["media"] = chunk["media"]
                     if not begun:
                         begun = True
                         for event in self._begin(chunk):
@@ -117,8 +119,6 @@ class ResponseEvents:
                     self._store.discard(self._response["id"])
 
     def _begin(self, chunk: Chunk) -> Iterator[Chunk]:
-        if chunk.get("media"):
-            self._response["media"] = chunk["media"]
         self._response["status"] = "in_progress"
         # Now that the media are prepared, the request's body is counted here and nowhere else.
         self._response["store"] = self._wanted and self._keeps() and self._store.put(self._kept)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
 from beheld.core.grounding import AnswerGrounding, GroundedObject
+from beheld.core.media import MediaReceipt
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
 from beheld.core.params import Sampling, SamplingParams
 from beheld.core.plan import TokenLogprobs
@@ -22,6 +24,7 @@ from beheld.text.stop import StopFinder
 _AT_A_TIME = 16
 # Size of an answer's first batch: answers that started together decode at different steps.
 _first_time = itertools.cycle(range(1, _AT_A_TIME + 1))
+_REPEATS = "an answer was ended because its end repeats itself"
 
 
 class Answer:
@@ -76,6 +79,11 @@ class Answer:
     def finished(self) -> bool:
         """True once the answer is complete."""
         return self._finish_reason is not None
+
+    @property
+    def repeats(self) -> bool:
+        """True once the answer was ended because its end repeats itself."""
+        return self._finish_reason == FinishReason.REPETITION
 
     def push(self, event: TokenEvent) -> bool:
         """Add an event; True if it completes a stop string and the engine has not ended the answer itself."""
@@ -308,6 +316,13 @@ class Collector:
         present = [answer for answer in fresh if answer is not None]
         return self._output(present, self._prompt_ids, tells_prompt=tells_prompt)
 
+    def _receipts(self) -> list[MediaReceipt]:
+        """What the model saw; they also say if an answer was ended because it repeats itself."""
+        receipts = self._request.receipts
+        if any(answer.repeats for answer in self._answers.values()):
+            return [replace(receipt, lost=(*receipt.lost, _REPEATS)) for receipt in receipts]
+        return list(receipts)
+
     def _output(
         self, answers: list[CompletionOutput], prompt_token_ids: list[int], *, tells_prompt: bool
     ) -> RequestOutput:
@@ -327,7 +342,7 @@ class Collector:
             prompt_logprobs=None if entries is None or self._prompt_logprobs is None else list(self._prompt_logprobs),
             num_cached_tokens=self._num_cached,
             lora_request=request.lora,
-            media=list(request.receipts),
+            media=self._receipts(),
             error=self._error,
             prompt_entries=entries if self._lazy_prompt else None,
         )

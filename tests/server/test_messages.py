@@ -244,13 +244,15 @@ def test_a_key_is_taken_by_either_header_but_not_two_that_differ(
 # ---------------------------------------------------------------------- chunks
 
 
-def shown(deltas: list[dict[str, Any]], reason: str, tokens: int = 5, **more: Any) -> list[dict[str, Any]]:
-    """The events made of these deltas of chat."""
+def shown(
+    deltas: list[dict[str, Any]], reason: str, tokens: int = 5, media: Any = None, **more: Any
+) -> list[dict[str, Any]]:
+    """The events made of these deltas of chat; `media` comes with the reason."""
 
     async def chunks() -> AsyncGenerator[dict[str, Any], None]:
         for delta in [{"role": "assistant", "content": ""}, *deltas]:
             yield {"choices": [{"delta": delta, "finish_reason": None}]}
-        yield {"choices": [{"delta": {}, "finish_reason": reason, "stop_reason": None}]}
+        yield {"choices": [{"delta": {}, "finish_reason": reason, "stop_reason": None}], "media": media}
         yield {"choices": [], "usage": {"completion_tokens": tokens}}
 
     body = checked({"messages": HI, "max_tokens": 5, **more}, MessagesRequest)
@@ -274,6 +276,14 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
 def call(index: int, arguments: str, name: str | None = None) -> dict[str, Any]:
     head = {} if name is None else {"id": f"call_{index}"}
     return {"tool_calls": [{"index": index, **head, "function": {"name": name, "arguments": arguments}}]}
+
+
+def test_receipts_say_that_an_answer_repeats_itself() -> None:
+    """Anthropic's API has no reason of that kind."""
+    made = shown([{"content": "ha ha ha"}], "repetition", media=[{"lost": ["it repeats itself"]}])
+    assert (made[-2]["type"], made[-2]["media"]) == ("message_delta", [{"lost": ["it repeats itself"]}])
+    message = folded(made)
+    assert (message["stop_reason"], message["media"]) == ("end_turn", [{"lost": ["it repeats itself"]}])
 
 
 def test_blocks_follow_each_other() -> None:

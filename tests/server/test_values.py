@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.server.running import Running, data_url, received, request_bytes, talk
+from tests.server.test_more_fields import chunks_of
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -124,6 +125,17 @@ def test_an_answer_that_repeats_itself_ends(running: Running) -> None:
     rule = {"max_pattern_size": 2, "min_count": 4}
     (choice,) = running.post(COMPLETE, {**ask, "repetition_detection": rule}).json()["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+    told = "an answer was ended because its end repeats itself"
+    del ask["prompt"]
+    ask |= {"messages": talk("x", data_url()), "repetition_detection": rule}
+    found = running.post(CHAT, ask).json()
+    assert found["choices"][0]["finish_reason"] == "repetition"
+    assert found["media"][0]["lost"][-1] == told
+    healthy = running.post(CHAT, ask | {"max_tokens": 3}).json()
+    assert told not in healthy["media"][0]["lost"]
+    *_, last = [chunk for chunk in chunks_of(running, CHAT, ask) if chunk["choices"]]
+    assert last["media"][0]["lost"][-1] == told
+    ask = {"prompt": "x", "max_tokens": 20}
     answer = running.post(COMPLETE, {**ask, "repetition_detection": {**rule, "min_count": 1}})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "repetition_detection"
