@@ -12,9 +12,9 @@ The same process first asks while nobody attacks, and its line stands as `idle` 
 server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
 the server's main thread, which runs the event loop, computed and how long it was ready but had no core. Time without a
 core goes to other processes or to the server's other threads; a wait without either is a lock or a long callback.
-Attackers and canaries use the same cores as the server; attackers have the
-lowest priority, because a real one computes elsewhere (`--nice 0` gives them the server's). `floor` is what a request to an idle asyncio server of its own
-waits meanwhile: the share of a wait that no server on these cores avoids.
+Attackers and canaries use the same cores as the server; attackers have the lowest priority, because real ones compute
+elsewhere (`--nice 0` gives them the server's). `floor` is what a request to an idle asyncio server of its own waits
+meanwhile: the share of a wait that no server on these cores avoids.
 
     --prefix "python -m benchmarks.memory_limit 2048"     the server in a memory cgroup of 2 GiB, if root may make one
 """
