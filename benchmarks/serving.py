@@ -446,6 +446,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")
+    parser.add_argument("--nice", type=int, default=19, help="of hostile: the priority of the attackers' threads")
     parser.add_argument("--together", action="store_true", help="of hostile: all attacks at once, on one server")
     parser.add_argument("--prefix", default="", help="words before the server's command, such as those of a container")
     parser.add_argument("--seed", type=int, default=0)

@@ -12,8 +12,9 @@ The same process first asks while nobody attacks, and its line stands as `idle` 
 server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
 the server's main thread, which runs the event loop, computed and how long it was ready but had no core. Time without a
 core goes to other processes or to the server's other threads; a wait without either is a lock or a long callback.
-Attackers and canaries use the same cores as the server. `floor` is what a request to an idle asyncio server of its own
-waits meanwhile: the share of a wait that no server on these cores avoids.
+Attackers and canaries use the same cores as the server; attackers have the lowest priority, because real ones compute
+elsewhere (`--nice 0` gives them the server's). `floor` is what a request to an idle asyncio server of its own waits
+meanwhile: the share of a wait that no server on these cores avoids.
 
     --prefix "python -m benchmarks.memory_limit 2048"     the server in a memory cgroup of 2 GiB, if root may make one
 """
@@ -254,12 +255,13 @@ ATTACKS: dict[str, Attack] = {
 
 
 @contextlib.contextmanager
-def origin(first: bytes, again: bytes) -> Iterator[int]:
+def origin(first: bytes, again: bytes, nice: int = 0) -> Iterator[int]:
     """A hostile origin, at a port of its own: to every request `first`, then `again` until its client hangs up."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
 
         def answer(link: socket.socket) -> None:
+            _lower(nice)
             with contextlib.suppress(OSError), link:
                 link.settimeout(20)
                 link.recv(1 << 16)
@@ -284,8 +286,9 @@ def origin(first: bytes, again: bytes) -> Iterator[int]:
             listener.shutdown(socket.SHUT_RDWR)
 
 
-def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[str, int]) -> None:
+def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[str, int], nice: int) -> None:
     """Send it, read the answer, and again."""
+    _lower(nice)
     while not stop.is_set():
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as link:
             with contextlib.suppress(OSError):
@@ -294,6 +297,11 @@ def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[s
             status = answer[9:12].decode("latin-1") or "closed"
             statuses[status] = statuses.get(status, 0) + 1
         stop.wait(0.01)
+
+
+def _lower(nice: int) -> None:
+    """Lower the priority of this thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 # ---------------------------------------------------------------------- canaries
@@ -391,7 +399,7 @@ def _outcome(
     stop, statuses = threading.Event(), dict[str, int]()
     try:
         with contextlib.ExitStack() as origins:
-            ports = [origins.enter_context(origin(*attack.origin)) for attack in attacks]
+            ports = [origins.enter_context(origin(*attack.origin, given.nice)) for attack in attacks]
             payloads = [each for attack, at in zip(attacks, ports, strict=True) for each in attack.payloads(at)]
             _ready(port, [talk() for talk in (_hello, *(attack.warm for attack in attacks)) if talk is not None])
             with watched(port, process.pid) as idle:
@@ -400,7 +408,8 @@ def _outcome(
             calm = peak_mib(process.pid)
             with watched(port, process.pid) as told:
                 time.sleep(1.0)
-                threads = [threading.Thread(target=attacking, args=(port, one, stop, statuses)) for one in payloads]
+                each = (stop, statuses, given.nice)
+                threads = [threading.Thread(target=attacking, args=(port, one, *each)) for one in payloads]
                 for thread in threads:
                     thread.start()
                 time.sleep(given.seconds)

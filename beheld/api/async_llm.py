@@ -49,6 +49,7 @@ from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.utils.cancellation import CancelToken
+from beheld.utils.host_turns import HostTurns
 
 __all__ = [
     "AsyncLLM",
@@ -170,7 +171,8 @@ class AsyncLLM:
         self._inputs = remote.inputs
         self._defaults = self._inputs.default_params()
         self._scoring_template = args.chat_template
-        self._pools = Pools()
+        self.host = HostTurns()
+        self._pools = Pools(self.host)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _LiveRequest] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -590,28 +592,29 @@ class AsyncLLM:
         grounding: bool = False,
         lazy_prompt: bool = False,
     ) -> AsyncGenerator[Any, None]:
-        live = await self._submit(
-            prompt, params, request_id, lora, priority, pieces, marks, client, grounding, lazy_prompt
-        )
-        # The input may be large, and the answer may take long.
-        del prompt
-        prepared()
-        try:
-            while True:
-                await live.changed.wait()
-                live.changed.clear()
-                finished = live.collector.finished
-                output = live.collector.delta() if pieces is Pieces.DELTA else live.collector.output()
-                if output.error is not None:
-                    raise output.error
-                output.milliseconds = live.milliseconds()
-                if isinstance(output, RequestOutput):
-                    output.metrics = live.metrics(output)
-                yield output
-                if finished:
-                    return
-        finally:
-            self._forget(live)
+        with self.host.asking(client):
+            live = await self._submit(
+                prompt, params, request_id, lora, priority, pieces, marks, client, grounding, lazy_prompt
+            )
+            # The input may be large, and the answer may take long.
+            del prompt
+            prepared()
+            try:
+                while True:
+                    await live.changed.wait()
+                    live.changed.clear()
+                    finished = live.collector.finished
+                    output = live.collector.delta() if pieces is Pieces.DELTA else live.collector.output()
+                    if output.error is not None:
+                        raise output.error
+                    output.milliseconds = live.milliseconds()
+                    if isinstance(output, RequestOutput):
+                        output.metrics = live.metrics(output)
+                    yield output
+                    if finished:
+                        return
+            finally:
+                self._forget(live)
 
     async def _submit(
         self,
@@ -675,6 +678,11 @@ class AsyncLLM:
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
         reading = self._pools.of_reading(order.prompt, order.params)
         try:
+            if pool is self._pools.grammar and reading is self._pools.slow:
+                # Compilers are not waited for in a turn of those that keep the interpreter.
+                read = await self._run_in(reading, order.client, inputs.read, order)
+                made = await self._run_in(pool, order.client, inputs.make_items, read)
+                return await self._run_in(pool, order.client, inputs.seal, made)
             if pool is not self._pools.media:
                 return await self._run_in(reading, order.client, inputs.prepare, order)
             with inputs.fetch_room() as reserve:

@@ -13,12 +13,16 @@ from beheld.core.request import ForeignTemplate
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.utils.fair_turns import FairTurns
+from beheld.utils.host_turns import HostTurns
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _TEXT_THREADS = 2
 _LONG_THREADS = 2
+_SLOW_THREADS = 2
+# Values of a conversation; to render so many takes some 5 ms, all of it in the interpreter.
+_SLOW_VALUES = 1024
 # Requests whose media are opened and processed at a time, and of these, those of one client. They wait for workers
 # (sandbox/client_turns.py); further threads only read prompts.
 _MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT, _MEDIA_READERS = 24, 16, 4
@@ -31,14 +35,19 @@ class Pools:
     """The thread pools, and whose turn it is at each.
 
     Prompts with media wait for decoders, those with a grammar for compilers, and templates of requests for renderers.
-    None of them may delay plain text, and long texts may not delay short ones. Fetching waits in the event loop and
-    delays no thread. Clients that wait for one pool have its threads by turns, so that a client waits for what runs,
-    and not for all that another one has sent.
+    None of them may delay plain text, and long texts and conversations of hundreds of messages may not delay short
+    ones. Fetching waits in the event loop and delays no thread. Clients that wait for one pool have its threads by
+    turns, so that a client waits for what runs, and not for all that another one has sent.
+
+    Args:
+        host: turns of what keeps the interpreter busy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostTurns) -> None:
+        self._host = host
         self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
+        self.slow = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="beheld-slow")
         self.media = ThreadPoolExecutor(_MEDIA_TURNS + _MEDIA_READERS, thread_name_prefix="beheld-prepare")
         self.media_turns = FairTurns(_MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT)
         self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
@@ -47,16 +56,18 @@ class Pools:
         self._turns = {
             self.text: FairTurns(_TEXT_THREADS, _TEXT_THREADS),
             self.long: FairTurns(_LONG_THREADS, _LONG_THREADS),
+            self.slow: FairTurns(_SLOW_THREADS, _SLOW_THREADS),
             self.template: FairTurns(_TEMPLATE_THREADS, _TEMPLATE_THREADS),
             self.grammar: FairTurns(_GRAMMAR_THREADS, _GRAMMAR_THREADS - 2),
         }
 
     def of(self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None) -> ThreadPoolExecutor:
         """The pool that prepares a prompt or a conversation."""
+        num_values = 0
         if isinstance(prompt, Chat):
             if any(map(_holds_media, prompt.messages)):
                 return self.media
-            num_letters = _letters([prompt.messages, prompt.tools, prompt.template_kwargs, prompt.chat_template])
+            num_letters, num_values = _size(prompt)
         elif isinstance(prompt, Pair):
             num_letters = len(prompt.first) + len(prompt.second)
         else:
@@ -66,7 +77,9 @@ class Pools:
             num_letters = len(text) if isinstance(text, str) else 0
         if num_letters > SHORT_TEXT:
             return self.long
-        return self.grammar if has_grammar(params) else self.text
+        if has_grammar(params):
+            return self.grammar
+        return self.slow if num_values > _SLOW_VALUES else self.text
 
     def of_reading(
         self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None
@@ -74,17 +87,22 @@ class Pools:
         """Where it is read: a template that strangers sent may loop, and only others of its kind wait for it."""
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
-        return self.of(prompt, params)
+        pool = self.of(prompt, params)
+        if pool in (self.media, self.grammar) and isinstance(prompt, Chat) and _size(prompt)[1] > _SLOW_VALUES:
+            return self.slow
+        return pool
 
     async def run(self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
         """Call a function in a pool's thread when it is the client's turn; media have turns of their own."""
         turns = self._turns.get(pool)
         async with nullcontext() if turns is None else turns.turn(client):
+            if pool is self.slow:
+                return await self._host.run(pool, client, function, *args)
             return await asyncio.get_running_loop().run_in_executor(pool, function, *args)
 
     def close(self) -> None:
         """Accept no more work; does not wait for running work."""
-        for pool in (self.text, self.long, self.media, self.template, self.grammar):
+        for pool in (self.text, self.long, self.slow, self.media, self.template, self.grammar):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -93,13 +111,21 @@ def has_grammar(params: SamplingParams | PoolingParams | None) -> bool:
     return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
-def _letters(value: Any) -> int:
-    """Number of characters of all texts in plain JSON."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_letters, value)) + sum(map(_letters, value.values()))
-    return sum(map(_letters, value)) if isinstance(value, list | tuple) else 0
+def _size(chat: Chat) -> tuple[int, int]:
+    """Number of characters of all texts of a conversation and its tools, and number of all values."""
+    num_letters = num_values = 0
+    left: list[Any] = [chat.messages, chat.tools, chat.template_kwargs, chat.chat_template]
+    while left:
+        value = left.pop()
+        num_values += 1
+        if isinstance(value, str):
+            num_letters += len(value)
+        elif isinstance(value, Mapping):
+            left += value
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return num_letters, num_values
 
 
 def _holds_media(message: Any) -> bool:

@@ -101,6 +101,7 @@ class Service:
             options,
             replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
             self._starts,
+            llm.host,
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
@@ -154,6 +155,12 @@ class Service:
         app.router.redirect_slashes = False
         return app
 
+    def seen(self, scope: Scope) -> str:
+        """A request begins: who asks."""
+        client = self.clients.of(scope)
+        self.llm.host.seen(client)
+        return client
+
     def _crowded(self, scope: Scope) -> bool:
         """Whether there are more connections than this one's peer may have a part in."""
         return self.admission.crowded(self.clients.peer(scope))
@@ -180,9 +187,10 @@ class Service:
         async def handle(request: Request) -> Response:
             request.state.route, request.state.names = route, NO_NAMES
             notes = request.state.notes = Notes(strict=self.options.strict_fields)
-            request.state.held = self.admission.hold(self.clients.of(request.scope))
+            client = self.seen(request.scope)
+            request.state.held = self.admission.hold(client)
             try:
-                await self._starts.take(request.state.held.client)
+                await self._starts.take(client)
                 response = await handler(request)
                 if notes.fields:
                     self.metrics.accepted(notes.fields)

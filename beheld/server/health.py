@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -90,12 +91,21 @@ class EarlyHealth:
     """Answers plain requests for /health while all is well; everything else goes through the application.
 
     Where all cores compute, each turn of the interpreter may wait for one, and the usual way has many.
+
+    Args:
+        app: the application.
+        health: what is answered.
+        access_log: records the requests.
+        seen: is called with each of them.
     """
 
-    def __init__(self, app: ASGIApp, health: EngineHealth, access_log: AccessLog) -> None:
+    def __init__(
+        self, app: ASGIApp, health: EngineHealth, access_log: AccessLog, seen: Callable[[Scope], object]
+    ) -> None:
         self._app = app
         self._health = health
         self._access_log = access_log
+        self._seen = seen
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or call the application."""
@@ -103,6 +113,7 @@ class EarlyHealth:
             await self._app(scope, receive, send)
             return
         begin = time.monotonic()
+        self._seen(scope)
         try:
             body = json.dumps(self._health.report(), separators=(",", ":")).encode()
         except (HttpError, EngineDeadError):

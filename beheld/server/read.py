@@ -17,13 +17,14 @@ from beheld.server.arriving_body import ArrivingBody
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
-from beheld.server.request_turns import RequestTurns, Rests
+from beheld.server.request_turns import RequestTurns
 from beheld.server.speech_schema import values_of
 from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
 from beheld.utils.fair_turns import FairTurns
 from beheld.utils.gil import quick_turns
+from beheld.utils.host_turns import HostTurns
 from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
@@ -44,10 +45,16 @@ class Reader:
         options: the server's options.
         bounds: limits of one body's JSON.
         turns: of parsing what is parsed in the event loop.
+        host: of parsing what is parsed in threads.
     """
 
     def __init__(
-        self, admission: AdmissionControl, options: ServerOptions, bounds: JsonBounds, turns: RequestTurns
+        self,
+        admission: AdmissionControl,
+        options: ServerOptions,
+        bounds: JsonBounds,
+        turns: RequestTurns,
+        host: HostTurns,
     ) -> None:
         self._admission = admission
         self._options = options
@@ -55,7 +62,7 @@ class Reader:
         self._turns = turns
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-read")
         self._pool_turns = FairTurns(_THREADS, _THREADS)
-        self._rests = Rests()
+        self._host = host
         self._large = ThreadPoolExecutor(1, thread_name_prefix="beheld-read-large")
 
     async def read(self, request: Request, kind: type[B], held: Hold, notes: Notes, made: Callable[[B], T]) -> T:
@@ -105,7 +112,7 @@ class Reader:
         if len(body) > limits.LARGE_BYTES:
             return await loop.run_in_executor(self._large, parse, *arguments)
         async with self._pool_turns.turn(client):
-            return await loop.run_in_executor(self._pool, self._rests.run, parse, *arguments)
+            return await self._host.run(self._pool, client, parse, *arguments)
 
     def _parsed(self, body: bytearray | mmap, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
         return made(checked(parse(body, self._bounds), kind, notes))

@@ -121,7 +121,7 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
     }
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
-        RootPath(EarlyHealth(app, service.engine_health, service.access_log), options.root_path),
+        RootPath(EarlyHealth(app, service.engine_health, service.access_log, service.seen), options.root_path),
         **tls.settings(options),
         http=protocol,
         ws="none",

@@ -11,6 +11,7 @@ import pytest
 from beheld.api.pools import Pools
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.pipeline import Chat
+from beheld.utils.host_turns import HostTurns
 
 TALK = [{"role": "user", "content": "Hello."}]
 SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a.test/"}}]}]
@@ -19,7 +20,7 @@ SEEN = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 @pytest.mark.case(105)
 def test_strangers_templates_have_threads_of_their_own() -> None:
     """Four that loop held plain text for 3 to 6 s."""
-    pools = Pools()
+    pools = Pools(HostTurns())
     try:
         foreign = ForeignTemplate("{{ messages }}")
         for talk in (TALK, SEEN):
@@ -31,10 +32,10 @@ def test_strangers_templates_have_threads_of_their_own() -> None:
 
 
 @pytest.mark.case(127)
-@pytest.mark.parametrize("kind", ["text", "long", "template", "grammar"])
+@pytest.mark.parametrize("kind", ["text", "long", "slow", "template", "grammar"])
 def test_a_client_waits_for_what_runs_and_not_for_all_that_another_sent(kind: str) -> None:
     """64 chats of 900 messages each held a short one for 2 s."""
-    pools = Pools()
+    pools = Pools(HostTurns())
     pool: ThreadPoolExecutor = getattr(pools, kind)
     begun: list[str] = []
 

@@ -209,6 +209,25 @@ def test_names_that_nobody_resolves_end_at_the_deadline(monkeypatch: pytest.Monk
     silence.set()
 
 
+@pytest.mark.case(102)
+def test_the_loop_waits_for_no_resolver_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside all attacks at once, a loop that was late stood there in 8 of 24 samples: each waits for a core."""
+    loops, waited = threading.current_thread(), list[threading.Event]()
+    real = threading.Event.wait
+
+    def wait(self: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is loops:
+            waited.append(self)
+        return real(self, timeout)
+
+    async def story() -> str:
+        return await pinned_http.address_of("93.184.216.34", 80, Shares())
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    assert asyncio.run(story()) == "93.184.216.34"
+    assert not waited
+
+
 def picture_at(url: str) -> MediaRef:
     return MediaRef("image", url)
 

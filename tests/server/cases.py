@@ -134,6 +134,7 @@ CASES: dict[int, str] = {
     127: "many small requests of one client at once",
     128: "many long stop strings, and variables of templates in thousands",
     129: "many bodies of one client with tens of thousands of keys",
+    130: "conversations of hundreds of messages, while another client chats",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -177,7 +178,8 @@ SEEN_TO_FAIL: dict[int, str] = {
     127: "turns in `server/request_turns.py` and of `api/pools.py`, the document that is kept in `server/app.py`, and "
     "the queue in `server/listen.py`",
     128: "tables that grow with what matched in `text/stop.py`, and the number of variables in `server/schema.py`",
-    129: "rests in `server/request_turns.py`, and the turns of clients in `server/read.py`",
+    129: "rests in `utils/host_turns.py`, and the turns of clients in `server/read.py`",
+    130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
 }
 
 

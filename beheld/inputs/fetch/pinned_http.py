@@ -7,6 +7,7 @@ ends any wait, and a silent server holds no thread. Proxies, cookies, credential
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import ipaddress
@@ -141,7 +142,8 @@ async def _resolved(host: str, port: int, shares: Shares) -> list[Any]:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(end_turn)
 
-    threading.Thread(target=ask, name="beheld-resolve", daemon=True).start()
+    # Thread.start would wait here, in the event loop, until the thread has had the interpreter and a core.
+    _thread.start_new_thread(ask, ())
     return await asyncio.wrap_future(answer)
 
 
