@@ -519,6 +519,14 @@ class AsyncLLM:
         ids = list(token_ids)
         return str(await self._run_in(self._pools.text, client, tokenizer.decode, ids, False))
 
+    async def cut(self, text: str, most: int, *, client: str = "") -> str:
+        """The beginning of a text that its first `most` tokens spell; `client` as for `generate`.
+
+        Raises:
+            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+        """
+        return str(await self._run_in(self._pools.of(text, None), client, self._inputs.reader.cut, text, most))
+
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""
         return self._inputs.share_tokenizer()

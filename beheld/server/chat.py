@@ -23,7 +23,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredConten
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
-from beheld.text.reasoning import ReasoningMarks, format_of, reasoning_of, splitter
+from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
 from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
@@ -350,7 +350,7 @@ async def _chunks(
         async for output in outputs:
             if not parsers:
                 head.begun(output)
-                parsers = {index: _parser(output, tools, marks) for index in range(body.n or 1)}
+                parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
                 opening = {"role": "assistant", "content": begun}
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
@@ -397,11 +397,14 @@ def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> Reasonin
     return None
 
 
-def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:
+def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None, body: ChatRequest) -> DeltaParser:
     forced = tools.grammar is not None and tools.grammar.calls is None
     # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
     calls = () if forced or tools.form is None else FORMATS[tools.form].openings
-    split = None if marks is None else splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls)
+    split: Splitter | None = None
+    if marks is not None:
+        nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+        split = splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls, nonempty=nonempty)
     return DeltaParser(
         split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
     )

@@ -73,6 +73,17 @@ def _census(kind: str, positions: int = 32768) -> Make:
     return make
 
 
+def _sound(kind: str) -> Make:
+    """A checkpoint of a type of the census that hears."""
+
+    def make(folder: Path) -> None:
+        from tests import census_media, census_sound
+
+        census_media.make(kind, census_sound.RECIPES[kind], folder)
+
+    return make
+
+
 def _encoder(architecture: str, **changes: Any) -> Make:
     from tests.pool import checkpoints
 

@@ -90,6 +90,14 @@ class PromptReader:
         self._tokenizer.check_size(text, most)
         return self._tokenizer.encode(text, add_special_tokens=False, most=most)
 
+    def cut(self, text: str, most: int) -> str:
+        """Return the beginning of a text that its first `most` ids spell.
+
+        Raises:
+            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+        """
+        return self._tokenizer.cut(self._cased(text), most)
+
     # ------------------------------------------------------------------ prompts
 
     def read_prompt(self, prompt: PromptType, params: SamplingParams | PoolingParams) -> ReadPrompt:
