@@ -303,7 +303,15 @@ class Service:
         def events() -> AsyncGenerator[Chunk, None]:
             # The samples count as the body does.
             grow = request.state.held.grow
-            return transcriptions.chunks(self.llm, body, head, salt, grow, translate=task == "translate")
+            return transcriptions.chunks(
+                self.llm,
+                body,
+                head,
+                salt,
+                grow,
+                translate=task == "translate",
+                tells_usage=self.options.tells_usage,
+            )
 
         def response(found: dict[str, Any]) -> Response:
             return transcriptions.response(found, body, notes.warnings(), task)

@@ -41,7 +41,6 @@ FAMILIES: Mapping[str, str] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "llama",
     "JackFram/llama-68m": "llama",
     "openai-community/gpt2": "llama",
-    "Qwen/Qwen3-VL-Reranker-2B": "qwen3_vl",
     "Qwen/Qwen3-ASR-0.6B": "qwen3_asr",
     "openai/whisper-large-v3-turbo": "whisper",
 }
@@ -113,6 +112,7 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
     "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": example_repositories._classifier(
         "qwen2", "Qwen2ForSequenceClassification", num_labels=1, pad_token_id=0
     ),
+    "Qwen/Qwen3-VL-Reranker-2B": example_repositories._judge("qwen3_vl"),
     "vidore/colpali-v1.3-hf": _colpali,
     "ibm-granite/granite-speech-3.3-2b": example_repositories._sound("granite_speech"),
     "mistralai/Voxtral-Mini-4B-Realtime-2602": example_repositories._sound("voxtral_realtime"),
