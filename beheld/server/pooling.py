@@ -19,7 +19,7 @@ from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
 from beheld.server import vector_bodies
-from beheld.server.chat import ChunkHead, message_of, template_of
+from beheld.server.chat import ChunkHead, message_of, read_as, template_of
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -58,12 +58,17 @@ class PoolingWork:
 
 
 async def cuts_of(llm: AsyncLLM, body: Pooled, client: str) -> Cuts:
-    """Return the texts of a pair's sides that the request's bounds cut.
+    """Return the texts of a pair's sides that the request's bounds cut, or those to embed that lose their beginning.
 
     Raises:
         HttpError: a side is no text.
         PromptError: the tokenizer cannot cut.
     """
+    if isinstance(body, EmbedRequest) and body.truncate == "START":
+        most = min(body.max_tokens or llm.config.max_model_len, llm.config.max_model_len)
+        return {
+            text: await llm.cut(text, most, end=True, client=client) for text in dict.fromkeys(body.texts or ())
+        }, {}
     if not isinstance(body, ScoreRequest | RerankRequest):
         return NO_CUTS
     sides = (body.query, body.documents) if isinstance(body, RerankRequest) else _sides_of(body)
@@ -97,7 +102,7 @@ def work_of(
     if isinstance(body, ClassifyRequest):
         _check_input(body)
         template_of(body, options)
-    given = _given_to_embed(body, options, salt) if isinstance(body, EmbedRequest) else []
+    given = _given_to_embed(body, options, salt, cuts[0]) if isinstance(body, EmbedRequest) else []
     sides = _sides_of(body) if isinstance(body, ScoreRequest) else None
     if info is None:
         raise HttpError(
@@ -191,6 +196,7 @@ def _check_input(body: ClassifyRequest) -> None:
 def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
     if body.messages is not None:
         messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+        read_as(messages, body.media_io_kwargs, options)
         # A vector is made of what is there, and no answer begins.
         chosen = template_of(body, options, adds=False)
         return [Chat(messages, cache_salt=salt, **chosen)]
@@ -200,15 +206,17 @@ def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) ->
     return [_salted(entry, salt, **more) for entry in ([given] if one else given)]
 
 
-def _given_to_embed(body: EmbedRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+def _given_to_embed(
+    body: EmbedRequest, options: ServerOptions, salt: str | None, cuts: Mapping[str, str]
+) -> list[Asked]:
     """Return the prompts of texts, of images, or of contents; one text alone in a content is that text."""
     names = [name for name in ("texts", "images", "inputs") if getattr(body, name) is not None]
     if len(names) != 1:
         raise HttpError(400, "The request must have texts, images or inputs.", "Send one of them.", param="texts")
-    if body.truncate == "START":
-        raise HttpError(400, "Texts cannot be cut at their start.", "Send END or NONE.", param="truncate")
+    if body.truncate == "START" and body.texts is None:
+        raise HttpError(400, "Only texts are cut at their start.", "Send END or NONE.", param="truncate")
     if body.texts is not None:
-        return [_salted(text, salt) for text in body.texts]
+        return [_salted(cuts.get(text, text), salt) for text in body.texts]
     contents: list[list[dict[str, Any]]] = [
         [{"type": "image_url", "image_url": {"url": url}}] for url in body.images or ()
     ]
@@ -232,7 +240,9 @@ def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> Poo
         vectors = np.stack([output.outputs.data.numpy() for output in outputs])
         kinds = dict.fromkeys(body.embedding_types or ["float"])
         usage = _usage(outputs)
-        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": usage["prompt_tokens"]}}
+        of_images = sum(receipt.tokens for output in outputs for receipt in output.media)
+        units = {"input_tokens": usage["prompt_tokens"] - of_images, "image_tokens": of_images}
+        meta = {"api_version": {"version": "2"}, "billed_units": units}
         found: Answer = {"id": head.id, "model": head.model, "response_type": "embeddings_by_type"}
         found |= {"embeddings": {kind: _in_kind(vectors, kind) for kind in kinds}, "usage": usage, "meta": meta}
         return found if body.texts is None else found | {"texts": body.texts}

@@ -521,6 +521,10 @@ Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
+# By modality, how its media are read.
+Reading = Annotated[dict[Literal["image", "video", "audio"], dict[str, Any]], Field(max_length=3)]
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
@@ -538,6 +542,7 @@ class ChatRequest(Sampled):
     chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Documents | None = None
@@ -613,6 +618,7 @@ class ClassifyRequest(Pooled):
     chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

@@ -44,6 +44,10 @@ FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen3-ASR-0.6B": "qwen3_asr",
     "openai/whisper-large-v3-turbo": "whisper",
 }
+# Model -> those that its configuration names.
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": ("meta-llama/Llama-3.2-1B-Instruct",),
+}
 # Models whose tests want reasoning, an answer or a call, and an end -> what a checkpoint in their place says.
 SCRIPTED: Mapping[str, tuple[str, ...]] = {
     "Qwen/Qwen3-8B": (
@@ -114,7 +118,6 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
     ),
     "Qwen/Qwen3-VL-Reranker-2B": example_repositories._judge("qwen3_vl"),
     "vidore/colpali-v1.3-hf": _colpali,
-    "ibm-granite/granite-speech-3.3-2b": example_repositories._sound("granite_speech"),
     "mistralai/Voxtral-Mini-4B-Realtime-2602": example_repositories._sound("voxtral_realtime"),
 }
 _REASONED = ("<think>", "\nOne", " and", " one", " is", " asked", " for.", "</think>", "\n\nIt is 2,", " I think.")
@@ -138,6 +141,8 @@ ADAPTERS: Mapping[str, str] = {
 
 def lay(hub: Path, name: str) -> Path | None:
     """The folder of a model in the cache folder `hub`; None if nothing stands for it."""
+    for further in BESIDE.get(name, ()):
+        lay(hub, further)
     family = FAMILIES.get(name)
     if family is None and name not in ADAPTERS and name not in SCRIPTED and name not in ENCODERS:
         return example_repositories.lay(hub, name) if example_repositories.known(name) else None

@@ -173,7 +173,7 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/v1/embeddings", {"input": "<|vision_start|><|image_pad|><|vision_end|>"}, None),
         ("/v2/embed", {"texts": ["x"], "output_dimension": 65}, "output_dimension"),
         ("/v2/embed", {"texts": ["x"], "images": ["y"]}, "texts"),
-        ("/v2/embed", {"texts": ["x"], "truncate": "START"}, "truncate"),
+        ("/v2/embed", {"images": ["x"], "truncate": "START"}, "truncate"),
         ("/v2/embed", {"texts": ["x " * 4000], "truncate": "NONE"}, "texts"),
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types.0"),
         ("/v2/embed", {"input_type": "search_query"}, "texts"),
@@ -324,6 +324,12 @@ def test_vectors_in_coheres_form(running: Running, vectors: torch.Tensor) -> Non
     torch.testing.assert_close(embedded(short), F.normalize(vectors[:, :8], dim=-1), atol=1e-5, rtol=1e-4)
     cut = running.post("/v2/embed", {"texts": ["x " * 4000]})
     assert cut.json()["usage"]["prompt_tokens"] == ENGINE["max_model_len"]
+    count = len(running.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"])
+    for most, bound in ((count, {"max_tokens": count}), (ENGINE["max_model_len"], {})):
+        end = {"texts": ["x " * 4000 + TEXTS[0], TEXTS[0]], "truncate": "START", **bound}
+        kept = running.post("/v2/embed", end).json()
+        assert kept["usage"]["prompt_tokens"] == most + count
+        assert (embedded(kept)[0] - embedded(kept)[1]).abs().max() < 1e-5 or most > count
     url = IMAGE["image_url"]["url"]
     by_chat = running.post("/v1/embeddings", {"messages": [{"role": "user", "content": [IMAGE]}]}).json()
     wanted = torch.tensor([by_chat["data"][0]["embedding"]])
