@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.api import transcribe
@@ -520,6 +521,17 @@ class AsyncLLM:
                 )
         ids = list(token_ids)
         return str(await self._run_in(self._pools.text, client, tokenizer.decode, ids, False))
+
+    async def cut(self, text: str, most: int, *, end: bool = False, client: str = "") -> str:
+        """The beginning of a text that its first `most` tokens spell; `client` as for `generate`.
+
+        With `end`, the end of the text that makes a prompt of at most `most` tokens, special ones included.
+
+        Raises:
+            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+        """
+        cut = partial(self._inputs.reader.cut, end=end)
+        return str(await self._run_in(self._pools.of(text, None), client, cut, text, most))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""

@@ -40,6 +40,7 @@ FLAGS: dict[str, VllmOption] = {
     "max-seq-len-to-capture": VllmOption("graphs' sizes follow from --max-num-seqs", values=1),
     "tokenizer-pool-size": VllmOption("texts are tokenized in threads", values=1),
     "speculative-model": VllmOption("no token is guessed ahead, and answers are the same without", values=1),
+    "enable-flash-late-interaction": VllmOption("one way of late interaction is there, and scores are the same"),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
     "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1),
@@ -62,6 +63,21 @@ FLAGS: dict[str, VllmOption] = {
     "grpc-port": VllmOption(remedy="Clients speak HTTP; leave it out.", values=1),
     "enable-ssl-refresh": VllmOption(remedy="Restart the server after its certificate has changed."),
     "middleware": VllmOption(remedy=_PROXY, values=1),
+    "cohere-format": VllmOption(
+        remedy="Cohere's clients embed and rank here, and chat with /v1/chat/completions.", values=1
+    ),
+    "cohere-is-reasoning-model": VllmOption(remedy="Use --reasoning-parser cohere."),
+    "anthropic-disabled-thinking-effort": VllmOption(
+        remedy="Leave it out: /v1/messages switches the template's thinking off where a request asks for that.",
+        values=1,
+    ),
+    **{
+        name: VllmOption(remedy="One process serves all engines; leave it out.", values=1)
+        for name in (
+            *("data-parallel-supervisor-port", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s"),
+            "dp-supervisor-probe-failure-threshold",
+        )
+    },
 }
 
 # Options of the engine; the server has a flag of its own for one, and vLLM keeps two to itself.

@@ -38,6 +38,21 @@ class ScriptLLM(LLM):
             self._engine = ScriptEngine(self)
         return self._engine
 
+    @property
+    def model_config(self) -> Any:
+        """What scripts read of the model: its name, its greatest length, its config.json, and how long a vector is."""
+        from transformers import AutoConfig
+
+        read = AutoConfig.from_pretrained(self._info.path, trust_remote_code=self._args.trust_remote_code)
+        pooler = self._info.pooler
+        return SimpleNamespace(
+            model=self._args.model,
+            hf_config=read,
+            hf_text_config=read.get_text_config(),
+            max_model_len=self._config.max_model_len,
+            embedding_size=None if pooler is None or pooler.scores else pooler.width,
+        )
+
     def get_metrics(self) -> list[metrics.Metric]:
         """The engine's counters under vLLM's names."""
         return metrics.of(self.stats(), str(self._args.model or "mote"))
@@ -181,18 +196,8 @@ class ScriptEngine:
 
     @property
     def model_config(self) -> Any:
-        """The model's name, its greatest length and its config.json."""
-        from transformers import AutoConfig
-
-        args = self._llm._args
-        source = self._llm._info.path
-        read = AutoConfig.from_pretrained(source, trust_remote_code=args.trust_remote_code)
-        return SimpleNamespace(
-            model=args.model,
-            hf_config=read,
-            hf_text_config=read.get_text_config(),
-            max_model_len=self._llm._config.max_model_len,
-        )
+        """As ScriptLLM.model_config."""
+        return self._llm.model_config
 
     @property
     def engine_core(self) -> ScriptCore:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from beheld.core.config import MediaLimits
@@ -48,8 +49,10 @@ def fetch_audio(audio_url: str) -> tuple[Any, int]:
     return wave.samples, wave.rate
 
 
-def load_audio(path: str, *, sr: float | None = 22050, mono: bool = True) -> tuple[Any, int]:
-    """Read an audio file; return the samples (float32) at `sr` Hz, or at the file's rate, and that rate.
+def load_audio(path: Any, *, sr: float | None = 22050, mono: bool = True) -> tuple[Any, int]:
+    """Read an audio file, by its path or open for reading bytes.
+
+    Returns the samples (float32) at `sr` Hz, or at the file's rate, and that rate.
 
     Raises:
         MediaError: the file is not audio.
@@ -57,8 +60,8 @@ def load_audio(path: str, *, sr: float | None = 22050, mono: bool = True) -> tup
     """
     if not mono:
         raise ParamsError("Audio is read as one channel.", "Leave mono out.", param="mono")
-    with open(path, "rb") as file:
-        wave = audio.open_bytes(file.read(), _LIMITS)
+    data = path.read() if hasattr(path, "read") else Path(path).read_bytes()
+    wave = audio.open_bytes(data, _LIMITS)
     if sr is not None:
         wave = audio.resampled(wave, int(sr))
     return wave.samples, wave.rate

@@ -311,7 +311,15 @@ class Service:
         def events() -> AsyncGenerator[Chunk, None]:
             # The samples count as the body does.
             grow = request.state.held.grow
-            return transcriptions.chunks(self.llm, body, head, salt, grow, translate=task == "translate")
+            return transcriptions.chunks(
+                self.llm,
+                body,
+                head,
+                salt,
+                grow,
+                translate=task == "translate",
+                tells_usage=self.options.tells_usage,
+            )
 
         def response(found: dict[str, Any]) -> Response:
             return transcriptions.response(found, body, notes.warnings(), task)
@@ -428,7 +436,9 @@ class Service:
             body = await self._read(request, kind)
             self._note_priority(body, request)
             head = self._head(request, "pool", body.model)
-            work = pooling.work_of(self.llm, body, self.options, head, self._salt(request, body.cache_salt))
+            salt = self._salt(request, body.cache_salt)
+            cuts = await pooling.cuts_of(self.llm, body, head.client)
+            work = pooling.work_of(self.llm, body, self.options, head, salt, cuts)
             self.clients.check(head.client)
             window = min(len(work.prompts), self.options.max_answers)
             with self.admission.admitted(window, head.client):

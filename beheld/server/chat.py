@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredConten
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
-from beheld.text.reasoning import ReasoningMarks, format_of, reasoning_of, splitter
+from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
 from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
@@ -132,6 +132,7 @@ def chunks(
         return len(await llm.token_ids(text, add_special_tokens=False)) if text else 0
 
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+    read_as(messages, body.media_io_kwargs, options)
     begun = _last_words(messages[-1]) if body.echo else ""
     asked: dict[str, Any] = {
         "lora_request": head.lora,
@@ -309,6 +310,42 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
     return made
 
 
+# Modality -> options of reading a file that a request may set.
+_READING = {"video": ("num_frames", "fps")}
+
+
+def read_as(
+    messages: list[dict[str, Any]], given: Mapping[Any, Mapping[str, Any]] | None, options: ServerOptions
+) -> None:
+    """Have the videos of messages read with the request's options, where a part has none of its own.
+
+    Raises:
+        HttpError: the client is not trusted with options, or there is no such option.
+    """
+    if given is None or not any(given.values()):
+        return
+    if not options.trust_processor_options:
+        raise HttpError(
+            400,
+            "This server does not accept options of reading media in requests.",
+            "The operator may start it with --trust-request-mm-kwargs.",
+            param="media_io_kwargs",
+        )
+    for modality, own in given.items():
+        for name in own:
+            if name not in _READING.get(modality, ()):
+                raise HttpError(
+                    400,
+                    f"media_io_kwargs sets {name[:64]!r} for {modality}, which has no such option.",
+                    "Set num_frames or fps for video, or leave it out.",
+                    param="media_io_kwargs",
+                )
+    for message in messages:
+        for part in message["content"] if isinstance(message["content"], list) else ():
+            if part["type"] == "video_url" and not part.keys() & set(_READING["video"]):
+                part.update(given.get("video", {}))
+
+
 def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions, own: str | None) -> dict[str, Any]:
     """The arguments of AsyncLLM.chat_token_ids for a conversation to tokenize; `own` is the model's template.
 
@@ -324,8 +361,10 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
         )
     going_on = body.continue_final_message is True
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
+    messages = [message_of(message, number, options) for number, message in enumerate(body.messages or ())]
+    read_as(messages, body.media_io_kwargs if isinstance(body, ChatRequest) else None, options)
     return {
-        "messages": [message_of(message, number, options) for number, message in enumerate(body.messages or ())],
+        "messages": messages,
         "add_generation_prompt": not going_on if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": going_on,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
@@ -350,7 +389,7 @@ async def _chunks(
         async for output in outputs:
             if not parsers:
                 head.begun(output)
-                parsers = {index: _parser(output, tools, marks) for index in range(body.n or 1)}
+                parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
                 opening = {"role": "assistant", "content": begun}
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
@@ -400,11 +439,14 @@ def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> Reasonin
     return None
 
 
-def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None) -> DeltaParser:
+def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None, body: ChatRequest) -> DeltaParser:
     forced = tools.grammar is not None and tools.grammar.calls is None
     # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
     calls = () if forced or tools.form is None else FORMATS[tools.form].openings
-    split = None if marks is None else splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls)
+    split: Splitter | None = None
+    if marks is not None:
+        nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True
+        split = splitter(marks, inside=marks.begins_inside(output.prompt), calls=calls, nonempty=nonempty)
     return DeltaParser(
         split, tools.form, tools.named, tools.schemas, tools.max_calls, short_ids=tools.short_ids, forced=forced
     )

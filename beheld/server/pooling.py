@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
 from beheld.server import vector_bodies
-from beheld.server.chat import ChunkHead, message_of, template_of
+from beheld.server.chat import ChunkHead, message_of, read_as, template_of
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -36,7 +36,10 @@ from beheld.server.schema import (
 
 Asked = PromptType | Chat | Pair
 Answer = dict[str, Any]
-_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"))
+# Of each side of the pairs: text -> what is read of it.
+Cuts = tuple[Mapping[str, str], Mapping[str, str]]
+NO_CUTS: Cuts = ({}, {})
+_SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,34 @@ class PoolingWork:
     answer: Callable[[Sequence[PoolingRequestOutput]], Answer | vector_bodies.VectorBody]
 
 
-def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None) -> PoolingWork:
+async def cuts_of(llm: AsyncLLM, body: Pooled, client: str) -> Cuts:
+    """Return the texts of a pair's sides that the request's bounds cut, or those to embed that lose their beginning.
+
+    Raises:
+        HttpError: a side is no text.
+        PromptError: the tokenizer cannot cut.
+    """
+    if isinstance(body, EmbedRequest) and body.truncate == "START":
+        most = min(body.max_tokens or llm.config.max_model_len, llm.config.max_model_len)
+        return {
+            text: await llm.cut(text, most, end=True, client=client) for text in dict.fromkeys(body.texts or ())
+        }, {}
+    if not isinstance(body, ScoreRequest | RerankRequest):
+        return NO_CUTS
+    sides = (body.query, body.documents) if isinstance(body, RerankRequest) else _sides_of(body)
+    found: list[dict[str, str]] = []
+    for name, side in zip(("max_tokens_per_query", "max_tokens_per_doc"), sides, strict=True):
+        most, entries = getattr(body, name), side if isinstance(side, list) else [side]
+        if most and any(isinstance(entry, ScoredContent) for entry in entries):
+            raise HttpError(400, f"{name} cuts texts, and one side has parts.", "Leave it out.", param=name)
+        texts = dict.fromkeys(entry if isinstance(entry, str) else entry.text for entry in entries if most)
+        found.append({text: await llm.cut(text, most, client=client) for text in texts})
+    return found[0], found[1]
+
+
+def work_of(
+    llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None, cuts: Cuts = NO_CUTS
+) -> PoolingWork:
     """Return the work of a request to any of the routes.
 
     Args:
@@ -63,6 +93,7 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
         options: the server's options.
         head: the common part of the answer.
         salt: separates this client's prefix cache from others'.
+        cuts: see `cuts_of`.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or the model does not do this.
@@ -71,7 +102,7 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
     if isinstance(body, ClassifyRequest):
         _check_input(body)
         template_of(body, options)
-    given = _given_to_embed(body, options, salt) if isinstance(body, EmbedRequest) else []
+    given = _given_to_embed(body, options, salt, cuts[0]) if isinstance(body, EmbedRequest) else []
     sides = _sides_of(body) if isinstance(body, ScoreRequest) else None
     if info is None:
         raise HttpError(
@@ -84,9 +115,9 @@ def work_of(llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead
     if isinstance(body, EmbedRequest):
         return _embed(body, given, head)
     if isinstance(body, RerankRequest):
-        return _rerank(llm, body, info, options, head, salt)
+        return _rerank(llm, body, info, options, head, salt, cuts)
     if sides is not None:
-        return _score(llm, body, sides, info, options, head, salt)
+        return _score(llm, body, sides, info, options, head, salt, cuts)
     assert isinstance(body, ClassifyRequest)
     task = {ClassifyRequest: "classify", EmbeddingRequest: "embed"}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
@@ -153,28 +184,39 @@ def _check_input(body: ClassifyRequest) -> None:
         for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name) is not None:
                 raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
+    elif body.add_special_tokens:
+        raise HttpError(
+            400,
+            "A conversation's template adds its special tokens.",
+            "Leave add_special_tokens out, or send an input.",
+            param="add_special_tokens",
+        )
 
 
 def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
     if body.messages is not None:
         messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
+        read_as(messages, body.media_io_kwargs, options)
         # A vector is made of what is there, and no answer begins.
         chosen = template_of(body, options, adds=False)
         return [Chat(messages, cache_salt=salt, **chosen)]
     given: Any = body.input
     one = isinstance(given, str) or isinstance(given[0], int)
-    return [_salted(entry, salt) for entry in ([given] if one else given)]
+    more = {} if body.add_special_tokens is None else {"add_special_tokens": body.add_special_tokens}
+    return [_salted(entry, salt, **more) for entry in ([given] if one else given)]
 
 
-def _given_to_embed(body: EmbedRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
+def _given_to_embed(
+    body: EmbedRequest, options: ServerOptions, salt: str | None, cuts: Mapping[str, str]
+) -> list[Asked]:
     """Return the prompts of texts, of images, or of contents; one text alone in a content is that text."""
     names = [name for name in ("texts", "images", "inputs") if getattr(body, name) is not None]
     if len(names) != 1:
         raise HttpError(400, "The request must have texts, images or inputs.", "Send one of them.", param="texts")
-    if body.truncate == "START":
-        raise HttpError(400, "Texts cannot be cut at their start.", "Send END or NONE.", param="truncate")
+    if body.truncate == "START" and body.texts is None:
+        raise HttpError(400, "Only texts are cut at their start.", "Send END or NONE.", param="truncate")
     if body.texts is not None:
-        return [_salted(text, salt) for text in body.texts]
+        return [_salted(cuts.get(text, text), salt) for text in body.texts]
     contents: list[list[dict[str, Any]]] = [
         [{"type": "image_url", "image_url": {"url": url}}] for url in body.images or ()
     ]
@@ -198,7 +240,9 @@ def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> Poo
         vectors = np.stack([output.outputs.data.numpy() for output in outputs])
         kinds = dict.fromkeys(body.embedding_types or ["float"])
         usage = _usage(outputs)
-        meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": usage["prompt_tokens"]}}
+        of_images = sum(receipt.tokens for output in outputs for receipt in output.media)
+        units = {"input_tokens": usage["prompt_tokens"] - of_images, "image_tokens": of_images}
+        meta = {"api_version": {"version": "2"}, "billed_units": units}
         found: Answer = {"id": head.id, "model": head.model, "response_type": "embeddings_by_type"}
         found |= {"embeddings": {kind: _in_kind(vectors, kind) for kind in kinds}, "usage": usage, "meta": meta}
         return found if body.texts is None else found | {"texts": body.texts}
@@ -216,10 +260,10 @@ def _in_kind(vectors: np.ndarray, kind: str) -> list[Any]:
     return (packed if kind == "ubinary" else (packed.astype(np.int16) - 128)).tolist()
 
 
-def _salted(entry: str | list[int], salt: str | None) -> PromptType:
-    name = "prompt" if isinstance(entry, str) else "prompt_token_ids"
-    made: Any = {name: entry} if salt is None else {name: entry, "cache_salt": salt}
-    return made
+def _salted(entry: str | list[int], salt: str | None, **more: Any) -> PromptType:
+    """Return a text, or its tokens, as a prompt; `more` is for texts."""
+    made: Any = {"prompt": entry, **more} if isinstance(entry, str) else {"prompt_token_ids": entry}
+    return made if salt is None else made | {"cache_salt": salt}
 
 
 def _params(body: Pooled, task: str | None) -> PoolingParams:
@@ -236,28 +280,27 @@ def _params(body: Pooled, task: str | None) -> PoolingParams:
 
 def _sides_of(body: ScoreRequest) -> tuple[Any, Any]:
     """Return both sides, under whichever names they have."""
-    given = [names for names in _SIDES if any(getattr(body, name) is not None for name in names)]
-    if len(given) != 1 or any(getattr(body, name) is None for name in given[0]):
+    sent = {name for names in _SIDES for name in names if getattr(body, name) is not None}
+    if sent not in map(set, _SIDES):
         raise HttpError(
             400,
             "The request must have both sides of its pairs.",
-            "Send text_1 and text_2, data_1 and data_2, or queries and documents.",
-            param=given[0][1] if given else "text_1",
+            "Send text_1 and text_2, data_1 and data_2, or queries and documents (or items).",
+            param=next((names[1] for names in _SIDES if not sent.isdisjoint(names)), "text_1"),
         )
-    first, second = given[0]
+    first, second = next(names for names in _SIDES if sent == set(names))
     return getattr(body, first), getattr(body, second)
 
 
-def _sides(given: Any, options: ServerOptions) -> list[scoring.Scored]:
-    return [_side(one, options) for one in (given if isinstance(given, list) else [given])]
+def _sides(given: Any, options: ServerOptions, cuts: Mapping[str, str]) -> list[scoring.Scored]:
+    return [_side(one, options, cuts) for one in (given if isinstance(given, list) else [given])]
 
 
-def _side(given: str | ScoredContent | ScoredText, options: ServerOptions) -> scoring.Scored:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, ScoredText):
-        return given.text
-    return {"content": message_of(given, 0, options)["content"]}
+def _side(given: str | ScoredContent | ScoredText, options: ServerOptions, cuts: Mapping[str, str]) -> scoring.Scored:
+    if isinstance(given, ScoredContent):
+        return {"content": message_of(given, 0, options)["content"]}
+    text = given if isinstance(given, str) else given.text
+    return cuts.get(text, text)
 
 
 def _score(
@@ -268,6 +311,7 @@ def _score(
     options: ServerOptions,
     head: ChunkHead,
     salt: str | None,
+    cuts: Cuts,
 ) -> PoolingWork:
     def answer(scores: Sequence[ScoringRequestOutput]) -> Answer:
         data = [
@@ -275,11 +319,17 @@ def _score(
         ]
         return {**_head(head, "list"), "data": data}
 
-    return _pairs(llm, body, sides, info, options, salt, answer)
+    return _pairs(llm, body, sides, info, options, salt, cuts, answer)
 
 
 def _rerank(
-    llm: AsyncLLM, body: RerankRequest, info: PoolerInfo, options: ServerOptions, head: ChunkHead, salt: str | None
+    llm: AsyncLLM,
+    body: RerankRequest,
+    info: PoolerInfo,
+    options: ServerOptions,
+    head: ChunkHead,
+    salt: str | None,
+    cuts: Cuts,
 ) -> PoolingWork:
     def answer(scores: Sequence[ScoringRequestOutput]) -> Answer:
         order = sorted(range(len(scores)), key=lambda index: -scores[index].outputs.score)
@@ -292,7 +342,7 @@ def _rerank(
         meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
         return {"id": head.id, "model": head.model, "results": results, "meta": meta}
 
-    return _pairs(llm, body, (body.query, body.documents), info, options, salt, answer)
+    return _pairs(llm, body, (body.query, body.documents), info, options, salt, cuts, answer)
 
 
 def _shown(document: str | ScoredContent | ScoredText) -> Answer:
@@ -308,10 +358,11 @@ def _pairs(
     info: PoolerInfo,
     options: ServerOptions,
     salt: str | None,
+    cuts: Cuts,
     answer: Callable[[Sequence[ScoringRequestOutput]], Answer],
 ) -> PoolingWork:
     """Return the work of pairs: one prompt for each if the model reads both sides at once, else one for each side."""
-    first, second = scoring.pairs(_sides(sides[0], options), _sides(sides[1], options))
+    first, second = scoring.pairs(*(_sides(side, options, cut) for side, cut in zip(sides, cuts, strict=True)))
     variables = getattr(body, "chat_template_kwargs", None)
     scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
     if variables and not scores.has_template:

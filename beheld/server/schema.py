@@ -521,6 +521,10 @@ Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
+# By modality, how its media are read.
+Reading = Annotated[dict[Literal["image", "video", "audio"], dict[str, Any]], Field(max_length=3)]
+
+
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
@@ -538,6 +542,7 @@ class ChatRequest(Sampled):
     chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Documents | None = None
@@ -604,11 +609,16 @@ class Pooled(Body):
 class ClassifyRequest(Pooled):
     """POST /classify: texts, or a conversation."""
 
+    says_nothing = {**Pooled.says_nothing, "padding": ("do_not_pad",)}
+    remedies = {"padding": "Leave it out: texts are filled up where the model was trained so."}
+
     input: Inputs | None = None
+    add_special_tokens: bool | None = None
     messages: Messages | None = None
     chat_template: str | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: Reading | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -659,6 +669,10 @@ _ManySides = Annotated[list[Side], Field(min_length=1, max_length=limits.MAX_INP
 Sides = Annotated[Annotated[Side, Tag("one")] | Annotated[_ManySides, Tag("many")], Discriminator(_sides)]
 
 
+# A bound, which 0 leaves out.
+_Most = Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class ScoreRequest(Pooled):
     """POST /score: pairs, under any of the names of their sides."""
 
@@ -668,17 +682,22 @@ class ScoreRequest(Pooled):
     data_2: Sides | None = None
     queries: Sides | None = None
     documents: Sides | None = None
+    items: Sides | None = None
+    max_tokens_per_query: _Most | None = None
+    max_tokens_per_doc: _Most | None = None
     chat_template_kwargs: Variables | None = None
 
 
 class RerankRequest(Pooled):
     """POST /rerank: documents, and the query by which they are ordered."""
 
-    says_nothing = {"user": (), "max_tokens_per_doc": (0,), "rank_fields": (), "max_chunks_per_doc": ()}
+    says_nothing = {"user": (), "rank_fields": (), "max_chunks_per_doc": ()}
 
     query: Side
     documents: _ManySides
-    top_n: Annotated[int, Field(ge=0)] | None = None
+    top_n: _Most | None = None
+    max_tokens_per_query: _Most | None = None
+    max_tokens_per_doc: _Most | None = None
     return_documents: bool | None = None
     chat_template_kwargs: Variables | None = None
 

@@ -12,6 +12,7 @@ from beheld.server.multipart import Part
 from beheld.server.schema import Body, Name, Number, Whole
 
 _MAX_PROMPT = 16 << 10
+_SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -31,6 +32,8 @@ class TranslationRequest(Body):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     temperature: Number | None = None
     stream: bool | None = None
+    stream_include_usage: bool | None = None
+    stream_continuous_usage_stats: bool | None = None
     seed: Whole | None = None
     top_p: Number | None = None
     top_k: Whole | None = None
@@ -84,7 +87,7 @@ def _read(name: str, text: str) -> Any:
             return int(text)
     except ValueError:
         raise HttpError(400, "The field is not a number.", "Send one.", param=name) from None
-    if name == "stream":
+    if name in _SWITCHES:
         if text.lower() not in _FLAGS:
             raise HttpError(400, "The field is neither true nor false.", "Send one of them.", param=name)
         return _FLAGS[text.lower()]

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.transcribe import Fallback
+from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.speech import LANGUAGES, SpeechOrder, SpeechPiece, SpeechSegment
 from beheld.server.chat import ChunkHead
@@ -34,11 +35,14 @@ def chunks(
     decoded: Callable[[int], None],
     *,
     translate: bool,
+    tells_usage: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The transcript as OpenAI's events: texts as they come, and at the end the whole with its segments.
 
     Args:
         decoded: called with the bytes of the audio's samples, which are kept to the end.
+        translate: whether the words are to be English.
+        tells_usage: streams end with a chunk that has no choices, and the tokens that were used.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or the model cannot do it.
@@ -55,7 +59,18 @@ def chunks(
         raise HttpError(
             400, f"{body.response_format} is not streamed.", "Set response_format to json or text.", param="stream"
         )
+    for name in ("stream_include_usage", "stream_continuous_usage_stats"):
+        if getattr(body, name) and not body.stream:
+            raise HttpError(400, f"{name} is for streams.", "Set stream, or leave it out.", param=name)
     words = "word" in granularities(body)
+    used = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+    def ended(output: RequestOutput, count: int) -> None:
+        used["prompt_tokens"] += output.usage.prompt_tokens
+        used["completion_tokens"] += count
+        used["total_tokens"] = used["prompt_tokens"] + used["completion_tokens"]
+        head.ended(output, count)
+
     order = SpeechOrder((body.language or "").lower(), body.prompt or "", translate, timed, words)
     given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     params = SamplingParams(temperature=body.temperature or 0.0, max_tokens=body.max_completion_tokens, **given)
@@ -68,11 +83,13 @@ def chunks(
         lora_request=head.lora,
         client=head.client,
         cache_salt=salt,
-        ended=head.ended,
+        ended=ended,
         decoded=decoded,
     )
     kind = "translation.chunk" if translate else "transcription.chunk"
-    return _chunks(pieces, {"id": head.id, "object": kind, "created": head.created, "model": head.model})
+    base = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+    made = _chunks(pieces, base, used if body.stream_continuous_usage_stats else None)
+    return _counted(made, base, used) if body.stream and (body.stream_include_usage or tells_usage) else made
 
 
 def granularities(body: TranslationRequest) -> Sequence[str]:
@@ -81,7 +98,20 @@ def granularities(body: TranslationRequest) -> Sequence[str]:
     return given or ()
 
 
-async def _chunks(pieces: AsyncGenerator[SpeechPiece, None], base: Chunk) -> AsyncGenerator[Chunk, None]:
+async def _counted(
+    chunks: AsyncGenerator[Chunk, None], base: Chunk, used: dict[str, int]
+) -> AsyncGenerator[Chunk, None]:
+    """The chunks, and one more that has the tokens that were used by then."""
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk
+    yield {**base, "choices": [], "usage": dict(used)}
+
+
+async def _chunks(
+    pieces: AsyncGenerator[SpeechPiece, None], base: Chunk, used: dict[str, int] | None
+) -> AsyncGenerator[Chunk, None]:
+    """The events; each text has the tokens that were `used` in windows which ended, if that is asked."""
     text, last = "", SpeechPiece("")
     segments: list[SpeechSegment] = []
     async with contextlib.aclosing(pieces) as found:
@@ -90,7 +120,8 @@ async def _chunks(pieces: AsyncGenerator[SpeechPiece, None], base: Chunk) -> Asy
             text += piece.text
             segments += piece.segments
             if piece.text:
-                yield {"type": _DELTA, "delta": piece.text, **base, "choices": [_choice(piece.text, None)]}
+                more = {} if used is None else {"usage": dict(used)}
+                yield {"type": _DELTA, "delta": piece.text, **base, "choices": [_choice(piece.text, None)], **more}
     yield {
         "type": _DONE,
         **base,

@@ -53,6 +53,9 @@ def validation_error(error: ValidationError, value: Any) -> HttpError:
     if chosen["type"] == "unknown_field":
         return HttpError(400, chosen["msg"], chosen["ctx"]["remedy"], param=param, code="unknown_field")
     reason, remedy = _message(chosen, [entry for place, entry in found if place == path])
+    if chosen["type"] == "greater_than_equal" and isinstance(path[-1], int) and chosen["ctx"]["ge"] == 0:
+        # Only token ids stand in lists of such numbers.
+        reason += "; a token id below it is out of vocabulary"
     joint = ": " if chosen["type"] == _OWN else " "
     return HttpError(400, f"{param or 'The body'}{joint}{reason}.", remedy, param=param, code="invalid_value")
 

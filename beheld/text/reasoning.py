@@ -49,6 +49,8 @@ def _tags(open: str, close: str) -> ReasoningMarks:
     return ReasoningMarks(open, close, (open, close))
 
 
+# The variable of chat templates that asks for `nonempty`, see `splitter`.
+NONEMPTY = "force_nonempty_content"
 THINK = _tags("<think>", "</think>")
 FORMATS: dict[str, ReasoningMarks] = {
     "think": THINK,
@@ -86,9 +88,42 @@ class Splitter(Protocol):
         """The rest. Unclosed reasoning stays reasoning."""
 
 
-def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = ()) -> Splitter:
-    """A splitter of one answer; see ReasoningSplit."""
-    return ChannelSplit() if marks.channels else ReasoningSplit(marks, inside=inside, calls=calls)
+def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = (), nonempty: bool = False) -> Splitter:
+    """A splitter of one answer; see ReasoningSplit, and with `nonempty` NonemptySplit."""
+    made: Splitter = ChannelSplit() if marks.channels else ReasoningSplit(marks, inside=inside, calls=calls)
+    return NonemptySplit(made) if nonempty else made
+
+
+class NonemptySplit:
+    """A splitter whose reasoning is the answer if only blanks follow it, so it waits for the answer to begin."""
+
+    def __init__(self, inner: Splitter) -> None:
+        self._inner = inner
+        # Reasoning that waits; None once the answer has begun.
+        self._held: list[str] | None = []
+
+    @property
+    def undecided(self) -> bool:
+        """As Splitter."""
+        return self._inner.undecided
+
+    def push(self, text: str) -> tuple[str, str]:
+        """As Splitter."""
+        return self._release(*self._inner.push(text))
+
+    def finish(self) -> tuple[str, str]:
+        """As Splitter."""
+        reasoning, answer = self._release(*self._inner.finish())
+        held, self._held = self._held, None
+        return reasoning, answer + "".join(held or ())
+
+    def _release(self, reasoning: str, answer: str) -> tuple[str, str]:
+        if self._held is not None:
+            self._held.append(reasoning)
+            if not answer or answer.isspace():
+                return "", ""
+            reasoning, self._held = "".join(self._held), None
+        return reasoning, answer
 
 
 class ReasoningSplit:

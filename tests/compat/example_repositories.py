@@ -73,6 +73,17 @@ def _census(kind: str, positions: int = 32768) -> Make:
     return make
 
 
+def _sound(kind: str) -> Make:
+    """A checkpoint of a type of the census that hears."""
+
+    def make(folder: Path) -> None:
+        from tests import census_media, census_sound
+
+        census_media.make(kind, census_sound.RECIPES[kind], folder)
+
+    return make
+
+
 def _encoder(architecture: str, **changes: Any) -> Make:
     from tests.pool import checkpoints
 
@@ -105,15 +116,19 @@ def _quantized(method: str) -> Make:
     return make
 
 
-def _judge(folder: Path) -> None:
-    """The tiny Qwen2 with the words of a reranker as tokens, in place of two rare letters."""
-    _of("qwen2")(folder)
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    vocabulary = content["model"]["vocab"]
-    for letter, word in (("~", "yes"), ("^", "no")):
-        vocabulary[word] = vocabulary.pop(letter)
-    text.write_json(file, content)
+def _judge(family: str) -> Make:
+    """The tiny checkpoint with the words of a reranker as tokens, in place of two rare letters."""
+
+    def make(folder: Path) -> None:
+        _of(family)(folder)
+        file = folder / "tokenizer.json"
+        content = json.loads(file.read_text(encoding="utf-8"))
+        vocabulary = content["model"]["vocab"]
+        for letter, word in (("~", "yes"), ("^", "no")):
+            vocabulary[word] = vocabulary.pop(letter)
+        text.write_json(file, content)
+
+    return make
 
 
 def _with_code(family: str, module: str, name: str) -> Make:
@@ -234,7 +249,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen2.5-Omni-7B": _of("qwen2_5_omni"),
     "Qwen/Qwen3-0.6B": _of("qwen2"),
     "Qwen/Qwen3-Omni-30B-A3B-Instruct": _of("qwen3_omni_moe"),
-    "Qwen/Qwen3-Reranker-0.6B": _judge,
+    "Qwen/Qwen3-Reranker-0.6B": _judge("qwen2"),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),
     "Qwen/Qwen3-VL-4B-Instruct": _of("qwen3_vl"),
     "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),

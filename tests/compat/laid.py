@@ -207,10 +207,15 @@ def _widen(folder: Path, rows: int) -> None:
 
 def pictures(copies: Path, urls: list[str]) -> None:
     """A picture behind each address, in the folder of copies."""
-    for number, url in enumerate(urls):
+    files(copies, {url: _jpeg(number) for number, url in enumerate(urls)})
+
+
+def files(copies: Path, contents: Mapping[str, bytes]) -> None:
+    """These bytes behind each address, in the folder of copies."""
+    for url, content in contents.items():
         path = copies / places(parse(url))[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_jpeg(number))
+        path.write_bytes(content)
 
 
 def assets(folder: Path) -> None:

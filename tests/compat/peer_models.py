@@ -6,9 +6,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from tests.compat import example_repositories, scripted
 from tests.lora import adapters
+from tests.pool import checkpoints, test_late
 
 # Model of a test -> the tiny checkpoint that stands for it.
 FAMILIES: Mapping[str, str] = {
@@ -37,6 +41,12 @@ FAMILIES: Mapping[str, str] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "llama",
     "JackFram/llama-68m": "llama",
     "openai-community/gpt2": "llama",
+    "Qwen/Qwen3-ASR-0.6B": "qwen3_asr",
+    "openai/whisper-large-v3-turbo": "whisper",
+}
+# Model -> those that its configuration names.
+BESIDE: Mapping[str, tuple[str, ...]] = {
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": ("meta-llama/Llama-3.2-1B-Instruct",),
 }
 # Models whose tests want reasoning, an answer or a call, and an end -> what a checkpoint in their place says.
 SCRIPTED: Mapping[str, tuple[str, ...]] = {
@@ -50,14 +60,65 @@ SCRIPTED: Mapping[str, tuple[str, ...]] = {
         "</tool_call>",
     ),
 }
-# Encoders of texts, which example_repositories has under other names.
+
+
+def _embedder(architecture: str, width: int, positions: int, **changes: Any) -> example_repositories.Make:
+    """An encoder of texts with sentence-transformers' modules: the mean of the states, of length 1."""
+
+    def make(folder: Path) -> None:
+        # As many ids as the real ones have: tests send some.
+        vocabulary = 250_002 if architecture.startswith("XLM") else 30_522
+        sizes = {"hidden_size": width, "max_position_embeddings": positions, "vocab_size": vocabulary}
+        checkpoints.encoder(folder, architecture, **sizes | changes)
+        checkpoints.modules(folder, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+
+    return make
+
+
+def _colpali(folder: Path) -> None:
+    folder.rmdir()
+    test_late.checkpoint("colpali", folder)
+
+
+def _scored(folder: Path) -> None:
+    """Qwen2.5-VL with two classes, as vLLM's class of such a checkpoint names the head."""
+    from safetensors.torch import load_file, save_file
+
+    example_repositories._of("qwen2_5_vl")(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    width = weights[
+        "model.norm.weight" if "model.norm.weight" in weights else "model.language_model.norm.weight"
+    ].shape[0]
+    drawn = torch.randn(2, width, generator=torch.Generator().manual_seed(3))
+    save_file({**weights, "score.weight": drawn}, file, metadata={"format": "pt"})
+
+
+# Encoders of texts, which example_repositories has under other names, and classifiers.
 ENCODERS: Mapping[str, example_repositories.Make] = {
-    "BAAI/bge-base-en-v1.5": example_repositories._encoder("BertModel"),
-    "BAAI/bge-reranker-base": example_repositories._encoder("XLMRobertaForSequenceClassification", num_labels=1),
-    "intfloat/multilingual-e5-small": example_repositories._encoder("XLMRobertaModel"),
-    "sentence-transformers/all-MiniLM-L12-v2": example_repositories._encoder("BertModel"),
-    "Snowflake/snowflake-arctic-embed-m-v1.5": example_repositories._encoder("BertModel"),
+    "BAAI/bge-base-en-v1.5": _embedder("BertModel", 768, 512),
+    "BAAI/bge-m3": _embedder("XLMRobertaModel", 64, 8194),
+    "BAAI/bge-reranker-base": example_repositories._encoder(
+        "XLMRobertaForSequenceClassification", num_labels=1, vocab_size=250_002
+    ),
+    "jason9693/Qwen2.5-1.5B-apeach": example_repositories._classifier(
+        "qwen2",
+        "Qwen2ForSequenceClassification",
+        pad_token_id=0,
+        vocab_size=151_936,
+        id2label={"0": "Default", "1": "Spoiled"},
+    ),
+    "intfloat/multilingual-e5-small": _embedder("XLMRobertaModel", 384, 514, vocab_size=116_000),
+    "sentence-transformers/all-MiniLM-L12-v2": _embedder("BertModel", 384, 512),
+    "Snowflake/snowflake-arctic-embed-m-v1.5": _embedder("BertModel", 768, 512),
     "google/siglip-so400m-patch14-384": example_repositories._contrastive("siglip"),
+    "muziyongshixin/Qwen2.5-VL-7B-for-VideoCls": _scored,
+    "tomaarsen/Qwen3-Reranker-0.6B-seq-cls": example_repositories._classifier(
+        "qwen2", "Qwen2ForSequenceClassification", num_labels=1, pad_token_id=0
+    ),
+    "Qwen/Qwen3-VL-Reranker-2B": example_repositories._judge("qwen3_vl"),
+    "vidore/colpali-v1.3-hf": _colpali,
+    "mistralai/Voxtral-Mini-4B-Realtime-2602": example_repositories._sound("voxtral_realtime"),
 }
 _REASONED = ("<think>", "\nOne", " and", " one", " is", " asked", " for.", "</think>", "\n\nIt is 2,", " I think.")
 _STATE = '\n{"name": "mcp__computer_use__get_app_state", "arguments": {"app": "Chrome"}}\n'
@@ -80,6 +141,8 @@ ADAPTERS: Mapping[str, str] = {
 
 def lay(hub: Path, name: str) -> Path | None:
     """The folder of a model in the cache folder `hub`; None if nothing stands for it."""
+    for further in BESIDE.get(name, ()):
+        lay(hub, further)
     family = FAMILIES.get(name)
     if family is None and name not in ADAPTERS and name not in SCRIPTED and name not in ENCODERS:
         return example_repositories.lay(hub, name) if example_repositories.known(name) else None

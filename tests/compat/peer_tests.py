@@ -29,7 +29,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.compat import examples, peer_models
+from beheld.compat import assets
+from tests.compat import examples, laid, peer_models
 from tests.compat.stage import Stage
 
 # Tests of parsers, and the functions of their helpers that feed a parser piece by piece.
@@ -82,10 +83,21 @@ def lay_out(source: Path, folder: Path) -> Path:
             wrapped = "".join(f"{helper} = finishing({helper})\n" for helper in helpers)
             text = utils.read_text(encoding="utf-8")
             utils.write_text(f"{text}\nfrom peer_parsers import finishing\n\n{wrapped}", encoding="utf-8")
-    for name, place in (("utils.py", tests), ("peer_plugin.py", folder), ("peer_parsers.py", folder)):
-        shutil.copy(SHIM / name, place / name)
-    shutil.copy(SHIM / "peer_conftest.py", tests / "conftest.py")
-    (tests / "__init__.py").touch()
+    for name in ("peer_plugin.py", "peer_parsers.py", "peer_runners.py"):
+        shutil.copy(SHIM / name, folder / name)
+    vectors = Path("models/language/pooling/embed_utils.py")
+    (tests / vectors.parent).mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / "tests" / vectors, tests / vectors)
+    for name, place in (
+        *(("utils.py", "utils.py"), ("peer_conftest.py", "conftest.py"), ("peer_model_utils.py", "models/utils.py")),
+    ):
+        shutil.copy(SHIM / name, tests / place)
+    for path in (source / "examples" / "pooling").rglob("*.jinja"):
+        copy = folder / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    for place in (".", "models", "models/language", "models/language/pooling"):
+        (tests / place / "__init__.py").touch()
     return tests
 
 
@@ -98,6 +110,7 @@ def run(
     named = dict.fromkeys((*peer_models.ADAPTERS, *re.findall(r"[\"']([\w.-]+(?:/[\w.-]+)?)[\"']", texts)))
     for name in () if parsers else named:
         peer_models.lay(made.hub, name)
+    _media(made, texts)
     spoken = peer_models.SPOKEN.get(files[0].name, {})
     for name, pieces in spoken.items():
         peer_models.speak(made.hub, name, pieces)
@@ -148,6 +161,19 @@ def run(
     log = (made.folder / "pytest.log").read_text(encoding="utf-8").strip().splitlines()
     why = next((line for line in log if line.startswith("E  ")), "no test ran")[:200]
     return {str(file): found.get(str(file), {"(the file)": ("absent", why)}) for file in files}
+
+
+def _media(made: Stage, texts: str) -> None:
+    """Lay what the tests fetch: pictures, videos and sounds at their addresses, and sounds by name."""
+    texts = texts.replace("{VLLM_S3_BUCKET_URL}", assets.PUBLIC)
+    urls = re.findall(r"https://[^\s\"']+\.(?:jpe?g|png|mp4|avi)(?=[\"'])", texts)
+    laid.pictures(made.copies, [url for url in urls if url[-3:] not in ("mp4", "avi")])
+    film = (made.assets / "sample_demo_1.mp4").read_bytes()
+    laid.files(made.copies, {url: film for url in urls if url[-3:] in ("mp4", "avi")})
+    sounds = {place: (made.assets / "winning_call.ogg").read_bytes() for place in assets.AUDIOS.values()}
+    laid.files(made.copies, {f"{assets.PUBLIC}/{place}": sound for place, sound in sounds.items()})
+    for place, sound in sounds.items():
+        (made.assets / Path(place).name).write_bytes(sound)
 
 
 def _end(process: subprocess.Popen[bytes], pids: Path) -> None:

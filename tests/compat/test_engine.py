@@ -140,6 +140,7 @@ def test_what_reaches_into_the_engine_is_refused(llm: ScriptLLM) -> None:
             ask()
     config = llm.llm_engine.vllm_config.model_config.hf_config
     assert config.model_type == "llama"
+    assert (llm.model_config.max_model_len, llm.model_config.embedding_size) == (128, None)
 
 
 def test_an_async_engine_gives_new_parts() -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from beheld.compat.assets import AudioAsset, ImageAsset, VideoAsset
-from beheld.compat.media import convert_image_mode, fetch_audio, fetch_image, fetch_video
+from beheld.compat.media import convert_image_mode, fetch_audio, fetch_image, fetch_video, load_audio
 from beheld.core.errors import DecodeError, FetchError, ParamsError
 from beheld.inputs.fetch.fetch import FetchRules, fetch
 from tests import tiny
@@ -158,6 +158,8 @@ def test_a_sound_by_name(offline: Path) -> None:
     assert AudioAsset("winning_call").url.endswith("/multimodal_asset/winning_call.ogg")
     lay(offline / "assets/winning_call.ogg", wav(400, 4000))
     samples, rate = AudioAsset("winning_call").audio_and_sample_rate
+    with AudioAsset("winning_call").get_local_path().open("rb") as file:
+        assert (load_audio(file, sr=None)[0] == samples).all()
     assert (len(samples), rate) == (400, 4000)
 
 

@@ -165,13 +165,15 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/v1/embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format"),
         ("/v1/embeddings", {"input": [[1, 2], "x"]}, "input.1"),
         ("/v1/embeddings", {"input": [1, 10**6]}, "input"),
+        ("/v1/embeddings", {"input": [1, -1]}, "input.1"),
+        ("/v1/embeddings", {"messages": talk("x"), "add_special_tokens": True}, "add_special_tokens"),
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": "x", "messages": talk("x")}, "input"),
         ("/v1/embeddings", {"messages": talk("x", *[data_url(30, 30)] * 5)}, None),
         ("/v1/embeddings", {"input": "<|vision_start|><|image_pad|><|vision_end|>"}, None),
         ("/v2/embed", {"texts": ["x"], "output_dimension": 65}, "output_dimension"),
         ("/v2/embed", {"texts": ["x"], "images": ["y"]}, "texts"),
-        ("/v2/embed", {"texts": ["x"], "truncate": "START"}, "truncate"),
+        ("/v2/embed", {"images": ["x"], "truncate": "START"}, "truncate"),
         ("/v2/embed", {"texts": ["x " * 4000], "truncate": "NONE"}, "texts"),
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types.0"),
         ("/v2/embed", {"input_type": "search_query"}, "texts"),
@@ -187,6 +189,7 @@ def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any
     assert answer.status_code == 400, error
     assert error["remedy"]
     assert param is None or error["param"] == param, error
+    assert ("out of vocabulary" in error["message"]) == (body.get("input") in ([1, 10**6], [1, -1]))
     running.idle()
 
 
@@ -262,20 +265,40 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
         ranked = served.post("/v2/rerank", body).json()
         pair = served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json()
         refused = served.post("/v1/embeddings", {"input": "x"})
+        cut = served.post("/v2/rerank", body | {"max_tokens_per_doc": 6, "max_tokens_per_query": 4}).json()
+        # Each letter is a token, and blanks are none.
+        pairs = {"queries": "What", "items": ["What is", "A small", "Hello"]}
+        same = served.post("/score", pairs).json()
+        wrong = served.post("/rerank", body | {"max_tokens_per_doc": -5}).json()["error"]
+        parts = {"content": [{"type": "text", "text": "x"}]}
+        uncut = served.post("/rerank", {"query": "x", "documents": [parts], "max_tokens_per_doc": 5}).json()["error"]
         by_client = ranked_by_cohere(served.url)
     finally:
         served.close()
     scores = [entry["score"] for entry in pair["data"]]
     assert [entry["relevance_score"] for entry in ranked["results"]] == pytest.approx(sorted(scores, reverse=True))
+    of_cut = {entry["index"]: entry["relevance_score"] for entry in cut["results"]}
+    assert [of_cut[place] for place in range(3)] == pytest.approx([entry["score"] for entry in same["data"]], abs=1e-5)
+    assert {entry["document"]["text"] for entry in cut["results"]} == set(TEXTS)
+    assert (wrong["param"], uncut["param"]) == ("max_tokens_per_doc", "max_tokens_per_doc")
     order = [entry["index"] for entry in ranked["results"]]
     assert all(found == order[:2] for found in by_client)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
     folder = encoder(tmp_path / "two", "BertForSequenceClassification", id2label={0: "calm", 1: "glad"})
     served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "disable_log_stats": True})
     try:
-        (entry,) = served.post("/classify", {"input": TEXTS[0]}).json()["data"]
+        (entry,) = served.post("/classify", {"input": TEXTS[0], "padding": "do_not_pad"}).json()["data"]
+        bare = served.post("/classify", {"input": TEXTS[0], "add_special_tokens": False}).json()
+        plain = served.post("/classify", {"input": TEXTS[0], "add_special_tokens": True}).json()
+        ids = served.post("/tokenize", {"prompt": TEXTS[0], "add_special_tokens": False}).json()["tokens"]
+        same = served.post("/classify", {"input": ids}).json()
+        padded = served.post("/classify", {"input": TEXTS[0], "padding": "max_length"}).json()["error"]
     finally:
         served.close()
+    assert plain["data"] == [entry]
+    assert bare["data"] == same["data"]
+    assert bare["usage"]["prompt_tokens"] == len(ids) == plain["usage"]["prompt_tokens"] - 2
+    assert (padded["param"], padded["remedy"].startswith("Leave it out")) == ("padding", True)
     assert entry["label"] == ("calm", "glad")[entry["probs"][1] > entry["probs"][0]]
     assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
 
@@ -301,6 +324,12 @@ def test_vectors_in_coheres_form(running: Running, vectors: torch.Tensor) -> Non
     torch.testing.assert_close(embedded(short), F.normalize(vectors[:, :8], dim=-1), atol=1e-5, rtol=1e-4)
     cut = running.post("/v2/embed", {"texts": ["x " * 4000]})
     assert cut.json()["usage"]["prompt_tokens"] == ENGINE["max_model_len"]
+    count = len(running.post("/tokenize", {"prompt": TEXTS[0]}).json()["tokens"])
+    for most, bound in ((count, {"max_tokens": count}), (ENGINE["max_model_len"], {})):
+        end = {"texts": ["x " * 4000 + TEXTS[0], TEXTS[0]], "truncate": "START", **bound}
+        kept = running.post("/v2/embed", end).json()
+        assert kept["usage"]["prompt_tokens"] == most + count
+        assert (embedded(kept)[0] - embedded(kept)[1]).abs().max() < 1e-5 or most > count
     url = IMAGE["image_url"]["url"]
     by_chat = running.post("/v1/embeddings", {"messages": [{"role": "user", "content": [IMAGE]}]}).json()
     wanted = torch.tensor([by_chat["data"][0]["embedding"]])

@@ -286,6 +286,22 @@ def test_items_have_one_number_in_errors_and_receipts(running: Running, tmp_path
     assert answer["error"]["message"].startswith("image 2: ")
 
 
+def test_a_request_says_how_its_videos_are_read(running: Running, bounded: Running, tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (8, 56, 56, 3), dtype=np.uint8)
+    data = pipes.write_video(tmp_path / "v.mp4", frames).read_bytes()
+    clip = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64," + base64.b64encode(data).decode()}}
+    reading = {"media_io_kwargs": {"video": {"num_frames": 4}, "image": {}}, "max_tokens": 1}
+    for part, count in ((clip, 4), ({**clip, "num_frames": 6}, 6)):
+        asked = reading | {"messages": [{"role": "user", "content": [part]}]}
+        assert bounded.post(CHAT, asked).json()["media"][0]["used"]["frames"] == count
+    del asked["messages"][0]["content"][0]["num_frames"]
+    for wrong in ({"video": {"num_frames": "4"}}, {"video": {"x": 1}}, {"audio": {"num_frames": 4}}):
+        answer = bounded.post(CHAT, asked | {"media_io_kwargs": wrong})
+        assert answer.status_code == 400, answer.text
+    refused = running.post(CHAT, HI | reading)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "media_io_kwargs")
+
+
 def test_response_format_text_is_no_grammar(running: Running) -> None:
     """Clients send it with everything."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -161,6 +161,11 @@ def test_reasoning_may_be_left_out_and_its_mark_may_stand_twice() -> None:
         assert [item["type"] for item in output] == ["reasoning", "message"]
         output = found.post("/v1/responses", asked | {"include_reasoning": False}).json()["output"]
         assert [item["type"] for item in output] == ["message"]
+        unclosed = body | {"structured_outputs": {"regex": "so it is</think>"}}
+        forced = {"chat_template_kwargs": {"force_nonempty_content": True}}
+        for further, said in (({}, ("so it is", None)), (forced, (None, "so it is"))):
+            message = found.post(CHAT, unclosed | further).json()["choices"][0]["message"]
+            assert (message["reasoning"], message["content"] or None) == said
         found.idle()
     finally:
         found.close()

@@ -78,6 +78,15 @@ def test_a_stream_has_the_same_text(client: openai.OpenAI) -> None:
     assert "".join(choice["delta"]["content"] for choice in choices).strip() == whole.text
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(events) - 1) + ["stop"]
     assert {event.object for event in events} == {"transcription.chunk"}
+    asked = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
+    *told, last = client.audio.transcriptions.create(
+        model="tiny", file=file(), language="en", stream=True, extra_body=asked
+    )
+    assert [event.choices for event in told] == [event.choices for event in events]
+    assert all(event.usage for event in told)
+    assert last.choices == []
+    assert last.usage["total_tokens"] == last.usage["prompt_tokens"] + last.usage["completion_tokens"]
+    assert (last.usage["prompt_tokens"], last.usage["completion_tokens"] > 3) == (4, True)
 
 
 def test_long_audio_is_heard_in_windows(client: openai.OpenAI) -> None:
@@ -166,6 +175,7 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
         ({"model": "other"}, "model"),
         ({"temperature": "warm"}, "temperature"),
         ({"stream": "perhaps"}, "stream"),
+        ({"stream_include_usage": "true"}, "stream_include_usage"),
         ({"stream": "true", "response_format": "srt"}, "stream"),
         ({"response_format": "mp3"}, "response_format"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),

@@ -65,6 +65,8 @@ def split(pieces: list[str], *, inside: bool = False, calls: tuple[str, ...] = (
 
 GLM = '<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>the "sky"</arg_value>\n</tool_call>'
 QWEN = '<tool_call>\n<function=look>\n<parameter=at>\nthe "sky"\n</parameter>\n</function>\n</tool_call>'
+LFM2_OPEN = "<|tool_call_start|>"
+LFM2 = LFM2_OPEN + "[look(at='the \"sky\"')]<|tool_call_end|>"
 SKY = '"the \\"sky\\""'
 
 
@@ -73,7 +75,8 @@ SKY = '"the \\"sky\\""'
     [
         ("hermes", CALL, "", [LOOK]),
         ("hermes", f"I look.\n{CALL}\n{CALL}\n", "I look.", [LOOK, LOOK]),
-        ("hermes", f"{CALL} And?", " And?", [LOOK]),
+        ("hermes", f"{CALL} And?", "And?", [LOOK]),
+        ("hermes", f"{CALL}\n\nAnd {CALL}\nso?", "And\nso?", [LOOK, LOOK]),
         ("hermes", CALL.removesuffix("</tool_call>"), "", [LOOK]),
         ("hermes", CALL.replace("}}", "}"), "", [LOOK]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"x": {"y": [1</tool_call>', "",
@@ -93,6 +96,15 @@ SKY = '"the \\"sky\\""'
          [Piece("f", '{"a": "x", "b": [1]}'), Piece("g", "{}")]),
         ("gemma4", '<|tool_call>call:f{a:<|"|>x<|"|>,b:<|"|>y "z', "", [Piece("f", '{"a":"x","b":"y \\"z')]),
         ("gemma4", "<|tool_call>f g<tool_call|>", "<|tool_call>f g<tool_call|>", []),
+        ("gemma4", "<|tool_call>call:f<tool_call|><|tool_call>call:f g <tool_call|><|tool_call>:g{}<tool_call|>", "",
+         [Piece("f", "{}"), Piece("f g", "{}"), Piece("g", "{}")]),
+        ("gemma4", "<|tool_call>call:f", "<|tool_call>call:f", []),
+        ("gemma4", "<|tool_call>call:a {x}<tool_call|>", "<|tool_call>call:a {x}<tool_call|>", []),
+        ("lfm2", f"{LFM2}{LFM2.removeprefix(LFM2_OPEN)}\n{LFM2.removeprefix(LFM2_OPEN)}", "", [LOOK]),
+        ("lfm2", f"I look. {LFM2} {LFM2.removeprefix(LFM2_OPEN)[:-1]}", f"I look. {LFM2.removeprefix(LFM2_OPEN)[:-1]}",
+         [LOOK]),
+        ("lfm2", f"{LFM2}{LFM2.removeprefix(LFM2_OPEN)}Done.", "Done.", [LOOK]),
+        ("lfm2", f"{LFM2}[look(x=1)]{LFM2}", "[look(x=1)]", [LOOK, LOOK]),
         ("lfm2", "<|tool_call_start|>[f(x={'a', 'b'}, y={'a': {1}}, z={})]<|tool_call_end|>", "",
          [Piece("f", '{"x": ["a", "b"], "y": {"a": [1]}, "z": {}}')]),
         ("gemma4", "<|tool_call>call:f{a:some words,b:{c:x_y,d:true,e:null,g:[p,q]}}<tool_call|>", "",
@@ -295,6 +307,26 @@ def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        ("think", "so it is", ("", "so it is")),
+        ("think", "<think>so</think>\n\n", ("", "so")),
+        ("think", "so</think>\nyes", ("so", "yes")),
+        ("think", "so<tool_call>{}", ("so", "<tool_call>{}")),
+        ("openai", "<|channel|>analysis<|message|>so<|end|>", ("", "so")),
+        ("openai", "<|channel|>analysis<|message|>so<|end|><|channel|>final<|message|>yes", ("so", "yes")),
+    ],
+)
+def test_reasoning_that_nothing_follows_is_the_answer_where_that_is_asked(
+    form: str, text: str, expected: tuple[str, str]
+) -> None:
+    for pieces in ([text], list(text)):
+        split = splitter(REASONING[form], inside=True, calls=("<tool_call>",), nonempty=True)
+        told = [split.push(piece) for piece in pieces] + [split.finish()]
+        assert ("".join(t for t, _ in told), "".join(a for _, a in told)) == expected
+
+
+@pytest.mark.parametrize(
     ("text", "inside", "expected"),
     [
         ("<|channel>thought\nhm<channel|>Blue.", False, ("hm", "Blue.")),
@@ -342,7 +374,7 @@ def test_texts_whose_quotes_are_not_escaped_are_read(written: str, expected: dic
     text = f"<|tool_call_start|>[look({written})]<|tool_call_end|>\nDone."
     for pieces in ([text], list(text)):
         words, (call,) = read("lfm2", pieces)
-        assert (words, call.name, json.loads(call.arguments)) == ("\nDone.", "look", expected)
+        assert (words, call.name, json.loads(call.arguments)) == ("Done.", "look", expected)
 
 
 @pytest.mark.parametrize("written", ["a='x' 'y", "a='x', a='y' z'", "='x'y'", "a='b'c', 1"])

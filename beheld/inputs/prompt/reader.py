@@ -90,6 +90,16 @@ class PromptReader:
         self._tokenizer.check_size(text, most)
         return self._tokenizer.encode(text, add_special_tokens=False, most=most)
 
+    def cut(self, text: str, most: int, *, end: bool = False) -> str:
+        """Return the beginning of a text that its first `most` ids spell; with `end`, its end within `most` in all.
+
+        Raises:
+            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+        """
+        # The tokens around a text count where what is left is the whole prompt.
+        around = sum(map(len, self._tokenizer.ends())) if end else 0
+        return self._tokenizer.cut(self._cased(text), max(1, most - around), end=end)
+
     # ------------------------------------------------------------------ prompts
 
     def read_prompt(self, prompt: PromptType, params: SamplingParams | PoolingParams) -> ReadPrompt:

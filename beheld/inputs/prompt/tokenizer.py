@@ -204,6 +204,26 @@ class PromptTokenizer:
         types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
         return list(found.ids), types.index(1) if 1 in types else None
 
+    def cut(self, text: str, most: int, *, end: bool = False) -> str:
+        """Return the beginning of a text that its first `most` ids spell; the text itself if it has no more.
+
+        Args:
+            text: any text.
+            most: at least 1.
+            end: return the end, which its last ids spell.
+
+        Raises:
+            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+        """
+        tokenizer = self._require()
+        if not getattr(tokenizer, "is_fast", False):
+            raise PromptError("This tokenizer cannot cut a text.", "Use a checkpoint with a tokenizer.json.")
+        with out_of_turn():
+            found = self._own(tokenizer.backend_tokenizer).encode(text, add_special_tokens=False)
+        if len(found.ids) <= most:
+            return text
+        return text[found.offsets[-most][0] :] if end else text[: found.offsets[most - 1][1]]
+
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         """Return token ids from the tokenizer's backend."""
         if len(text) > SHORT_TEXT:

@@ -62,6 +62,7 @@ _HERMES = {"<tool_call>": Region("</tool_call>")}
 _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
+_LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
 # Some of its models spell the mark out.
 _GRANITE = "<|tool_call|>", "<tool_call>"
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -117,7 +118,13 @@ FORMATS: dict[str, CallFormat] = {
     "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
     "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
     "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
-    "lfm2": _marked("<|tool_call_start|>", "<|tool_call_end|>", PythonCalls, template="<|tool_list_start|>"),
+    # Its models may write a call's text again behind the closing mark.
+    "lfm2": CallFormat(
+        lambda schemas: MarkedReader(_LFM2, lambda: PythonCalls(schemas), echoes=True),
+        openings=("<|tool_call_start|>",),
+        marks=("<|tool_call_start|>", "<|tool_call_end|>"),
+        template=("<|tool_list_start|>",),
+    ),
     "granite": CallFormat(
         lambda schemas: MarkedReader({mark: Region(mark) for mark in _GRANITE}, JsonCalls),
         _GRANITE,

@@ -1,4 +1,8 @@
-"""Reads calls in Gemma 4's format: call:name{key:<|"|>text<|"|>,other:[1,true]}; "call" may be missing."""
+"""Reads calls in Gemma 4's format: call:name{key:<|"|>text<|"|>,other:[1,true]}; "call" may be missing.
+
+What stands between the marks after "call:" and has no bracket is a call without arguments, whatever its name: the marks
+are special tokens, so the model meant a call, and a client that has no such function says so to the model.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from beheld.text.tools.call import NAME, Piece, json_text, parsed
 
 _CALL = re.compile(r"\s*(?:call)?:?([^\s{:]+)(\{.*)", re.DOTALL)
 _BEGUN = re.compile(r"\s*(?:call)?:?[^\s{:]+\{")
+_BARE = re.compile(r"\s*(?:call)?:\s*([^{}:<>\n]{1,64}?)\s*")
 # Letters in which a call must begin.
 _HEAD = 256
 _QUOTE = '<|"|>'
@@ -45,6 +50,10 @@ class GemmaCall:
 
     def _read(self, *, cut: bool) -> tuple[str, list[Piece]]:
         text, self._held = "".join(self._held), []
+        bare = None if cut else _BARE.fullmatch(text)
+        if bare is not None:
+            self.called = True
+            return "", [Piece(bare[1], "{}")]
         found = _CALL.fullmatch(text)
         if found is None or not NAME.fullmatch(found[1]):
             return text, []

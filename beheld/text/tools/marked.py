@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from beheld.text.marks import BLOCK, Seeker, Trimmed
+from beheld.text.marks import BLOCK, Beginning, Seeker, Trimmed
 from beheld.text.tools.call import CallBody, Piece
 
 
@@ -33,6 +33,7 @@ class MarkedReader:
             is text only if there is no call.
         blanks: whether whitespace between words and the first mark belongs to the words, as templates write it again.
         verbatim: whether all whitespace around calls belongs to the words.
+        echoes: whether the text of a call that stands again behind it, with the closing mark, is left out.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class MarkedReader:
         *,
         blanks: bool = False,
         verbatim: bool = False,
+        echoes: bool = False,
     ) -> None:
         self._regions = regions
         self._make = body
@@ -63,6 +65,9 @@ class MarkedReader:
         self._keeps = blanks
         self._verbatim = verbatim
         self._said = False
+        # The text of the open region, and what decides whether it stands again behind it.
+        self._region: list[str] | None = [] if echoes else None
+        self._echo: Beginning | None = None
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As ToolReader."""
@@ -82,7 +87,7 @@ class MarkedReader:
         pieces: list[Piece] = []
         rest = self._seeker.rest()
         if self._open is None:
-            self._add(rest, shown)
+            self._add(rest if self._echo is None else self._echo.rest(), shown)
             self._say(self._noise_so_far(), shown)
         else:
             body, _, _ = self._open
@@ -94,6 +99,13 @@ class MarkedReader:
 
     def _outside(self, text: str, shown: list[str], pieces: list[Piece]) -> str:
         """Consume text up to the next mark; returns the unprocessed rest."""
+        if self._echo is not None:
+            found = self._echo.push(text)
+            if found is None:
+                return ""
+            blanks, echo, rest = found
+            self._echo = Beginning(echo) if echo else None
+            return rest if echo else blanks + rest
         before, mark, after = self._seeker.seek(text, self._marks)
         self._add(before, shown)
         if mark is not None and self._keeps and self._said:
@@ -138,6 +150,8 @@ class MarkedReader:
         assert self._open is not None
         body, opening, close = self._open
         before, mark, after = self._seeker.seek(text, (close, opening))
+        if self._region is not None:
+            self._region.append(before)
         self._take(body, body.push(before), shown, pieces)
         if mark is None:
             return ""
@@ -149,6 +163,9 @@ class MarkedReader:
         if self._undecided or self._spelled:
             self._say(self._undecided + ("" if again else mark), shown)
         self._open, self._undecided = None, ""
+        if self._region is not None:
+            self._echo = Beginning("".join([*self._region, close])) if body.called and mark == close else None
+            self._region.clear()
         if again:
             self._enter(mark, shown, pieces)
         return after
@@ -164,5 +181,7 @@ class MarkedReader:
 
     def _say(self, text: str, shown: list[str]) -> None:
         if text:
+            if self._called and not self._said and not self._verbatim:
+                text = text.lstrip()
             shown.append(text if self._verbatim else self._words.push(text))
             self._said = self._said or bool(shown[-1])

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from peer_plugin import _Pictures as LocalAssetServer
+from peer_runners import HfRunner, VllmRunner
 
-__all__ = ["LocalAssetServer"]
+__all__ = ["HfRunner", "LocalAssetServer", "VllmRunner"]

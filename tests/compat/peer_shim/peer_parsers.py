@@ -262,7 +262,7 @@ class ReasoningParser(_Inside):
         text = self._text(input_ids)
         # Earlier turns are no part of the answer.
         split.push(text[max(0, text.rfind(reasoning.FORMATS[self.form].open)) :])
-        return not split.undecided and bool(split.push("x")[1])
+        return bool(split.push("x")[1])
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
         """The same."""
@@ -284,8 +284,13 @@ class ReasoningParser(_Inside):
 
     def _made(self) -> reasoning.Splitter:
         assert self.form is not None
+        marks = reasoning.FORMATS[self.form]
         inside = self._words.get("enable_thinking", self._words.get("thinking", self.inside))
-        return reasoning.splitter(reasoning.FORMATS[self.form], inside=inside, calls=self.calls)
+        # A template that always opens the reasoning says so at the end of the prompt, which the server reads.
+        template = getattr(self.model_tokenizer, "chat_template", None) or ""
+        inside = inside or template.endswith(f"{{{{- '{marks.open}' -}}}}")
+        nonempty = bool(self._words.get(reasoning.NONEMPTY))
+        return reasoning.splitter(marks, inside=inside, calls=self.calls, nonempty=nonempty)
 
 
 def finishing(feed: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import peer_parsers
 import pytest
+from peer_runners import attribute, hf_runner, vllm_runner
 
 from beheld.compat import finder
 
@@ -56,7 +57,7 @@ class _Stub(types.ModuleType):
             raise AttributeError(name)
         if name == "get_tokenizer":
             return lambda tokenizer_name="", **_: _tokenizer(tokenizer_name)
-        found = peer_parsers.attribute(self.__name__, name) if _PARSERS else None
+        found = (peer_parsers.attribute if _PARSERS else attribute)(self.__name__, name)
         return found if found is not None else _absent(f"{self.__name__}.{name}")
 
 
@@ -96,6 +97,8 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, _Stubs())
 assert finder
+assert hf_runner
+assert vllm_runner
 if _PARSERS:
     import transformers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -36,10 +37,18 @@ class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(
-        self, model: str, vllm_serve_args: list[str], *, env_dict: Any = None, seed: Any = 0, **_: Any
+        self,
+        model: str,
+        vllm_serve_args: list[str],
+        *,
+        env_dict: Any = None,
+        override_hf_configs: Any = None,
+        **_: Any,
     ) -> None:
         self.host = "127.0.0.1"
         words = list(map(str, vllm_serve_args))
+        if override_hf_configs is not None:
+            words += ["--hf-overrides", json.dumps(override_hf_configs)]
         if "--port" in words:
             self.port = int(words[words.index("--port") + 1])
         else:
@@ -99,7 +108,7 @@ class RemoteOpenAIServer:
 
     def url_for(self, *parts: str) -> str:
         """The address of a route."""
-        return self.url_root + "/" + "/".join(parts)
+        return self.url_root + "/" + "/".join(part.strip("/") for part in parts)
 
     def get_client(self, **options: Any) -> openai.OpenAI:
         """OpenAI's client of this server."""

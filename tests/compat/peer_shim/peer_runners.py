@@ -1,0 +1,154 @@
+"""What vLLM's tests of pooling and of media run models with: beheld's LLM, and transformers as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from beheld.compat.assets import PUBLIC
+from beheld.compat.llm import ScriptLLM
+from beheld.core.errors import UserError
+
+# What vLLM's runner is given that has no meaning here.
+_LEFT_OUT = ("dtype", "gpu_memory_utilization", "kernel_config", "attention_backend")
+
+
+class VllmRunner:
+    """`LLM(model, ...)` until the end of the block."""
+
+    def __init__(self, model_name: str, *, max_model_len: int | None = 1024, seed: int = 0, **options: Any) -> None:
+        for name in _LEFT_OUT:
+            options.pop(name, None)
+        try:
+            self.llm = ScriptLLM(model_name, max_model_len=max_model_len, seed=seed, **options)
+        except UserError as error:
+            pytest.fail(f"ABSENT: {error}", pytrace=False)
+
+    def __enter__(self) -> VllmRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
+
+    def get_llm(self) -> ScriptLLM:
+        """The engine."""
+        return self.llm
+
+
+class HfRunner:
+    """transformers' model of a repository: vectors as sentence-transformers makes them, or scores of pairs."""
+
+    def __init__(
+        self, model_name: str, *_: Any, is_cross_encoder: bool = False, is_sentence_transformer: bool = False, **__: Any
+    ) -> None:
+        import transformers
+
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_name)
+        kind = transformers.AutoModelForSequenceClassification if is_cross_encoder else transformers.AutoModel
+        self.model = kind.from_pretrained(model_name, dtype=torch.float32).eval()
+        assert is_cross_encoder or is_sentence_transformer
+
+    def __enter__(self) -> HfRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @torch.inference_mode()
+    def encode(self, texts: str | Sequence[str], *_: Any, **__: Any) -> Any:
+        """The mean of the states, or the first one where the modules say so, of length 1; a list for a list."""
+        if not isinstance(texts, str):
+            return [self.encode(text) for text in texts]
+        inputs = self.tokenizer(texts, return_tensors="pt", truncation=False, padding=False)
+        states = self.model(**inputs).last_hidden_state[0]
+        return torch.nn.functional.normalize(states.mean(0), dim=0).tolist()
+
+    @torch.inference_mode()
+    def predict(self, pairs: Sequence[Sequence[str]], *_: Any, **__: Any) -> torch.Tensor:
+        """(N,) scores between 0 and 1 of pairs of texts."""
+        made = [self.tokenizer(*pair, return_tensors="pt", truncation=False, padding=False) for pair in pairs]
+        return torch.cat([self.model(**inputs).logits[0].sigmoid() for inputs in made])
+
+
+class Answer(BaseModel):
+    """A body of an answer; what is not in it is no attribute."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def model_validate(cls, given: Any, **_: Any) -> Any:
+        """The body with its inner bodies as attributes."""
+        if isinstance(given, dict):
+            return cls(**{name: cls.model_validate(value) for name, value in given.items()})
+        return [cls.model_validate(each) for each in given] if isinstance(given, list) else given
+
+
+@dataclass
+class EmbedModelInfo:
+    """A model that a test names."""
+
+    name: str
+    is_matryoshka: bool = False
+    matryoshka_dimensions: list[int] | None = None
+    further: dict[str, Any] = field(default_factory=dict)
+
+
+def check_embeddings_close(
+    *, embeddings_0_lst: Sequence[Any], embeddings_1_lst: Sequence[Any], tol: float = 1e-3, **_: Any
+) -> None:
+    """Vectors point in the same direction."""
+    for one, other in zip(embeddings_0_lst, embeddings_1_lst, strict=True):
+        near = torch.nn.functional.cosine_similarity(torch.as_tensor(one), torch.as_tensor(other), dim=0)
+        assert near >= 1 - tol, f"cosine {float(near)}"
+
+
+def matryoshka_fy(vectors: Sequence[Any], dimensions: int) -> list[Any]:
+    """The first numbers of vectors, of length 1 again."""
+    cut = torch.as_tensor(vectors)[:, :dimensions]
+    return torch.nn.functional.normalize(cut, dim=-1).tolist()
+
+
+def softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Probabilities of classes."""
+    return torch.nn.functional.softmax(logits, dim=-1)
+
+
+def maxsim(query_QD: torch.Tensor, document_ND: torch.Tensor) -> torch.Tensor:
+    """The sum of each query token's nearest document token."""
+    return (query_QD @ document_ND.T).amax(-1).sum()
+
+
+class MediaWithBytes:
+    """vLLM's pair of an image and its file; our images come alone."""
+
+
+@pytest.fixture(scope="session")
+def vllm_runner() -> Any:
+    """vLLM's fixture of that name."""
+    return VllmRunner
+
+
+@pytest.fixture(scope="session")
+def hf_runner() -> Any:
+    """vLLM's fixture of that name."""
+    return HfRunner
+
+
+def attribute(module: str, name: str) -> Any:
+    """What a module of vLLM holds under a name; None if it is not here."""
+    if module.startswith("vllm.entrypoints.pooling") and module.endswith(".protocol") and name.endswith("Response"):
+        return type(name, (Answer,), {})
+    return _NAMES.get(name)
+
+
+_NAMES: dict[str, Any] = {
+    "MediaWithBytes": MediaWithBytes,
+    "VLLMValidationError": UserError,
+    "VLLM_S3_BUCKET_URL": PUBLIC,
+    "compute_maxsim_score": maxsim,
+}
