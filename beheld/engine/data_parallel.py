@@ -21,6 +21,7 @@ A new process takes the dead one's place, at growing intervals if it ends again.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ from beheld.engine.messages import (
 )
 from beheld.engine.routing import Route, Router
 from beheld.engine.stats import EngineReport, EngineState, EngineStats, total
+from beheld.utils.exit_hook import ExitHook
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -143,6 +145,8 @@ class DataParallelEngines:
         self._closing = threading.Event()
         self._dead = False
         self._threads: list[threading.Thread] = []
+        # A script may end without closing its engines. Where they are Ray's, it ends them; none has died then.
+        self._at_exit = ExitHook(functools.partial(_leave, self._closing, restarter))
 
     # ------------------------------------------------------------------ the interface of an engine
 
@@ -179,8 +183,8 @@ class DataParallelEngines:
 
     def close(self) -> None:
         """End all engines, also those that start."""
-        self._closing.set()
-        self._restarter.cancel()
+        self._at_exit.cancel()
+        _leave(self._closing, self._restarter)
         with self._lock:
             engines = [member.engine for member in self._members if member.engine is not None]
             timers = [call.timer for call in self._calls.values() if call.timer is not None]
@@ -458,3 +462,9 @@ class DataParallelEngines:
 
     def _start(self, index: int, engine: Engine) -> None:
         engine.start(lambda reply: self._take(index, engine, reply))
+
+
+def _leave(closing: threading.Event, restarter: Restarter) -> None:
+    """Let no engine be replaced any more."""
+    closing.set()
+    restarter.cancel()

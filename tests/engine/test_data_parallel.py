@@ -282,6 +282,16 @@ def test_an_aborted_request_does_not_move() -> None:
     stubs.front.close()
 
 
+def test_the_end_of_a_script_that_closes_nothing_is_no_death() -> None:
+    stubs = Stubs(2)
+    # As the interpreter does at its end.
+    stubs.front._at_exit._run()
+    stubs.engines[0].die()
+    assert stubs.received == []
+    assert stubs.front._threads == []
+    stubs.front.close()
+
+
 def test_last_death_is_the_death_of_all() -> None:
     stubs = Stubs(2)
     stubs.gate.clear()
