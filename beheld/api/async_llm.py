@@ -93,6 +93,7 @@ class EngineLocation(StrEnum):
 
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
+    request = replace(request, restartable=True)
     # Of the resolved parameters: tokens that are named ask for a report, too.
     reports = isinstance(request.params, Sampling) and request.params.logprobs is not None
     if not isinstance(params, SamplingParams) or params.stop or reports:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beheld.api.collectors import Output, RequestCollector, collector_of, failed
@@ -122,7 +122,7 @@ class OfflineRun:
             raise ParamsError(f"on_error must be 'raise' or 'return', got {on_error!r}.", param="on_error")
         bars = Bars(jobs.total, progress)
         try:
-            for index, output, _ in self._progress(jobs, on_error, bars):
+            for index, output, _ in self._progress(jobs, on_error, bars, at_end=True):
                 if output is not None:
                     yield index, output
         finally:
@@ -135,12 +135,18 @@ class OfflineRun:
             UserError, EngineError: the job's error.
         """
         alone = Jobs((one for one in (job,)), Reading.TAKER, 1)
-        for _, _, live in self._progress(alone, "raise", Bars(None, False)):
+        for _, _, live in self._progress(alone, "raise", Bars(None, False), at_end=False):
             if live is not None:
                 yield live.collector.delta()
 
-    def _progress(self, jobs: Jobs, on_error: str, bars: Bars) -> Iterator[tuple[int, Output | None, _LiveJob | None]]:
-        """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event."""
+    def _progress(
+        self, jobs: Jobs, on_error: str, bars: Bars, *, at_end: bool
+    ) -> Iterator[tuple[int, Output | None, _LiveJob | None]]:
+        """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event.
+
+        Args:
+            at_end: the caller reads no output before its job is complete.
+        """
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
         in_flight: Any = None
@@ -150,7 +156,9 @@ class OfflineRun:
             while feed.more or in_flight is not None or self.engine.has_work:
                 # The preparing threads need the interpreter as well.
                 with quick_turns():
-                    failures = self._fill(feed, bars, on_error, idle=in_flight is None, reading=jobs.reading)
+                    failures = self._fill(
+                        feed, bars, on_error, idle=in_flight is None, reading=jobs.reading, at_end=at_end
+                    )
                 for index, early in failures:
                     yield index, early, None
                 with uninterrupted():
@@ -188,7 +196,9 @@ class OfflineRun:
                 self.engine.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
 
-    def _fill(self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading) -> list[tuple[int, Output]]:
+    def _fill(
+        self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading, at_end: bool
+    ) -> list[tuple[int, Output]]:
         """Queue the ready jobs, and wait for one if nothing else is to do; returns the jobs that failed at once.
 
         Args:
@@ -196,6 +206,7 @@ class OfflineRun:
                 a moment. Otherwise only jobs prepared in this thread are limited, because they delay the next step.
             reading: which thread reads the jobs. A list surely has more; for other iterables the first job does not
                 wait.
+            at_end: see `_progress`.
         """
         failures: list[tuple[int, Output]] = []
         tokens, light = 0, 0
@@ -217,7 +228,7 @@ class OfflineRun:
             if fed is None:
                 break
             with uninterrupted():
-                early = self._add(fed, on_error)
+                early = self._add(fed, on_error, at_end=at_end)
             bars.added()
             if early is not None:
                 bars.finished(early)
@@ -228,8 +239,12 @@ class OfflineRun:
                 light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
         return failures
 
-    def _add(self, fed: Fed, on_error: str) -> Output | None:
-        """Queue a job; returns its output if it could not be prepared or queued."""
+    def _add(self, fed: Fed, on_error: str, *, at_end: bool) -> Output | None:
+        """Queue a job; returns its output if it could not be prepared or queued.
+
+        Args:
+            at_end: see `_progress`.
+        """
         job = fed.job
         added: list[str] = []
         try:
@@ -238,7 +253,7 @@ class OfflineRun:
                 fed.index, collector_of(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
             )
             for request in requests:
-                self.engine.add(request)
+                self.engine.add(replace(request, restartable=True) if at_end else request)
                 added.append(request.id)
                 self._live[request.id] = live
             if num_bytes := feature_bytes(requests):

@@ -29,9 +29,11 @@ class StepwiseRun(OfflineRun):
         """
         started = time.monotonic()
         requests = job.requests()
-        if isinstance(job.params, SamplingParams):
-            self._kinds[self._numbers] = job.params.output_kind
-        self._add(Fed(self._numbers, job, requests, None, started, time.monotonic()), "raise")
+        kind = job.params.output_kind if isinstance(job.params, SamplingParams) else None
+        if kind is not None:
+            self._kinds[self._numbers] = kind
+        fed = Fed(self._numbers, job, requests, None, started, time.monotonic())
+        self._add(fed, "raise", at_end=kind is RequestOutputKind.FINAL_ONLY)
         self._numbers += 1
 
     def advance(self) -> list[Output]:

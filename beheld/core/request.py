@@ -71,7 +71,8 @@ class Request:
         receipts: one per media item.
         prompt: the prompt's text, if the user gave text.
         grounding: how to read the places that the answer names; None if nobody asks for them.
-        at_end: nobody reads the answer before its end, so its tokens may come several at a time.
+        restartable: nobody reads the answer before its end, so another engine may begin it anew.
+        at_end: likewise, and no token is looked at before the end, so they may come several at a time.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Request:
     receipts: tuple[MediaReceipt, ...] = ()
     prompt: str | None = None
     grounding: AnswerGrounding | None = None
+    restartable: bool = False
     at_end: bool = False
 
     @property

@@ -92,4 +92,5 @@ def _is_plain(event: TokenEvent) -> bool:
         and event.error is None
         and not event.waited_s
         and event.pooled is None
+        and not event.restarted
     )

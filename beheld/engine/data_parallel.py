@@ -12,14 +12,16 @@ What each message does:
 | ClearCache | all |
 | Close | all |
 
-When an engine dies, its requests of which no event came are submitted once more, to another engine: nobody has seen a
-part of their answer. The others fail, because the beginning of an answer that a client has seen cannot be computed
+When an engine dies, its requests of whose answers nobody has seen a part are submitted once more, to another engine:
+those without an event so far, and those whose answers are read at their end alone, for which an event with `restarted`
+voids the earlier ones. The others fail, because the beginning of an answer that a client has seen cannot be computed
 again with certainty. A request that was moved once and loses its engine again fails too: it may be what ends engines.
 A new process takes the dead one's place, at growing intervals if it ends again. If no engine is left, all have died.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +52,7 @@ from beheld.engine.messages import (
 )
 from beheld.engine.routing import Route, Router
 from beheld.engine.stats import EngineReport, EngineState, EngineStats, total
+from beheld.utils.exit_hook import ExitHook
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -79,11 +82,21 @@ class Restarter(Protocol):
 
 @dataclass(eq=False)
 class _Owned:
-    """A request that an engine has; `request` is None after its first event, when it cannot move any more."""
+    """A request that an engine has.
+
+    Attributes:
+        request: None once a part of its answer may have been seen: it cannot move any more. Keeping it takes no memory
+            of its own: who collects its answer keeps it, with its media, until the end.
+        heard: it had an event.
+        moved: another engine died with it.
+        aborted: nobody needs it any more, but the engine has not confirmed its end.
+    """
 
     route: Route
     request: Request | None
+    heard: bool = False
     moved: bool = False
+    aborted: bool = False
 
 
 @dataclass(eq=False)
@@ -132,6 +145,8 @@ class DataParallelEngines:
         self._closing = threading.Event()
         self._dead = False
         self._threads: list[threading.Thread] = []
+        # A script may end without closing its engines. Where they are Ray's, it ends them; none has died then.
+        self._at_exit = ExitHook(functools.partial(_leave, self._closing, restarter))
 
     # ------------------------------------------------------------------ the interface of an engine
 
@@ -168,8 +183,8 @@ class DataParallelEngines:
 
     def close(self) -> None:
         """End all engines, also those that start."""
-        self._closing.set()
-        self._restarter.cancel()
+        self._at_exit.cancel()
+        _leave(self._closing, self._restarter)
         with self._lock:
             engines = [member.engine for member in self._members if member.engine is not None]
             timers = [call.timer for call in self._calls.values() if call.timer is not None]
@@ -197,7 +212,7 @@ class DataParallelEngines:
                 allowed = [index for index in serving if self._members[index] is not former] or serving
             route = self._router.choose(request, allowed)
             member = self._members[route.engine]
-            member.owned[request.id] = _Owned(route, request, moved)
+            member.owned[request.id] = _Owned(route, request, moved=moved)
             self._member_by_id[request.id] = member
             by_member.setdefault(route.engine, []).append(request)
         self._router.stats.seconds += time.perf_counter() - begin
@@ -207,6 +222,8 @@ class DataParallelEngines:
     def _abort(self, request_ids: Sequence[str]) -> None:
         for member in self._members:
             ids = tuple(name for name in request_ids if name in member.owned)
+            for name in ids:
+                member.owned[name].aborted = True
             if ids and member.engine is not None:
                 member.engine.send(Abort(ids))
 
@@ -244,9 +261,9 @@ class DataParallelEngines:
 
     def _take(self, index: int, engine: Engine, reply: Reply) -> None:
         """Called in a thread of the engine's side."""
-        replies: list[Reply]
         with self._lock:
             member = self._members[index]
+            replies: list[Reply]
             if member.engine is not engine or self._dead:
                 return
             if isinstance(reply, Events):
@@ -259,8 +276,9 @@ class DataParallelEngines:
                 replies = self._answered(index, reply.number, reply)
             else:
                 raise AssertionError(f"engines do not send {type(reply).__name__} here")
-        for each in replies:
-            self._receive(each)
+            # Under the lock: what a moved request's new engine says must not overtake what its former one said.
+            for each in replies:
+                self._receive(each)
 
     def _events(self, member: _Member, reply: Events) -> list[Reply]:
         """The events of requests that the engine has; what it says of others came too late."""
@@ -269,8 +287,10 @@ class DataParallelEngines:
             owned = member.owned.get(event.request_id)
             if owned is None:
                 continue
-            if owned.request is not None:
-                owned.request = None
+            if not owned.heard:
+                owned.heard = True
+                if owned.request is not None and not owned.request.restartable:
+                    owned.request = None
                 self._router.computed(owned.route)
             if event.finish is not None:
                 self._end(member, event.request_id)
@@ -282,7 +302,7 @@ class DataParallelEngines:
         if owned is not None:
             if self._member_by_id.get(request_id) is member:
                 del self._member_by_id[request_id]
-            self._router.ended(owned.route, computed=owned.request is None)
+            self._router.ended(owned.route, computed=owned.heard)
 
     def _unread(self, index: int, member: _Member, reply: Unread) -> list[Reply]:
         """A message to or from an engine could not be read: its requests fail, and so does its call."""
@@ -319,9 +339,8 @@ class DataParallelEngines:
                 return
             for index in call.waiting:
                 self._members[index].silent = True
-            replies = self._finish(number)
-        for each in replies:
-            self._receive(each)
+            for each in self._finish(number):
+                self._receive(each)
 
     def _finish(self, number: int) -> list[Reply]:
         call = self._calls.pop(number)
@@ -367,7 +386,7 @@ class DataParallelEngines:
         for name, each in owned.items():
             if self._member_by_id.get(name) is member:
                 del self._member_by_id[name]
-            self._router.ended(each.route, computed=each.request is None)
+            self._router.ended(each.route, computed=each.heard)
         self._router.forget(index)
         if not self._serving():
             self._dead = True
@@ -375,8 +394,11 @@ class DataParallelEngines:
             # `close` ends it.
             member.engine = dead
             return [Died(f"{reason}; no other engine is left")]
-        movable = [each.request for each in owned.values() if each.request is not None and not each.moved]
-        lost = [name for name, each in owned.items() if each.request is None or each.moved]
+        aborted = [name for name, each in owned.items() if each.aborted]
+        needed = {name: each for name, each in owned.items() if not each.aborted}
+        movable = [each.request for each in needed.values() if each.request is not None and not each.moved]
+        void = [request.id for request in movable if needed[request.id].heard]
+        lost = [name for name, each in needed.items() if each.request is None or each.moved]
         self._router.stats.num_retried += len(movable)
         self._router.stats.num_lost += len(lost)
         logger.error(
@@ -386,11 +408,11 @@ class DataParallelEngines:
             len(movable),
             len(lost),
         )
-        self._submit(movable, moved=True)
-        replies: list[Reply] = []
-        if lost:
-            error = StepError(f"Engine {index} has died ({reason}) during this request.", "Send it again.")
-            replies.append(Events(tuple(TokenEvent(name, (), FinishReason.ERROR, error=error) for name in lost)))
+        error = StepError(f"Engine {index} has died ({reason}) during this request.", "Send it again.")
+        events = [TokenEvent(name, (), restarted=True) for name in void]
+        events += [TokenEvent(name, (), FinishReason.ABORT) for name in aborted]
+        events += [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in lost]
+        replies: list[Reply] = [Events(tuple(events))] if events else []
         for number in list(self._calls):
             replies += self._answered(index, number, None)
         lived_s = time.monotonic() - member.started
@@ -398,7 +420,11 @@ class DataParallelEngines:
         thread = threading.Thread(target=self._replace, args=(index, dead), name="beheld-restart", daemon=True)
         self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         thread.start()
-        return replies
+        # What the requests' new engines say must come after the news that their answers begin anew.
+        for each_reply in replies:
+            self._receive(each_reply)
+        self._submit(movable, moved=True)
+        return []
 
     def _replace(self, index: int, dead: Engine | None) -> None:
         """Start an engine in place of a dead one, at growing intervals until one starts."""
@@ -436,3 +462,9 @@ class DataParallelEngines:
 
     def _start(self, index: int, engine: Engine) -> None:
         engine.start(lambda reply: self._take(index, engine, reply))
+
+
+def _leave(closing: threading.Event, restarter: Restarter) -> None:
+    """Let no engine be replaced any more."""
+    closing.set()
+    restarter.cancel()

@@ -6,17 +6,15 @@ of the model; the first rank samples. A rank that fails alone, ends or hangs end
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import queue
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -28,6 +26,7 @@ from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.executor.executor import ModelSize, Watch
 from beheld.executor.rank import config_of, config_text
+from beheld.executor.rank_folder import RankFolder
 from beheld.executor.watchdog import COMPILING_S, STUCK_S, RankProcess, Watchdog
 from beheld.executor.wire import (
     CODEC,
@@ -51,6 +50,7 @@ from beheld.parallel.meeting import Folder, Meeting
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
+from beheld.utils.exit_hook import ExitHook
 from beheld.utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class MultiExecutor:
     def __init__(self, local: LocalExecutor, group: RankGroups, placed: Placed, watchdog: Watchdog) -> None:
         self._local, self._group, self._ranks, self._watchdog = local, group, placed.ranks, watchdog
         self._ended = placed.ended
+        # A script may end without closing its engine. Without a reference to this executor, which may go before.
+        self._at_exit = ExitHook(functools.partial(_leave, watchdog, placed.ended))
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
         self._waits = not group.lockstep and platform_of(local.config.device).synchronous
@@ -152,15 +154,15 @@ class MultiExecutor:
             ConfigError, EngineDeadError: they cannot be started.
         """
         # Readable by this user alone. Ranks find each other in it, and agree in it on errors until they end.
-        folder = Path(tempfile.mkdtemp(prefix="beheld-ranks-"))
+        folder = RankFolder()
         ranks: list[RankProcess] = []
         try:
             ranks.extend(_spawn(rank, config) for rank in range(1, config.num_ranks))
         except BaseException:
             _abandon(ranks)
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             raise
-        return Placed(ranks, lambda: Folder(folder), lambda: shutil.rmtree(folder, ignore_errors=True))
+        return Placed(ranks, lambda: Folder(folder.path), folder.remove)
 
     @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
@@ -367,6 +369,7 @@ class MultiExecutor:
 
     def close(self) -> None:
         """See Executor."""
+        self._at_exit.cancel()
         try:
             if self._watchdog.cause is None:
                 # Ranks that share this stage wait in them for this one.
@@ -452,6 +455,12 @@ def _answer(rank: RankProcess, kind: Any, watchdog: Watchdog, timeout_s: float) 
         if isinstance(found, kind):
             return found
     raise watchdog.cause
+
+
+def _leave(watchdog: Watchdog, ended: Callable[[], None]) -> None:
+    """Let the other ranks end with this process, which is no fault of theirs."""
+    watchdog.leave()
+    ended()
 
 
 def _abandon(ranks: Sequence[RankProcess]) -> None:

@@ -129,10 +129,14 @@ class Watchdog:
             if each.process.poll() is None:
                 each.process.kill()
 
-    def close(self, timeout_s: float) -> None:
-        """Wait for the ranks to end by themselves, then end them."""
+    def leave(self) -> None:
+        """Stop watching: this process ends, and the ranks with it."""
         with self._turn:
             self._closing = True
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the ranks to end by themselves, then end them."""
+        self.leave()
         until = time.monotonic() + timeout_s
         for each in self._ranks:
             try:

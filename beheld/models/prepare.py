@@ -36,6 +36,7 @@ from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one
 from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
+from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import jit
@@ -216,7 +217,8 @@ def _compile_text(target: Target, changes: Changes) -> None:
     layers = [layer for layer in text.layers if not crosses(layer) and not recurs(layer)]
     recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
     fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
-    one_row = one_row_layers(text, OneRowLayer) if fits else {}
+    trial = RankTrial(target.ranks)
+    one_row = one_row_layers(text, OneRowLayer, trial) if fits else {}
     logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
     compile_layers(recurrent, changes)
@@ -225,8 +227,10 @@ def _compile_text(target: Target, changes: Changes) -> None:
     for name in ("rotary_emb", "norm"):
         around: Any = getattr(text, name, None)
         if isinstance(around, nn.Module):
-            made = one_row_norm(around) if one_row and name == "norm" else None
-            own = {} if made is None else {around: made}
+            tried = bool(one_row) and name == "norm"
+            made = one_row_norm(around) if tried else None
+            # Ranks normalize the same row, and must get the same bits.
+            own = {around: made} if tried and trial.agreed(made is not None) and made is not None else {}
             compile_layers([around], changes, for_many=False, level=logging.DEBUG, one_row=own)
 
 

@@ -18,7 +18,7 @@ from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 
 # Within this time all ranks notice an error that they have in common, also where another program holds up one of them.
-# Asking takes up to a second more; together shorter than what the watchdog waits for a rank that is stuck.
+# It is shorter than what the watchdog waits for a rank that is stuck.
 _ALIKE_S = 4.0
 
 Encode = Callable[[Sequence[EncodeItem]], list[Tensor]]

@@ -35,6 +35,8 @@ logger = get_logger(__name__)
 # weights may take one rank minutes longer than another.
 _LIMIT = datetime.timedelta(minutes=60)
 _LEAVE_S = 5.0
+# How often a rank looks whether the others ask the same.
+_ASK_S = 0.01
 # Sends that are under way at once.
 _SENT = 32
 
@@ -272,9 +274,15 @@ class RankGroup:
         """
         if self._host is None:
             self._connect()
-        self._store.set(f"{what}/{self.rank}", "")
+        until = time.monotonic() + within_s
+        asked = [f"{what}/{rank}" for rank in range(self.size)]
         try:
-            self._store.wait([f"{what}/{rank}" for rank in range(self.size)], datetime.timedelta(seconds=within_s))
+            self._store.set(asked[self.rank], "")
+            # The store's own wait may take a second more.
+            while not self._store.check(asked):
+                if time.monotonic() > until:
+                    return False
+                time.sleep(_ASK_S)
         except Exception as error:
             logger.debug("%s: %s", what, error)
             return False

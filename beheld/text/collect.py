@@ -250,21 +250,11 @@ class Collector:
         self._params = params
         self._request = requests[0]
         self._tokenizer = tokenizer
-        self._answers = {
-            request.id: Answer(
-                index,
-                params,
-                tokenizer,
-                marks,
-                request.grounding,
-                request.prompt,
-                lazy=lazy_prompt,
-                num_top=_resolved(request).logprobs or 0,
-            )
-            for index, request in enumerate(requests)
-        }
-        assert len(self._answers) == len(requests), "two answers with the same id"
+        self._marks = marks
         self._lazy_prompt = lazy_prompt
+        self._requests = {request.id: (index, request) for index, request in enumerate(requests)}
+        assert len(self._requests) == len(requests), "two answers with the same id"
+        self._answers = {name: self._new_answer(name) for name in self._requests}
         # Columns, until they are asked for: as objects they take far more memory.
         self._prompt_entries: PromptColumnEntries | None = None
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
@@ -274,12 +264,32 @@ class Collector:
         # One list for all deltas: copying a long prompt for each token would cost more than the token.
         self._prompt_ids = list(requests[0].token_ids)
 
+    def _new_answer(self, request_id: str) -> Answer:
+        """The answer of one of the requests, without a token."""
+        index, request = self._requests[request_id]
+        return Answer(
+            index,
+            self._params,
+            self._tokenizer,
+            self._marks,
+            request.grounding,
+            request.prompt,
+            lazy=self._lazy_prompt,
+            num_top=_resolved(request).logprobs or 0,
+        )
+
     def push(self, event: TokenEvent) -> bool:
         """Add an event of one of the answers.
 
         Returns True if it completes a stop string: the caller must then stop the engine's request. Events after an
-        answer's end are ignored.
+        answer's end are ignored. An event with `restarted` empties an answer that has not ended.
         """
+        if event.restarted:
+            if not self._answers[event.request_id].finished:
+                self._answers[event.request_id] = self._new_answer(event.request_id)
+                if event.request_id == self._request.id:
+                    self._num_cached = 0
+            return False
         if event.finish is FinishReason.ERROR:
             assert event.error is not None
             self._error = self._error or event.error

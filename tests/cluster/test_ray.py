@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -62,3 +65,30 @@ def test_tokens_are_those_of_one_device_and_a_killed_actor_ends_the_engine(clust
         assert time.monotonic() - began < 10.0
     with LLM("mote", data_parallel_size=2, data_parallel_backend="ray", **OPTIONS) as llm:
         assert tokens(llm) == wanted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        'tensor_parallel_size=2, distributed_executor_backend="ray"',
+        'data_parallel_size=2, data_parallel_backend="ray"',
+    ],
+    ids=["ranks", "engines"],
+)
+def test_a_script_that_closes_nothing_logs_no_error(cluster: None, options: str) -> None:
+    script = f"""
+from beheld import LLM
+
+llm = LLM("mote", device="cpu", max_model_len=256, num_gpu_blocks_override=80, {options})
+print(len(llm.generate("Hello", use_tqdm=False)))
+"""
+    address = ray.get_runtime_context().gcs_address
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "1"), told.stderr
+    assert "ERROR" not in told.stderr, told.stderr

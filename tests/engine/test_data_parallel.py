@@ -46,8 +46,16 @@ LENGTH = 5
 COUNTS = SchedulerStats(1, 2, (3,), (4,), (5,), 6, 7, 8, 9, 10, 11, 12)
 
 
-def request(name: str) -> Request:
-    return Request(name, (1, 2, 3), PARAMS)
+def request(name: str, *, restartable: bool = False) -> Request:
+    return Request(name, (1, 2, 3), PARAMS, restartable=restartable)
+
+
+def tokens_of(events: list[TokenEvent]) -> list[int]:
+    """The tokens of an answer, as who collects them sees it."""
+    found: list[int] = []
+    for event in events:
+        found = [] if event.restarted else [*found, *event.token_ids]
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +175,8 @@ def test_random_deaths_lose_double_and_cross_nothing(seed: int) -> None:
         if act == "submit":
             names = [str(len(submitted) + i) for i in range(draw.randrange(1, 4))]
             submitted += names
-            stubs.front.send(Submit(tuple(request(name) for name in names)))
+            whole = draw.random() < 0.5
+            stubs.front.send(Submit(tuple(request(name, restartable=whole) for name in names)))
         elif act == "step" and busy:
             engine, name = draw.choice(busy)
             engine.step(name)
@@ -188,7 +197,7 @@ def test_random_deaths_lose_double_and_cross_nothing(seed: int) -> None:
         busy[0][0].step(busy[0][1])
     for name in submitted:
         events = stubs.events(name)
-        tokens = [token for event in events for token in event.token_ids]
+        tokens = tokens_of(events)
         assert tokens == [int(name) * 100 + position for position in range(len(tokens))]
         finishes = [event.finish for event in events if event.finish is not None]
         if name in ended:
@@ -226,6 +235,60 @@ def test_only_unseen_requests_move_and_only_once() -> None:
     (event,) = stubs.events(moved)
     assert event.error is not None
     assert "has died" in str(event.error)
+    stubs.front.close()
+
+
+def test_an_answer_that_is_read_at_its_end_begins_anew_once() -> None:
+    stubs = Stubs(3)
+    stubs.front.send(Submit(tuple(request(str(i), restartable=True) for i in range(3))))
+    first = stubs.owner("0")
+    first.step("0")
+    first.step("0")
+    first.die()
+    assert [event.restarted for event in stubs.events("0")] == [False, False, True]
+    second = stubs.owner("0")
+    assert second is not first
+    for _ in range(LENGTH):
+        second.step("0")
+    assert tokens_of(stubs.events("0")) == [0, 1, 2, 3, 4]
+    assert stubs.events("0")[-1].finish is FinishReason.LENGTH
+    stubs.settle()
+    stubs.front.send(Submit((request("7", restartable=True),)))
+    for _ in range(2):
+        stubs.owner("7").step("7")
+        stubs.owner("7").die()
+        stubs.settle()
+    assert isinstance(stubs.events("7")[-1].error, StepError)
+    routing = stubs.stats().routing
+    assert routing is not None
+    assert routing.num_lost == 1
+    stubs.front.close()
+
+
+def test_an_aborted_request_does_not_move() -> None:
+    stubs = Stubs(2)
+    stubs.front.send(Submit((request("1", restartable=True),)))
+    first = stubs.owner("1")
+    first.step("1")
+    # It dies before it has read the message.
+    held, first.alive = first.receive, False
+    stubs.front.send(Abort(("1",)))
+    held(Died("the test ended it"))
+    assert [event.finish for event in stubs.events("1")] == [None, FinishReason.ABORT]
+    assert all("1" not in engine.positions for engine in stubs.engines if engine is not first)
+    routing = stubs.stats().routing
+    assert routing is not None
+    assert (routing.num_lost, routing.num_retried) == (0, 0)
+    stubs.front.close()
+
+
+def test_the_end_of_a_script_that_closes_nothing_is_no_death() -> None:
+    stubs = Stubs(2)
+    # As the interpreter does at its end.
+    stubs.front._at_exit._run()
+    stubs.engines[0].die()
+    assert stubs.received == []
+    assert stubs.front._threads == []
     stubs.front.close()
 
 

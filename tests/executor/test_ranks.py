@@ -283,6 +283,21 @@ def test_a_rank_of_another_host_that_ends_is_named(monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - began < 10.0
 
 
+def test_the_end_of_a_script_that_closes_nothing_is_no_fault_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where ranks are Ray's, it ends them before this process has closed their connections."""
+    monkeypatch.setattr(engine_ranks, "need_ray", lambda asking, param: None)
+    with start(more=HOSTS) as llm:
+        executor = executor_of(llm)
+        process = executor._ranks[0].process
+        assert isinstance(process, RemoteProcess)
+        # As the interpreter does at its end.
+        executor._at_exit._run()
+        process._actor.kill()
+        executor._watchdog._thread.join(5.0)
+        assert not executor._watchdog._thread.is_alive()
+        assert executor._watchdog.cause is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
 def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "SILENT_S", 2.5)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from beheld.core.errors import EngineDeadError
+from beheld.models import one_row_kernel, prepare
 from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
 from beheld.models.one_row_kernel import gate, norm, one_row, turn
+from beheld.models.surgery import one_row_layer, rank_trial
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
 from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.sharded import SummedOverRanks
+from beheld.parallel.group import RankGroup
 from beheld.quant.float8 import Float8Linear, rounded_rows
 from tests import tiny
 
@@ -117,12 +125,17 @@ def test_gates(tanh: bool) -> None:
     torch.testing.assert_close(gate(x, tanh=tanh, early=False).double(), act * second, atol=1e-5, rtol=1e-5)
 
 
-def layers_of(family: str) -> tuple[Any, dict[nn.Module, OneRowLayer]]:
+def fused(family: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind = AutoModelForImageTextToText if family in tiny.IMAGE_FAMILIES else AutoModelForCausalLM
     text = text_model(kind.from_pretrained(tiny.checkpoint(family), dtype=torch.float32).eval())
     fuse_linears(text, Changes())
+    return text
+
+
+def layers_of(family: str) -> tuple[Any, dict[nn.Module, OneRowLayer]]:
+    text = fused(family)
     replace_linears(text, OneRowLinear, torch.float32, Changes())
     return text, one_row_layers(text, OneRowLayer)
 
@@ -153,3 +166,84 @@ def test_a_layer_that_computes_something_else_is_not_taken(change: str, monkeypa
     if change == "norm":
         monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", lambda self, x: self.weight * x)
     assert layers_of("llama")[1] == {}
+
+
+def _compiled_by_rank(rank: int, text: Any, folder: Path, failing: dict[int, str], told: Any) -> None:
+    """Compile the text model as rank `rank` of two does, and say how many layers got the form."""
+    group = RankGroup(rank, 2, folder, "gloo", lambda: None)
+    for layer in text.layers:
+        layer.mlp.down_proj = SummedOverRanks(layer.mlp.down_proj, group)
+    how, turn = failing.get(rank), one_row_layer.OneRowLayer.__call__
+
+    def called(self: Any, hidden_states: Any, *given: Any, **more: Any) -> Any:
+        if how == "fails":
+            # Before the sum, in which the other rank waits.
+            raise RuntimeError("no memory here")
+        return turn(self, hidden_states, *given, **more) + (1.0 if how == "differs" and self.layer == 0 else 0.0)
+
+    def turned(qkv: Any, heads: tuple[int, int], cos_C: Any, sin_C: Any, norms: Any, **more: Any) -> None:
+        x_HC = qkv.view(-1, cos_C.numel())[: sum(heads)]
+        first, second = x_HC.chunk(2, -1)
+        x_HC.copy_(x_HC * cos_C + torch.cat([-second, first], -1) * sin_C)
+
+    def normed(x_H: Any, weight_H: Any, eps: float, *, from_one: bool, residual_H: Any = None, **more: Any) -> Any:
+        made = nn.functional.rms_norm(x_H, x_H.shape, weight_H + from_one, eps)
+        return made if residual_H is None else residual_H + made
+
+    def gated(x: Any, **more: Any) -> Any:
+        return nn.functional.silu(x.chunk(2)[0]) * x.chunk(2)[1]
+
+    patch = pytest.MonkeyPatch()
+    # What the kernels compute, without the interpreter, which takes seconds.
+    for name, function in (("turn", turned), ("norm", normed), ("gate", gated)):
+        patch.setattr(one_row_kernel, name, function)
+    patch.setattr(one_row_layer.OneRowLayer, "__call__", called)
+    patch.setattr(rank_trial, "_ALIKE_S", 0.3 if len(failing) == 1 else 5.0)
+    patch.setattr(prepare, "_fuses_on_gpu", lambda target: True)
+    patch.setattr(prepare, "_float32", lambda target: False)
+    patch.setattr(prepare, "text_model", lambda model: model)
+    patch.setattr(prepare, "platform_of", lambda device: SimpleNamespace(one_row_kernels=True))
+    found: list[int] = []
+    patch.setattr(
+        prepare, "compile_layers", lambda layers, changes, one_row=None, **more: found.append(len(one_row or {}))
+    )
+    target: Any = SimpleNamespace(model=text, config=SimpleNamespace(device="cpu"), ranks=group)
+    try:
+        prepare._compile_text(target, Changes())
+        told.send(found)
+    except Exception as error:
+        told.send(f"{type(error).__name__}: {error}")
+    told.recv()
+    group.abort()
+
+
+@pytest.mark.parametrize(
+    "failing", [{1: "differs"}, {1: "fails"}, {0: "fails", 1: "fails"}], ids=["differs", "one", "both"]
+)
+def test_ranks_agree_on_a_layers_form(failing: dict[int, str], tmp_path: Path) -> None:
+    text = fused("llama")
+    forking = multiprocessing.get_context("fork")
+    pipes = [forking.Pipe() for _ in range(2)]
+    both = [
+        forking.Process(target=_compiled_by_rank, args=(rank, text, tmp_path, failing, pipes[rank][1]), daemon=True)
+        for rank in range(2)
+    ]
+    for process in both:
+        process.start()
+    try:
+        if len(failing) == 1 and failing[1] == "fails":
+            assert pipes[1][0].poll(20)
+            said = pipes[1][0].recv()
+            assert said.startswith(EngineDeadError.__name__)
+            assert "on rank 1 alone (no memory here)" in said
+            # The watchdog then ends the other one, which waits.
+            assert not pipes[0][0].poll(0.1)
+            return
+        assert all(ours.poll(20) for ours, _ in pipes)
+        # Layers, recurrent ones, the rotation, the norm.
+        wanted = [0, 0, 0, 0] if len(failing) == 2 else [len(text.layers) - 1, 0, 0, 1]
+        assert [ours.recv() for ours, _ in pipes] == [wanted] * 2
+    finally:
+        for process in both:
+            process.kill()
+            process.join()

@@ -15,7 +15,7 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
 from beheld.attention.context import ForwardContext, forward_context
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import EngineDeadError, ModelError
-from beheld.models.surgery import cpu_layer, one_row_layer
+from beheld.models.surgery import cpu_layer, one_row_layer, rank_trial
 from beheld.models.surgery.cpu_layer import CpuLayer, compute_layers
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_children
@@ -300,7 +300,7 @@ def test_a_trial_that_fails_on_one_rank_alone_leaves_no_rank_waiting(
     failing: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other rank waits for a sum of the trial; where all fail, layers stay as they are."""
-    monkeypatch.setattr(cpu_layer, "_ALIKE_S", 5.0 if len(failing) == 2 else 0.3)
+    monkeypatch.setattr(rank_trial, "_ALIKE_S", 5.0 if len(failing) == 2 else 0.3)
     groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
     texts = [_text("llama", 8, torch.bfloat16) for _ in groups]
     for text, group in zip(texts, groups, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,24 @@ def test_after_a_collective_has_failed_none_is_entered(tmp_path: Path) -> None:
         group.least([1])
     assert calls == [1]
     group.close()
+
+
+def test_what_ranks_ask_alike_is_known_within_the_limit(tmp_path: Path) -> None:
+    from torch import distributed
+
+    store: Any = distributed.FileStore(str(tmp_path / "ranks"), 2)
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    for group in groups:
+        # As if connected.
+        group._host, group._store = object(), store
+    begun = time.monotonic()
+    assert not groups[0].alike("this", 0.2)
+    assert 0.2 <= time.monotonic() - begun < 0.8
+    assert groups[1].alike("this", 5.0)
+    assert groups[0].alike("this", 0.0)
+    for group in groups:
+        group._host = None
+        group.close()
 
 
 def test_a_system_without_proc_has_sums_by_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

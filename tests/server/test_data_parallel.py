@@ -22,6 +22,16 @@ from tests import tiny
 from tests.server.running import data_url
 from tests.server.test_process import children
 
+# Fields of requests that are not streamed.
+WHOLE: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1, "seed": 3},
+    {"temperature": 1, "seed": 4, "n": 2},
+    {"logprobs": 1},
+    {"stop": ["this is not said"]},
+    {"max_tokens": 300},
+]
+
 
 class Several:
     """The server's process and a client."""
@@ -67,6 +77,14 @@ class Several:
                     answer += choice["delta"].get("content") or ""
         return answer
 
+    def ask_whole(self, text: str, **fields: Any) -> list[str]:
+        """The answers to a request that is not streamed."""
+        body: dict[str, Any] = {"prompt": text, "temperature": 0, "max_tokens": 200, "ignore_eos": True} | fields
+        response = self.client.post("/v1/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["completion_tokens"] == body["max_tokens"] * fields.get("n", 1)
+        return [choice["text"] for choice in response.json()["choices"]]
+
     def health(self) -> Any:
         response = self.client.get("/health")
         assert response.status_code == 200, response.text
@@ -104,13 +122,20 @@ def test_1_health_and_metrics_tell_of_each_engine(several: Several) -> None:
 def test_2_killed_engine_is_replaced_while_the_other_serves(several: Several) -> None:
     numbers = range(24)
     calm = [several.ask(f"what {number}", number % 4) for number in numbers]
+    calm_whole = [several.ask_whole(f"say {number}", **fields) for number, fields in enumerate(WHOLE)]
     victims = [pid for pid in several.engines if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(victims) == 2
-    with ThreadPoolExecutor(24) as threads:
+    with ThreadPoolExecutor(24 + len(WHOLE)) as threads:
+        whole = [threads.submit(several.ask_whole, f"say {number}", **fields) for number, fields in enumerate(WHOLE)]
+        deadline = time.monotonic() + 30
+        while not all(several.metric(f'beheld_sequences{{engine="{i}",state="running"}}') for i in "01"):
+            assert time.monotonic() < deadline
         running = [threads.submit(several.ask, f"what {number}", number % 4) for number in numbers]
         time.sleep(0.15)
         os.kill(victims[0], signal.SIGKILL)
         found = [each.result() for each in running]
+        # Nobody has seen a part of these, so all of them are answered.
+        assert [each.result() for each in whole] == calm_whole
     for expected, got in zip(calm, found, strict=True):
         assert got == expected or (got.endswith("error") and expected.startswith(got.removesuffix("error")))
     states = [each["state"] for each in several.health()["engines"]]

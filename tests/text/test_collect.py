@@ -55,6 +55,31 @@ def test_end_of_sequence_is_an_id_without_text() -> None:
     assert answer.cumulative_logprob is None
 
 
+def test_an_answer_that_begins_anew_has_nothing_of_the_former_one() -> None:
+    params = SamplingParams(n=2, logprobs=0, stop=["three"])
+    collected = collector(params)
+    entry = TokenLogprobs(7, -1.0, 1)
+
+    def push(name: str, text: str, finish: FinishReason | None = None) -> bool:
+        ids = tuple(tokens(text))
+        return collected.push(TokenEvent(name, ids, finish, logprobs=(entry,) * len(ids), num_cached=2))
+
+    assert not push("r-0", "one two thr")
+    assert push("r-1", "two three")
+    for name in ("r-0", "r-1"):
+        assert not collected.push(TokenEvent(name, (), restarted=True))
+    assert collected.output().num_cached_tokens == 0
+    assert not push("r-0", "ee four", FinishReason.LENGTH)
+    answers = collected.output().outputs
+    # The other one had ended before its engine did.
+    assert [answer.text for answer in answers] == ["ee four", "two "]
+    assert answers[0].token_ids == tokens("ee four")
+    assert answers[0].cumulative_logprob == -1.0 * len(tokens("ee four"))
+    assert answers[0].logprobs is not None
+    assert len(answers[0].logprobs) == len(answers[0].token_ids)
+    assert collected.finished
+
+
 def test_own_stop_token_gives_its_id_as_reason_and_text_only_on_request() -> None:
     ids = tokens("one two.")
     for include, text in ((False, "one two"), (True, "one two.")):

@@ -28,10 +28,11 @@ from torch import Tensor
 
 from beheld.attention import cpu_decode
 from beheld.attention.op import attend_layer, decodes_alone
-from beheld.core.errors import EngineDeadError, first_line
+from beheld.core.errors import first_line
 from beheld.models import cpu_layer_ir as ir
 from beheld.models.surgery.one_row_layer import Norm, OneRowLayer, one_row_layers
 from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.parallel.group import RankGroup
@@ -45,8 +46,6 @@ logger = get_logger(__name__)
 # Rows that are computed at a time: their numbers stay in the caches while the weights pass.
 _ROWS = 256
 _LANES = 16
-# Within this time a trial that fails on one rank fails on all; else the others wait for that rank.
-_ALIKE_S = 4.0
 # Words whose addresses differ from call to call.
 _X, _SUM, _Y, _COS, _SIN = (ir.JOB.index(name) for name in ("x", "sum", "y", "cos", "sin"))
 
@@ -361,21 +360,11 @@ def compute_layers(text: Any, changes: Changes, group: RankGroup | None = None) 
     Raises:
         EngineDeadError: the trial failed on this rank alone, and others wait for it.
     """
-
-    def agreed(answer: bool) -> bool:
-        return answer if group is None else bool(group.least([answer])[0])
-
-    def failed(error: Exception) -> None:
-        # No collective: others may wait in a sum of the trial.
-        if group is None or group.alike(f"trial {group.entered} {type(error).__name__}", _ALIKE_S):
-            return
-        reason = f"A trial of the text model failed on rank {group.rank} alone ({first_line(error)})."
-        raise EngineDeadError(reason, "Restart the engine.") from error
-
-    if not agreed(_can_compile(text)):
+    trial = RankTrial(group)
+    if not trial.agreed(_can_compile(text)):
         return 0
     buffers: dict[Any, LayerBuffers] = {}
-    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers), agreed, failed)
+    found = one_row_layers(text, functools.partial(CpuLayer, buffers=buffers), trial)
     for layer, made in found.items():
         made._before = None
         changes.set(layer, "forward", made)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
 from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear, early_start
+from beheld.models.surgery.rank_trial import RankTrial
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.utils.log import get_logger
 
@@ -176,37 +177,33 @@ _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "c
 
 
 @torch.no_grad()
-def one_row_layers(
-    text: Any,
-    kind: Callable[..., LayerT],
-    agreed: Callable[[bool], bool] = bool,
-    failed: Callable[[Exception], None] = lambda error: None,
-) -> dict[nn.Module, LayerT]:
+def one_row_layers(text: Any, kind: Callable[..., LayerT], trial: RankTrial | None = None) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails.
 
     Args:
-        agreed: whether all ranks that share the layers say yes; asked equally often on each.
-        failed: called where the trial itself fails; it raises if other ranks wait for this one.
+        trial: where ranks that share the layers agree; None if there is only this one.
+
+    Raises:
+        EngineDeadError: the trial failed on this rank alone, and others wait for it.
     """
+    trial = trial or RankTrial(None)
     try:
         # The near one last: some rotations keep the frequencies of the longest sequence until a short one comes.
         far, near = (_watched(text, first) for first in (_far(text.config), _NEAR))
     except Exception as error:
         # The layers of some families need more than one row; they stay unchanged.
         logger.debug("No layer gets a single-row form: %s", first_line(error))
-        failed(error)
+        trial.failed(error)
         return {}
     found: dict[nn.Module, LayerT] = {}
     for layer, original in near.items():
-        made = _form(layer, (original, far[layer]), kind, agreed) if layer in far else None
+        made = _form(layer, (original, far[layer]), kind, trial) if layer in far else None
         if made is not None:
             found[layer] = made
     return found
 
 
-def _form(
-    layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], agreed: Callable[[bool], bool]
-) -> LayerT | None:
+def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], trial: RankTrial) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
     seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
@@ -236,10 +233,10 @@ def _form(
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
         made = kind(norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap)
         # Ranks wait for each other in every trial, also after one that failed here.
-        if not agreed(made.computes()):
+        if not trial.agreed(made.computes()):
             continue
-        same = [_same(made, each) for each in trials]
-        if agreed(all(same)):
+        same = [_same(made, each, trial) for each in trials]
+        if trial.agreed(all(same)):
             return made
     return None
 
@@ -290,7 +287,7 @@ def _rotates(cos_sin: Any, seen: Seen) -> bool:
     )
 
 
-def _same(made: OneRowLayer, seen: Seen) -> bool:
+def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
     """Return whether this form gives attention and the next layer the same values as the original."""
     taken: list[tuple[Tensor, Tensor, Tensor]] = []
 
@@ -303,6 +300,7 @@ def _same(made: OneRowLayer, seen: Seen) -> bool:
         given = made(seen.hidden, **seen.keywords)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         logger.debug("A layer does not have the single-row form: %s", first_line(error))
+        trial.failed(error)
         return False
     finally:
         made.attend = attend_layer
