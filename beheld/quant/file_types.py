@@ -98,8 +98,9 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
     pages = host.FilePages()
     for module in model.modules():
         for name in module.__dict__.pop(_NAMES, ()):
-            parameter = module.get_parameter(name)
-            if parameter.dtype != dtype:
+            # Rounded experts take the weights from the module whose methods they use.
+            parameter = getattr(module, name, None)
+            if parameter is not None and parameter.dtype != dtype:
                 parameter.data = _cast(parameter.data, dtype, pages)
     pages.end()
 

@@ -16,6 +16,7 @@ from beheld.platform.registry import CPU
 from beheld.quant import file_types
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped_linear import GroupedLinear
+from beheld.quant.listed_experts import ListedExperts
 from tests import tiny
 from tests.quant.test_compressed_tensors import load
 
@@ -120,4 +121,11 @@ def test_shapes_of_several_types_are_left_to_the_loader(tmp_path: Path) -> None:
 def test_what_the_loader_makes_of_one_entry_has_the_type_of_the_model() -> None:
     """Keys and values have a shape that no entry has, and the loader gives them the type of queries."""
     model = load(tiny.checkpoint("molmo"), "float32")
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.skipif(CPU.no_grouped_products is not None, reason=str(CPU.no_grouped_products))
+def test_rounded_experts_leave_a_module_without_weights() -> None:
+    model = load(tiny.checkpoint("qwen3_vl_moe"), "float32", quantization="int4")
+    assert any(isinstance(module, ListedExperts) for module in model.modules())
     assert {each.dtype for each in model.parameters()} == {torch.float32}
