@@ -33,6 +33,7 @@ from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
 from beheld.platform import host
 from beheld.platform.registry import platform_of
+from beheld.quant import file_types
 from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
 from beheld.utils.hf_log import errors_only
@@ -322,12 +323,18 @@ def _from_files(
                     "Give tensor_parallel_size=1 or pipeline_parallel_size=1.",
                 )
             loading = staged(loading, stage)
+        settled = loading
+        if weights is None and platform_of(config.device).shares_host_memory:
+            loading = file_types.keeping(loading, file_types.type_by_shape(path, dtype), dtype)
         with errors_only(), shard_bar(path, shown=config.show_progress):
             model, report = loading.from_pretrained(
                 info.path if weights is None else None, state_dict=weights, config=method.config(hf_config), **options
             )
         surgery = Surgery(Target(model, config))
+        if loading is not settled:
+            model.__class__ = settled
         surgery.perform([_settling(method, model_class)])
+        file_types.cast(model, dtype)
         if ranks is not None and stored:
             _cut_stored(surgery, model_class, hf_config, info, ranks)
     except ModelError:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform import host
+from beheld.quant import file_types
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, TextOf
@@ -74,6 +75,9 @@ class RoundedAtLoad(Unquantized):
             made: Any = (
                 self._rounding.linear(child, head) if isinstance(child, nn.Linear) else self._rounding.experts(child)
             )
+            if isinstance(child, nn.Linear) and made.weight.dtype != self._dtype:
+                # The weight had the type of the checkpoint's file; activations have the model's.
+                made.weight = made.weight.to(self._dtype)
             linears, experts = linears + isinstance(made, StoredLinear), experts + isinstance(made, StoredExperts)
             size += sum(getattr(module, "packed_bytes", 0) for module in made.modules())
             size += sum(parameter.nbytes for parameter in made.parameters())
@@ -133,7 +137,7 @@ class RoundedAtLoad(Unquantized):
 
     def _takes(self, module: Any) -> bool:
         if type(module) is nn.Linear:
-            whole = module.weight.dtype == self._dtype and module.weight.numel()
+            whole = file_types.has_type(module, self._dtype) and module.weight.numel()
             fits = whole and self._rounding.fits(module.out_features, module.in_features)
             return bool(fits and module.out_features >= _FEWEST_OUTPUTS)
         return self._rounding.takes_experts and self._are_experts(module)
