@@ -5,6 +5,7 @@ end, and the digests of media, up to the number of embeddings that an engine kee
 is what the engine must still compute for it, in tokens; an engine's load is the costs of its requests. A request goes
 where its cost is least, so that a prompt follows its prefix and an image its embeddings; among equals, to the least
 load. An engine that is far busier than another gets none of either: computing something twice costs less than waiting.
+How far it may be ahead grows with what it has of a request.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Router:
         costs = {index: cost(index) for index in serving}
         # Among equals the one that was sent least, so that the caches of all are used.
         chosen = min(
-            self._not_overloaded(serving),
+            self._not_overloaded(serving, costs),
             key=lambda i: (costs[i], self._engines[i].load, self._engines[i].num_routed, i),
         )
         self._count(known, missing, embeds, chosen)
@@ -153,13 +154,25 @@ class Router:
         for memory in self._engines:
             memory.chunks.clear()
 
-    def _not_overloaded(self, serving: Collection[int]) -> list[int]:
-        """The engines that are not far busier than the one with the fewest requests or the one with the least load."""
+    def _not_overloaded(self, serving: Collection[int], costs: dict[int, int]) -> list[int]:
+        """The engines that are not far busier than the one with the fewest requests or the one with the least load.
+
+        An engine may be ahead by what it saves a request: until then, waiting there costs less than computing
+        elsewhere what it has. In requests it may be so at most by as many again, because what many of them have in
+        common is computed elsewhere once for all.
+        """
         requests = {index: self._engines[index].num_requests for index in serving}
         loads = {index: self._engines[index].load for index in serving}
         most_requests = min(requests.values()) * _MAX_RATIO + _MAX_REQUESTS_AHEAD
         most_load = min(loads.values()) * _MAX_RATIO + _MAX_STEPS_AHEAD * self._step_tokens
-        kept = [index for index in serving if requests[index] <= most_requests and loads[index] <= most_load]
+        dearest = max(costs.values())
+        saved = {index: dearest - costs[index] for index in serving}
+        kept = [
+            index
+            for index in serving
+            if requests[index] <= most_requests + min(_MAX_REQUESTS_AHEAD, saved[index] // _SEQUENCE_TOKENS)
+            and loads[index] <= most_load + saved[index]
+        ]
         # The engine with the fewest requests may have the greatest load.
         return kept or [min(serving, key=lambda index: loads[index])]
 

@@ -85,6 +85,32 @@ def test_repeated_images_are_found_under_load() -> None:
         assert router.stats.num_found >= 0.95 * router.stats.num_repeated
 
 
+def test_image_stays_with_an_engine_that_is_ahead_by_less_than_encoding_costs() -> None:
+    """One engine is held up while the other has ended everything: a known image stays, a new one does not."""
+    router = Router(2, 10_000, 2048)
+    held = [router.choose(request(str(number), [number] * 20, (number,)), (0,)) for number in range(20)]
+    for route in held:
+        router.computed(route)
+    assert routed(router, request("new", [8] * 20, (99,)), (0, 1)).engine == 1
+    again = routed(router, request("known", [9] * 20, (3,)), (0, 1))
+    assert again.engine == 0
+    assert (router.stats.num_repeated, router.stats.num_found) == (1, 1)
+    # Text of which nothing is known saves nothing there.
+    assert routed(router, request("text", [10] * 20), (0, 1)).engine == 1
+    # Further ahead than that, the image is encoded once more and both have it.
+    for number in range(20, 40):
+        router.choose(request(str(number), [number] * 20, (number,)), (0,))
+    assert routed(router, request("busy", [11] * 20, (3,)), (0, 1)).engine == 1
+
+
+def test_a_long_prefix_of_all_requests_leaves_no_engine_idle() -> None:
+    router = Router(2, 10_000, 2048)
+    shared = list(range(8192))
+    chosen = [router.choose(request(str(i), [*shared, i]), (0, 1)) for i in range(40)]
+    assert {route.engine for route in chosen} == {0, 1}
+    assert router.stats.found_tokens == 39 * 8192 - 8192
+
+
 def test_image_that_everybody_asks_about_goes_to_all() -> None:
     router = Router(2, 10_000, 2048)
     chosen = [router.choose(request(str(i), [i] * 20, (1,)), (0, 1)).engine for i in range(60)]
