@@ -130,16 +130,16 @@ class RoundedAtLoad(Unquantized):
             waiting: deque[tuple[_Found, Future[StoredLinear]]] = deque()
             for found in covered:
                 child = found[2]
-                few = isinstance(child, nn.Linear) and child.weight.numel() <= _MOST_AT_ONCE
-                while len(waiting) > (self._rounding.at_once if few else 0):
+                few = child if isinstance(child, nn.Linear) and child.weight.numel() <= _MOST_AT_ONCE else None
+                while len(waiting) > (self._rounding.at_once if few is not None else 0):
                     done, future = waiting.popleft()
                     yield (*done, future.result())
-                if few:
-                    waiting.append((found, pool.submit(self._rounding.linear, child, child is head, alone=False)))
+                if few is not None:
+                    waiting.append((found, pool.submit(self._rounding.linear, few, few is head, alone=False)))
                 else:
                     yield (*found, self._whole(child, child is head))
                 # Names of this loop would keep old weights.
-                del found, child
+                del found, child, few
             while waiting:
                 done, future = waiting.popleft()
                 yield (*done, future.result())
