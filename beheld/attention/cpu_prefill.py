@@ -26,11 +26,12 @@ _FEW_PRODUCTS = 1 << 18
 
 def attends(q_PHC: Tensor, kv: LayerKV, block_size: int) -> bool:
     """Return whether `attend` computes this layer."""
-    return q_PHC.dtype == torch.bfloat16 and cpu_decode.attends(q_PHC, kv, block_size) and _compiles(q_PHC.shape[2])
+    return q_PHC.dtype == torch.bfloat16 and cpu_decode.attends(q_PHC, kv, block_size) and compiles(q_PHC.shape[2])
 
 
 @functools.cache
-def _compiles(size: int) -> bool:
+def compiles(size: int) -> bool:
+    """Compile for heads of this size, once; return whether this processor and this LLVM have the instructions."""
     products = host.byte_products()
     if products is None or not products.bfloat16:
         return False

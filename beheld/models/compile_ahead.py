@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from beheld.core.config import EngineConfig
+from beheld.attention import cpu_decode, cpu_prefill
+from beheld.core.config import EngineConfig, KVGroup
 from beheld.models.surgery import cpu_layer, fused_norms, vector_linear
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
@@ -17,12 +19,15 @@ from beheld.quant import byte_products
 _GROUPED = ("int8", "int4")
 
 
-def begin(config: EngineConfig) -> threading.Thread | None:
+def begin(config: EngineConfig, groups: Sequence[KVGroup] = ()) -> threading.Thread | None:
     """Begin to compile; LLVM leaves the interpreter to other threads. None if there is nothing to compile.
 
     Nothing depends on it: the first that wants a function compiles it, or waits until it is there.
+
+    Args:
+        groups: what the model keeps of positions.
     """
-    wanted = list(_wanted(config))
+    wanted = list(_wanted(config, groups))
     if not wanted:
         return None
 
@@ -39,7 +44,7 @@ def begin(config: EngineConfig) -> threading.Thread | None:
     return thread
 
 
-def _wanted(config: EngineConfig) -> Iterator[Callable[[], object]]:
+def _wanted(config: EngineConfig, groups: Sequence[KVGroup]) -> Iterator[Callable[[], object]]:
     """List what makes the functions, those that are wanted first at the head."""
     platform = platform_of(config.device)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -61,3 +66,8 @@ def _wanted(config: EngineConfig) -> Iterator[Callable[[], object]]:
     if grouped:
         yield lambda: byte_products.compiled(products, "f32")
     yield lambda: cpu_layer.compiled_layers(kind)
+    if dtype == torch.bfloat16 and config.kv_dtype == config.dtype:
+        device = torch.device(config.device)
+        alike = [group for group in groups if group.state is None and group.head_dim == group.value_dim]
+        for size in {group.head_dim for group in alike if cpu_decode.has_steps(group.head_dim, None, device)}:
+            yield functools.partial(cpu_prefill.compiles, size)

@@ -42,7 +42,7 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 _GREATEST = 1e18
-# Numbers whose absolute values are taken at a time.
+# Numbers that are looked at at a time.
 _PIECE = 1 << 18
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -398,14 +398,12 @@ def _greatest(values: torch.Tensor, pages: host.FilePages) -> torch.Tensor:
     """Return the greatest absolute value: NaN if any number is one, and never out of range, as a sum may be."""
     if not platform_of(values.device).shares_host_memory or not values.is_contiguous():
         return torch.linalg.vector_norm(values, math.inf).float()
-    # On a CPU a norm is slow; pieces of absolute values stay in the caches.
-    pieces = values.view(-1).split(_PIECE)
-    absolute = torch.empty_like(pieces[0])
+    # On a CPU a norm is slow, and so are absolute values in bfloat16.
     found = []
-    for piece in pieces:
-        found.append(torch.abs(piece, out=absolute[: len(piece)]).amax())
+    for piece in values.view(-1).split(_PIECE):
+        found.append(torch.stack(torch.aminmax(piece)))
         pages.read(piece.data_ptr(), piece.nbytes)
-    return torch.stack(found).amax().float()
+    return torch.stack(found).abs().amax().float()
 
 
 def _settling(method: QuantMethod, model_class: Any) -> Operation:

@@ -6,7 +6,9 @@ Towers, embeddings, norms and routers keep their type. What a weight becomes is 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,11 @@ logger = get_logger(__name__)
 
 # Smaller layers decide more than they compute: routers, gates of shared experts.
 _FEWEST_OUTPUTS = 16
+# Weights of a layer that is rounded by one thread while others round other layers.
+_MOST_AT_ONCE = 1 << 24
+
+# The parent of a module, its name there, and the module.
+_Found = tuple[nn.Module, str, nn.Module]
 
 
 class Rounding(Protocol):
@@ -34,19 +41,25 @@ class Rounding(Protocol):
     Attributes:
         name: the value of the option `quantization`.
         words: what layers are afterwards, for the log.
+        at_once: how many layers are best rounded at once.
         takes_head, takes_experts: whether the layer that gives logits, and experts, are rounded.
     """
 
     name: str
     words: str
+    at_once: int
     takes_head: bool
     takes_experts: bool
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether layers of this size can be rounded."""
 
-    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
-        """Round a linear layer; `head` tells the one that gives logits.
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
+        """Round a linear layer.
+
+        Args:
+            head: whether it gives logits.
+            alone: whether all threads may help; else other layers are rounded meanwhile.
 
         Raises:
             ModelError: its weights are NaN or infinity.
@@ -67,14 +80,10 @@ class RoundedAtLoad(Unquantized):
         self._rounding, self._dtype = rounding, dtype
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
-        """Replace layers one by one, so that only one layer's weights are ever held twice."""
+        """Replace layers one by one, so that only few layers' weights are ever held twice."""
         linears = experts = size = 0
         pages = host.FilePages()
-        for parent, name, child in self._covered(model, text_of(model)):
-            head = child is model.get_output_embeddings()
-            made: Any = (
-                self._rounding.linear(child, head) if isinstance(child, nn.Linear) else self._rounding.experts(child)
-            )
+        for parent, name, child, made in self._rounded(model, self._covered(model, text_of(model))):
             if isinstance(child, nn.Linear) and made.weight.dtype != self._dtype:
                 # The weight had the type of the checkpoint's file; activations have the model's.
                 made.weight = made.weight.to(self._dtype)
@@ -109,6 +118,35 @@ class RoundedAtLoad(Unquantized):
                 left[0],
             )
 
+    def _rounded(self, model: Any, covered: Iterator[_Found]) -> Iterator[tuple[nn.Module, str, nn.Module, Any]]:
+        """Yield what is found and what it becomes, in order."""
+        head = model.get_output_embeddings()
+        if self._rounding.at_once < 2:
+            for parent, name, child in covered:
+                yield parent, name, child, self._whole(child, child is head)
+            return
+        # Threads that sleep while they wait: on a busy machine OpenMP's would keep the cores from those they wait for.
+        with ThreadPoolExecutor(self._rounding.at_once) as pool:
+            waiting: deque[tuple[_Found, Future[StoredLinear]]] = deque()
+            for found in covered:
+                child = found[2]
+                few = child if isinstance(child, nn.Linear) and child.weight.numel() <= _MOST_AT_ONCE else None
+                while len(waiting) > (self._rounding.at_once if few is not None else 0):
+                    done, future = waiting.popleft()
+                    yield (*done, future.result())
+                if few is not None:
+                    waiting.append((found, pool.submit(self._rounding.linear, few, few is head, alone=False)))
+                else:
+                    yield (*found, self._whole(child, child is head))
+                # Names of this loop would keep old weights.
+                del found, child, few
+            while waiting:
+                done, future = waiting.popleft()
+                yield (*done, future.result())
+
+    def _whole(self, module: Any, head: bool) -> Any:
+        return self._rounding.linear(module, head) if isinstance(module, nn.Linear) else self._rounding.experts(module)
+
     def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
         """Return the bytes of a model on the meta device whose layers are rounded."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -123,7 +161,7 @@ class RoundedAtLoad(Unquantized):
                     total -= 0 if is_tied(model, child) else weight.numel() * weight.element_size()
         return total
 
-    def _covered(self, model: Any, text: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    def _covered(self, model: Any, text: nn.Module) -> Iterator[_Found]:
         """List what is rounded, lazily, so that replaced layers are let go: parent, name and module."""
         for module in text.modules():
             routes = any("experts" in name for name, _ in module.named_children())

@@ -133,6 +133,7 @@ class PackedWeights:
         bits: int,
         group: int,
         products: ByteProducts | None = None,
+        threads: int | None = None,
         read: Callable[[Tensor], object] | None = None,
     ) -> PackedWeights:
         """Round weights in groups of this size, as `rounded` in grouped.py does, right into this order.
@@ -140,6 +141,7 @@ class PackedWeights:
         Args:
             weight_NK: of any type and strides; what is neither float32 nor bfloat16 or not contiguous is copied, some
                 outputs at a time.
+            threads: the most that round it; None for as many as PyTorch has.
             read: is called with each piece of the weights after it was read, by one of several threads.
 
         Raises:
@@ -158,7 +160,7 @@ class PackedWeights:
         scale_NG, low_NG = (torch.empty(made.outputs, made.groups) for _ in range(2))
         greatest_N = torch.empty(made.outputs)
         as_is = weight_NK.is_contiguous() and weight_NK.dtype in KINDS
-        threads = max(1, min(torch.get_num_threads(), weight_NK.numel() // _SHARE))
+        threads = max(1, min(threads or torch.get_num_threads(), weight_NK.numel() // _SHARE))
         shares = threads * -(-weight_NK.numel() // _PIECE)
         outputs = -(-blocks // shares) * made.lanes
 

@@ -209,6 +209,7 @@ class CodedRounding:
     """See Rounding: linear layers and experts of the text model, without the head."""
 
     takes_head, takes_experts = False, True
+    at_once = 1
 
     def __init__(self, name: str, kind: type[CodedLinear], words: str, bits: Callable[[int], float | None]) -> None:
         """Make the rounding.
@@ -223,7 +224,7 @@ class CodedRounding:
         """Return whether the inputs can be divided into groups."""
         return self._bits(inputs) is not None
 
-    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""
         return self._kind.of(linear)
 

@@ -35,12 +35,13 @@ class Float8Rounding:
     name = NAME
     words = "FP8 with a scale for each output; activations are rounded to FP8 by token"
     takes_head, takes_experts = False, True
+    at_once = 1
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether both sizes are multiples of what FP8 products require."""
         return outputs % ALIGNED == 0 and inputs % ALIGNED == 0
 
-    def linear(self, linear: nn.Linear, head: bool) -> Float8Linear:
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> Float8Linear:
         """Round the weights of a linear layer."""
         bias_N = None if linear.bias is None else linear.bias.data
         return Float8Linear(*_rounded(linear.weight.data), bias_N, linear.weight.dtype)

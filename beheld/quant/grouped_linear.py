@@ -53,8 +53,8 @@ class GroupedLinear(StoredLinear):
         self.packed_bytes = self._weights.num_bytes
 
     @classmethod
-    def of(cls, linear: nn.Linear, bits: int, group: int) -> GroupedLinear:
-        """Round the weights of a plain linear layer, in groups of this size."""
+    def of(cls, linear: nn.Linear, bits: int, group: int, alone: bool = True) -> GroupedLinear:
+        """Round the weights of a plain linear layer, in groups of this size; `alone`, all threads help."""
         bias = None if linear.bias is None else linear.bias.data
         weight_NK = linear.weight.data
         pages = host.FilePages() if weight_NK.nbytes > _LARGE else None
@@ -66,7 +66,11 @@ class GroupedLinear(StoredLinear):
                 with lock:
                     pages.read(piece.data_ptr(), piece.nbytes)
 
-        return cls(PackedWeights.rounded(weight_NK, bits, group, read=read), bias, linear.weight.dtype)
+        return cls(
+            PackedWeights.rounded(weight_NK, bits, group, threads=None if alone else 1, read=read),
+            bias,
+            linear.weight.dtype,
+        )
 
     @property
     def numbers(self) -> GroupedNumbers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from beheld.platform.registry import platform_of
@@ -34,6 +35,7 @@ class Int4Rounding:
     def __init__(self, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
         self.takes_head = self.takes_experts = not on_gpu
+        self.at_once = 1 if on_gpu else torch.get_num_threads()
         self.words = (
             "int4 in groups of up to 128 with a scale and a low each"
             if on_gpu
@@ -48,11 +50,12 @@ class Int4Rounding:
             return group is not None
         return int4_gpu.fits(GroupedForm(_BITS, inputs, inputs // group), outputs)
 
-    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""
         group = self._group(linear.in_features)
         assert group is not None, "what does not fit is not rounded"
-        return (Int4GPULinear if self._on_gpu else GroupedLinear).of(linear, _HEAD_BITS if head else _BITS, group)
+        bits = _HEAD_BITS if head else _BITS
+        return Int4GPULinear.of(linear, bits, group) if self._on_gpu else GroupedLinear.of(linear, bits, group, alone)
 
     def experts(self, experts: Any) -> Int4Experts:
         """Round the weights of experts, which lose them."""

@@ -171,6 +171,7 @@ class Int8Rounding:
 
     def __init__(self, grouped: bool) -> None:
         self._grouped = grouped
+        self.at_once = torch.get_num_threads() if grouped else 1
         self.words = (
             f"int8 in groups of up to {_GROUP} inputs; activations are rounded to 8 bits by row and group"
             if grouped
@@ -181,10 +182,10 @@ class Int8Rounding:
         """Return True: layers of any size can be rounded."""
         return True
 
-    def linear(self, linear: nn.Linear, head: bool) -> StoredLinear:
+    def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""
         group = self._group(linear.in_features)
-        return Int8Linear.of(linear) if group is None else GroupedLinear.of(linear, 8, group)
+        return Int8Linear.of(linear) if group is None else GroupedLinear.of(linear, 8, group, alone)
 
     def experts(self, experts: Any) -> Int8Experts:
         """Round the weights of experts, which lose them."""

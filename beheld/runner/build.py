@@ -51,7 +51,7 @@ def build_runner(
     ranks = None if groups is None else groups.shared
     piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
-    compile_ahead.begin(config)
+    compile_ahead.begin(config, info.kv_groups)
     share, weights_bytes = _begin(hf_config, info, config)
     if platform.synchronous:
         # Loading tries out what it puts in place, as small steps as the engine's.

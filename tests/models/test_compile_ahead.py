@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from beheld import LLM
+from beheld.attention import cpu_prefill
+from beheld.core.config import KVGroup
 from beheld.core.errors import ModelError
 from beheld.models import compile_ahead, load, registry
 from beheld.platform import host, jit
+from beheld.platform.registry import CPU
 from beheld.quant import byte_products
 from tests import tiny
 
@@ -22,7 +25,8 @@ compiles = pytest.mark.skipif(not jit.available() or host.byte_products() is Non
 
 def config(**options: Any) -> Any:
     given = {"device": "cpu", "dtype": "float32", "quantization": None, "load_format": "auto", "enforce_eager": False}
-    return SimpleNamespace(**(given | options))
+    made = given | options
+    return SimpleNamespace(**({"kv_dtype": made["dtype"]} | made))
 
 
 def test_threads_that_want_a_module_at_once_compile_it_once() -> None:
@@ -59,6 +63,21 @@ def test_what_a_rounded_model_wants_is_there(monkeypatch: pytest.MonkeyPatch) ->
     assert products is not None
     byte_products.compiled(products, "f32")
     byte_products.compiled_rounding(products.lanes, "f32")
+
+
+@pytest.mark.skipif(not jit.available() or not CPU.bfloat16_products, reason="needs llvmlite and bfloat16")
+def test_attention_of_prompts_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = KVGroup("full", (0,), 2, 64, 64)
+    thread = compile_ahead.begin(config(dtype="bfloat16"), [group])
+    assert thread is not None
+    thread.join()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(jit, "CompiledModule", refuse)
+    cpu_prefill.compiles.cache_clear()
+    assert cpu_prefill.compiles(64)
 
 
 @compiles

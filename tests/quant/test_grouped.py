@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from beheld import LLM, SamplingParams
@@ -305,6 +307,29 @@ def test_blocks_that_transformers_rescales_are_not(tmp_path: Path, monkeypatch: 
         assert steps is not None
         off += [abs(one.logprob - float(wanted[token])) for token, one in steps[0].items()]
     assert max(off) < 1e-3
+
+
+def test_layers_that_threads_round_have_the_same_numbers(tmp_path: Path) -> None:
+    path, threads = tmp_path / "copy", torch.get_num_threads()
+    shutil.copytree(tiny.checkpoint("qwen2"), path)
+    made = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            layers = dict(load(path, quantization="int4").named_modules())
+            made.append({key: each._weights for key, each in layers.items() if isinstance(each, GroupedLinear)})
+        assert len(made[0]) > 10
+        assert made[0].keys() == made[1].keys()
+        for one, other in zip(made[0].values(), made[1].values(), strict=True):
+            assert torch.equal(one.packed, other.packed)
+            assert torch.equal(one.scales_BG2L, other.scales_BG2L)
+        weights = load_file(path / "model.safetensors")
+        weights[next(key for key in weights if key.endswith("1.mlp.up_proj.weight"))][0, 0] = float("nan")
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match="NaN"):
+            load(path, quantization="int4")
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_int4_is_joined_taken_back_and_weighed() -> None:

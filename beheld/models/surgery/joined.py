@@ -15,6 +15,7 @@ from beheld.models.cross import CrossAttention
 from beheld.models.surgery.operation import Changes
 from beheld.platform import host
 from beheld.quant.linear import StoredLinear, join, part, same_form
+from beheld.utils import allocator
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -116,11 +117,17 @@ def fuse_linears(model: nn.Module, changes: Changes) -> int:
     one group's old weights are held beyond the new ones: `modules` yields children after their parent, so never the
     replaced layers.
     """
-    fused = 0
+    fused = freed = 0
     pages = host.FilePages()
     for module in model.modules():
-        if not isinstance(module, CrossAttention):
-            fused += sum(_fuse_group(module, names, changes, pages) for names in _FUSABLE)
+        groups = () if isinstance(module, CrossAttention) else _FUSABLE
+        joined = [names for names in groups if _fuse_group(module, names, changes, pages)]
+        fused += len(joined)
+        freed += sum(getattr(getattr(module, names[0]).product, "packed_bytes", 0) for names in joined)
+        if freed > _FREED_AT_A_TIME:
+            # Threads that rounded the layers took their memory from where this thread takes none.
+            allocator.give_back_freed()
+            freed = 0
     pages.end()
     return fused
 
@@ -150,6 +157,8 @@ def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool
         setattr(module, name, layer)
 
 
+# Bytes of joined weights before what their parts had goes back to the system.
+_FREED_AT_A_TIME = 32 << 20
 # The number of rows compared, and the number of roundings of the largest value that results may differ by: the order of
 # sums changes.
 _TRIED = 16
