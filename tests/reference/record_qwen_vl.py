@@ -5,8 +5,8 @@
 CODE holds the repository's configuration_qwen.py, modeling_qwen.py, qwen_generation_utils.py, tokenization_qwen.py and
 visual.py; they run in an environment of their own with transformers 4.48, tiktoken, einops and matplotlib. The code
 reads images from paths, which the prompt spells between `<img>` and `</img>`; OUTPUTS.json has `<imgpad>` there. Each
-answer is computed without a cache, in float32. A font must lie in the folder SimSun.ttf of the current folder's, with
-which the code draws boxes that nobody asks for.
+answer is computed without a cache, in float32. A font must lie in the current
+folder as SimSun.ttf: the code loads one to draw boxes with.
 """
 
 from __future__ import annotations
