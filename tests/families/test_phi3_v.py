@@ -14,6 +14,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, ProcessError, PromptError, TemplateError, UserError
 from beheld.core.request import Request
 from beheld.families.phi3_v import model
+from beheld.families.phi3_v.inputs import load
 from beheld.inputs.pipeline import Chat, RequestOrder
 from tests import tiny
 from tests.inputs import pipes
@@ -91,6 +92,15 @@ def test_num_crops_is_the_most_tiles(crops: int, rows: int, columns: int) -> Non
 def test_no_tile_and_too_many_are_refused(crops: int) -> None:
     with pytest.raises((ProcessError, UserError), match=f"num_crops {crops} must be from 1 to 100"):
         ask("<|image_1|>", PICTURES[:1], num_crops=crops)
+
+
+def test_the_file_that_says_how_many_tiles_is_needed(tmp_path: Path) -> None:
+    """Without it an image would be one tile."""
+    for file in tiny.checkpoint(FAMILY).iterdir():
+        if file.name != "preprocessor_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json is missing"):
+        load(tmp_path)
 
 
 # ------------------------------------------------------------------ VLM2Vec

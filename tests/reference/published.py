@@ -6,11 +6,13 @@ import argparse
 import json
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PACKAGE = "published"
+# Values that are kept of an array.
+KEPT = 24
 # What answers one case of cases.json.
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -52,6 +54,33 @@ def greedy(model: Any, ids: Any, max_tokens: int, seen: Mapping[str, Any]) -> di
             logprobs.append(round(float(logits.max()), 6))
             ids = torch.cat([ids, torch.tensor([tokens[-1:]])], dim=1)
     return {"token_ids": tokens, "logprobs": logprobs}
+
+
+def probe(values: Any) -> dict[str, Any]:
+    """Return an array's shape, its norm, and values that are evenly spaced in it."""
+    flat = values.detach().double().flatten()
+    kept = [int(index * (len(flat) - 1) / (KEPT - 1)) for index in range(KEPT)]
+    return {
+        "shape": list(values.shape),
+        "norm": round(float(flat.norm()), 4),
+        "values": [round(float(flat[index]), 5) for index in kept],
+    }
+
+
+def seen(pixels: list[Any], embeds: list[Any], tiles: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return what is recorded of a case with media; nothing where there are none.
+
+    Args:
+        pixels: what the towers receive of each item, of any number of leading dimensions.
+        embeds: (N, H) what takes the place of its placeholders, in their order.
+        tiles: what they receive of each item's tiles, where those are apart from it.
+    """
+    import torch
+
+    if not embeds:
+        return {}
+    found = {"pixels": probe(torch.cat(pixels)), "embeds": probe(torch.cat(embeds))}
+    return found | ({"tiles": probe(torch.cat(tuple(tiles)))} if sum(map(len, tiles)) else {})
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:

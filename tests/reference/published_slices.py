@@ -23,8 +23,6 @@ _TOKENS = {
 }
 # Slices, and rows and columns of patches of each.
 Item = tuple[list[Any], list[tuple[int, ...]]]
-# Values that are kept of an array.
-KEPT = 24
 
 
 def modules(code: Path, *names: str) -> list[types.ModuleType]:
@@ -111,17 +109,6 @@ def patches(slices: list[Any], side: int) -> Any:
     return torch.cat(found)
 
 
-def probe(values: Any) -> dict[str, Any]:
-    """Return an array's shape, its norm, and values that are evenly spaced in it."""
-    flat = values.detach().double().flatten()
-    kept = [int(index * (len(flat) - 1) / (KEPT - 1)) for index in range(KEPT)]
-    return {
-        "shape": list(values.shape),
-        "norm": round(float(flat.norm()), 4),
-        "values": [round(float(flat[index]), 5) for index in kept],
-    }
-
-
 def seen(items: list[Item], side: int, embeds: list[Any]) -> dict[str, Any]:
     """Return what is recorded of a case with images or videos; `embeds` as the published model keeps them."""
     import torch
@@ -130,6 +117,6 @@ def seen(items: list[Item], side: int, embeds: list[Any]) -> dict[str, Any]:
         return {}
     return {
         "sizes": [list(size) for _, grids in items for size in grids],
-        "pixels": probe(patches([one for slices, _ in items for one in slices], side)),
-        "embeds": probe(torch.cat([part.flatten(0, -2) for part in embeds if len(part)])),
+        "pixels": published.probe(patches([one for slices, _ in items for one in slices], side)),
+        "embeds": published.probe(torch.cat([part.flatten(0, -2) for part in embeds if len(part)])),
     }

@@ -142,7 +142,8 @@ def answers(folder: Path, code: Path) -> published.Answer:
                 logprobs.append(round(float(logits.max()), 6))
                 added = language.get_input_embeddings()(torch.tensor([tokens[-1:]]))
                 embeds = torch.cat((embeds, added), dim=1)
-        return {"prompt_token_ids": ids[0].tolist(), "token_ids": tokens, "logprobs": logprobs}
+        told = published.seen([pixels] if images else [], found, crops[:1] if images and used else ())
+        return {"prompt_token_ids": ids[0].tolist(), "token_ids": tokens, "logprobs": logprobs, **told}
 
     return answer
 

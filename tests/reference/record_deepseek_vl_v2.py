@@ -85,7 +85,11 @@ def answers(folder: Path, code: Path) -> published.Answer:
                 logprobs.append(round(float(logits.max()), 6))
                 added = model.language.get_input_embeddings()(torch.tensor([tokens[-1:]]))
                 embeds = torch.cat((embeds, added), dim=1)
-        return {"prompt_token_ids": ids[0].tolist(), "token_ids": tokens, "logprobs": logprobs}
+            counts = (1 + (seen.images_spatial_crop.prod(1))).tolist() if images else []
+            views = seen.images.split(counts) if images else ()
+            placed = [embeds[0, : ids.shape[1]][seen.images_seq_mask]] if images else []
+        told = published.seen([view[:1] for view in views], placed, [view[1:] for view in views])
+        return {"prompt_token_ids": ids[0].tolist(), "token_ids": tokens, "logprobs": logprobs, **told}
 
     return answer
 

@@ -133,6 +133,14 @@ def answers(folder: Path, code: Path) -> published.Answer:
         prompt += tokenizer.encode(" " + case["prompt"], add_special_tokens=False)
         seen = {name: torch.cat(values)[None] for name, values in parts.items()} if opened else {}
         found = published.greedy(model, torch.tensor([prompt]), case["max_tokens"], seen)
+        if opened:
+            with torch.inference_mode():
+                features, _ = model.model.vision_backbone(seen["images"], seen["image_masks"])
+            places = seen["image_input_idx"].flatten()
+            order = places.argsort(stable=True)[int((places < 0).sum()) :]
+            # The code adds them to the embeddings of their token.
+            token = model.model.transformer.wte(torch.tensor(patch))
+            found |= published.seen(parts["images"], [token + features.flatten(0, -2)[order]])
         return {"prompt_token_ids": prompt, **found}
 
     return answer

@@ -5,7 +5,8 @@
 CODE holds the repository's configuration_phi3_v.py, image_embedding_phi3_v.py, image_processing_phi3_v.py,
 modeling_phi3_v.py and processing_phi3_v.py; they run in an environment of their own with transformers 4.48. The code
 has the sizes of the real tower as constants, which are replaced by those of the tiny checkpoint. Each answer is
-computed without a cache, in float32. It gives images negative ids; OUTPUTS.json has the placeholder's.
+computed without a cache, in float32. It gives images negative ids; OUTPUTS.json has the placeholder's. "vector" is what
+VLM2Vec, which has this code, gives of a prompt: the last hidden state of its last token, of length 1.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ def answers(folder: Path, code: Path) -> published.Answer:
     images = modules["image_processing"].Phi3VImageProcessor(**{name: pixels[name] for name in names})
     convert = modules["processing"].Phi3VProcessor._convert_images_texts_to_inputs
     shell = types.SimpleNamespace(tokenizer=tokenizer)
+    embeds: list[Any] = []
+    tower = model.model.vision_embed_tokens
+    tower.img_projection.register_forward_hook(lambda part, given, made: embeds.append(made))
 
     def answer(case: dict[str, Any]) -> dict[str, Any]:
         prompt = case["prompt"]
@@ -86,7 +90,15 @@ def answers(folder: Path, code: Path) -> published.Answer:
         ids = made["input_ids"]
         seen = {name: [made[name]] for name in ("pixel_values", "image_sizes")} if opened else {"image_sizes": [None]}
         prompt_ids = torch.where(ids[0] < 0, raw["image_token_id"], ids[0]).tolist()
-        return {"prompt_token_ids": prompt_ids, **published.greedy(model, ids, case["max_tokens"], seen)}
+        embeds.clear()
+        with torch.inference_mode():
+            states = model(input_ids=ids, use_cache=False, output_hidden_states=True, **seen).hidden_states[-1][0, -1]
+        told = {"vector": [round(value, 6) for value in torch.nn.functional.normalize(states, dim=0).tolist()]}
+        if opened:
+            sizes = (made["image_sizes"] // raw["vision_config"]["image_size"]).prod(1)
+            tiles = [image[: 1 + int(size)] for image, size in zip(made["pixel_values"], sizes, strict=True)]
+            told |= published.seen(tiles, [made.flatten(0, -2) for made in embeds])
+        return {"prompt_token_ids": prompt_ids, **published.greedy(model, ids, case["max_tokens"], seen), **told}
 
     return answer
 

@@ -5,7 +5,8 @@
 CODE holds the repository's configuration_qwen.py, modeling_qwen.py, qwen_generation_utils.py, tokenization_qwen.py and
 visual.py; they run in an environment of their own with transformers 4.48, tiktoken, einops and matplotlib. The code
 reads images from paths, which the prompt spells between `<img>` and `</img>`; OUTPUTS.json has `<imgpad>` there. Each
-answer is computed without a cache, in float32.
+answer is computed without a cache, in float32. A font must lie in the current
+folder as SimSun.ttf: the code loads one to draw boxes with.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def answers(folder: Path, code: Path) -> published.Answer:
     model = modules["modeling"].QWenLMHeadModel(config).eval()
     model.load_state_dict(published.read_weights(folder))
     tokenizer = modules["tokenization"].QWenTokenizer(str(checkpoint / "qwen.tiktoken"))
+    given: list[Any] = []
+    model.transformer.visual.register_forward_hook(lambda part, pixels, made: given.append((*pixels, made)))
     # Paths are short: they must fit into the tokens of an image.
     os.chdir(folder)
 
@@ -53,7 +56,11 @@ def answers(folder: Path, code: Path) -> published.Answer:
             link.symlink_to(name)
             prompt = prompt.replace("<img></img>", f"<img>{link}</img>", 1)
         ids = tokenizer(prompt)["input_ids"]
+        given.clear()
         found = published.greedy(model, torch.tensor([ids]), case["max_tokens"], {})
+        if case["images"]:
+            pixels, embeds = given[0]
+            found |= published.seen([pixels], [embeds.flatten(0, -2)])
         shown, inside = [], False
         for token in ids:
             inside = inside and token != tokenizer.img_end_id

