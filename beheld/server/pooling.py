@@ -363,10 +363,13 @@ def _pairs(
 ) -> PoolingWork:
     """Return the work of pairs: one prompt for each if the model reads both sides at once, else one for each side."""
     first, second = scoring.pairs(*(_sides(side, options, cut) for side, cut in zip(sides, cuts, strict=True)))
-    variables = getattr(body, "chat_template_kwargs", None)
+    variables = dict(getattr(body, "chat_template_kwargs", None) or {})
+    if getattr(body, "instruction", None) is not None:
+        variables.setdefault("instruction", body.instruction)  # type: ignore[attr-defined]
     scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
     if variables and not scores.has_template:
-        raise ParamsError("chat_template_kwargs need a template.", "Leave it out.", param="chat_template_kwargs")
+        name = "chat_template_kwargs" if getattr(body, "chat_template_kwargs", None) else "instruction"
+        raise ParamsError(f"{name} needs a template.", "Leave it out.", param=name)
     return PoolingWork(
         scores.prompts,
         _params(body, scores.task),

@@ -685,6 +685,7 @@ class ScoreRequest(Pooled):
     items: Sides | None = None
     max_tokens_per_query: _Most | None = None
     max_tokens_per_doc: _Most | None = None
+    instruction: str | None = None
     chat_template_kwargs: Variables | None = None
 
 
@@ -698,6 +699,7 @@ class RerankRequest(Pooled):
     top_n: _Most | None = None
     max_tokens_per_query: _Most | None = None
     max_tokens_per_doc: _Most | None = None
+    instruction: str | None = None
     return_documents: bool | None = None
     chat_template_kwargs: Variables | None = None
 

@@ -22,8 +22,11 @@ class TranslationRequest(Body):
     without_effect: ClassVar[Mapping[str, str]] = {
         "chunking_strategy": "Long audio is always cut into windows as the model needs.",
     }
-    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
-    remedies: ClassVar[Mapping[str, str]] = {"url": "Send the audio as file."}
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],), "to_language": ("en", "english")}
+    remedies: ClassVar[Mapping[str, str]] = {
+        "url": "Send the audio as file.",
+        "to_language": "Leave it out: translations are in English.",
+    }
 
     file: bytes = Field(min_length=1, json_schema_extra={"format": "binary"})
     model: Name | None = None
@@ -46,6 +49,12 @@ class TranslationRequest(Body):
 
 class TranscriptionRequest(TranslationRequest):
     """POST /v1/audio/transcriptions."""
+
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
+    remedies: ClassVar[Mapping[str, str]] = {
+        "url": "Send the audio as file.",
+        "to_language": "Use /v1/audio/translations, whose words are English.",
+    }
 
     timestamp_granularities: Annotated[list[Literal["word", "segment"]], Field(max_length=2)] | None = None
 

@@ -181,6 +181,7 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/score", {"queries": {"content": [IMAGE] * 5}, "documents": [{"content": [IMAGE, IMAGE]}]}, None),
         ("/rerank", {"query": {"content": []}, "documents": ["x"]}, None),
         ("/rerank", {"query": "x"}, "documents"),
+        ("/rerank", {"query": "x", "documents": ["y"], "instruction": "z"}, "instruction"),
     ],
 )
 def test_what_is_wrong_is_named(running: Running, path: str, body: dict[str, Any], param: str | None) -> None:
@@ -301,6 +302,20 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
     assert (padded["param"], padded["remedy"].startswith("Leave it out")) == ("padding", True)
     assert entry["label"] == ("calm", "glad")[entry["probs"][1] > entry["probs"][0]]
     assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
+
+
+def test_a_pairs_template_has_the_requests_instruction(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
+    template = "{{ instruction }}{% for message in messages %} {{ message.content }}{% endfor %}"
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "chat_template": template})
+    try:
+        body: dict[str, Any] = {"queries": "a", "documents": ["b", "c"]}
+        one = served.post("/score", body | {"instruction": "be so"}).json()
+        same = served.post("/score", body | {"chat_template_kwargs": {"instruction": "be so"}}).json()
+        other = served.post("/score", body | {"instruction": "be not so"}).json()
+    finally:
+        served.close()
+    assert one["data"] == same["data"] != other["data"]
 
 
 def embedded(made: Any) -> Any:

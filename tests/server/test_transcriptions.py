@@ -56,7 +56,12 @@ def test_a_transcript_is_the_models_own(client: openai.OpenAI) -> None:
     made = client.audio.transcriptions.create(model="tiny", file=file(), language="en")
     assert made.text == expected("<|startoftranscript|><|en|><|transcribe|><|notimestamps|>")
     assert made.usage.seconds == 2
-    english = client.audio.translations.create(model="tiny", file=file(), extra_body={"language": "de"})
+    asked = {"language": "de", "to_language": "en"}
+    english = client.audio.translations.create(model="tiny", file=file(), extra_body=asked)
+    with pytest.raises(openai.BadRequestError, match="translations are in English"):
+        client.audio.translations.create(model="tiny", file=file(), extra_body={"to_language": "de"})
+    with pytest.raises(openai.BadRequestError, match="audio/translations"):
+        client.audio.transcriptions.create(model="tiny", file=file(), extra_body={"to_language": "en"})
     assert english.text == expected("<|startoftranscript|><|de|><|translate|><|notimestamps|>")
     # Nothing is said of the language: the model hears it.
     heard = client.audio.transcriptions.create(

@@ -114,8 +114,8 @@ def matryoshka_fy(vectors: Sequence[Any], dimensions: int) -> list[Any]:
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
-    """Probabilities of classes."""
-    return torch.nn.functional.softmax(logits, dim=-1)
+    """Probabilities of classes; of one class, that it is so."""
+    return logits.sigmoid() if logits.shape[-1] == 1 else torch.nn.functional.softmax(logits, dim=-1)
 
 
 def maxsim(query_QD: torch.Tensor, document_ND: torch.Tensor) -> torch.Tensor:
