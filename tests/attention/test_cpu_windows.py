@@ -46,15 +46,15 @@ def test_is_near_the_exact_result(lengths: list[int], heads: int, size: int, dty
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_window_has_the_same_bits_alone_and_among_others_for_any_number_of_threads(dtype: torch.dtype) -> None:
     lengths = [40, 9, 1, 100, 33, 64, 70]
-    qkv, bounds = _given(lengths, 6, 64, dtype)
+    (q, k, v), bounds = _given(lengths, 6, 64, dtype)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        together = cpu_windows.attend(*qkv, bounds, max(lengths), _SCALE).split(lengths)
+        together = cpu_windows.attend(q, k, v, bounds, max(lengths), _SCALE).split(lengths)
     finally:
         torch.set_num_threads(before)
-    for length, own, *parts in zip(lengths, together, *(x.split(lengths) for x in qkv), strict=True):
-        alone = cpu_windows.attend(*parts, torch.tensor([0, length]), length, _SCALE)
+    for length, own, *parts in zip(lengths, together, *(x.split(lengths) for x in (q, k, v)), strict=True):
+        alone = cpu_windows.attend(parts[0], parts[1], parts[2], torch.tensor([0, length]), length, _SCALE)
         assert torch.equal(own, alone), length
 
 
@@ -78,8 +78,9 @@ def test_towers_use_it_and_others_what_pytorch_has(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(cpu_windows, "attend", noted)
     for size, dtype in ((32, torch.float32), (24, torch.float32), (32, torch.float16)):
-        qkv, bounds = _given([5, 30], 2, size, dtype)
-        found, _ = tower_attention(None, *(x.transpose(0, 1)[None] for x in qkv), None, _SCALE, cu_seq_lens_q=bounds)
+        (q, k, v), bounds = _given([5, 30], 2, size, dtype)
+        inputs = (x.transpose(0, 1)[None] for x in (q, k, v))
+        found, _ = tower_attention(None, next(inputs), next(inputs), next(inputs), None, _SCALE, cu_seq_lens_q=bounds)
         tolerance = 2e-6 if dtype == torch.float32 else 2e-3
-        torch.testing.assert_close(found[0].double(), _exact(qkv, [5, 30]), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(found[0].double(), _exact([q, k, v], [5, 30]), atol=tolerance, rtol=tolerance)
     assert calls == [32]
