@@ -21,6 +21,7 @@ from beheld.api.pools import Pools, has_grammar
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
+from beheld.api.turn_buffer import TurnBuffer
 from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import EngineDeadError, ParamsError, StepError
@@ -76,6 +77,9 @@ class Pieces(StrEnum):
     DELTA = "delta"
     FINAL = "final"
 
+
+# Texts that one job in a thread prepares: few milliseconds, in which other clients' texts wait for another thread.
+_RUN = 64
 
 _KINDS = {
     RequestOutputKind.CUMULATIVE: Pieces.CUMULATIVE,
@@ -175,6 +179,10 @@ class AsyncLLM:
         self._scoring_template = args.chat_template
         self.host = HostTurns()
         self._pools = Pools(self.host)
+        # Texts to be pooled come in lists: those of one turn of the loop are prepared and submitted together.
+        self._texts = TurnBuffer[tuple[RequestOrder, asyncio.Future[Request]]](self._prepare_texts)
+        self._outbox = TurnBuffer[Request](lambda requests: self._engine.send(Submit(tuple(requests))))
+        self._jobs: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _LiveRequest] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -448,6 +456,7 @@ class AsyncLLM:
         """End a request; its generator yields a last output with the finish reason "abort"."""
         found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
         if found is not None:
+            self._outbox.flush()
             self._engine.send(Abort(found.request_ids))
 
     async def ping(self) -> EngineStats:
@@ -662,7 +671,10 @@ class AsyncLLM:
         live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
         self._check_alive()
         self._live.update(dict.fromkeys(ids, live))
-        self._engine.send(Submit(tuple(requests)))
+        if isinstance(chosen, PoolingParams) and not first.spans:
+            self._outbox.add(first)
+        else:
+            self._engine.send(Submit(tuple(requests)))
         return live
 
     def _begin(self, request: Request, params: Params, started: float) -> _LiveRequest:
@@ -696,13 +708,18 @@ class AsyncLLM:
                 read = await self._run_in(reading, order.client, inputs.read, order)
                 made = await self._run_in(pool, order.client, inputs.make_items, read)
                 return await self._run_in(pool, order.client, inputs.seal, made)
+            if reading is self._pools.text and isinstance(order.params, PoolingParams):
+                prepared = asyncio.get_running_loop().create_future()
+                self._texts.add((order, prepared))
+                found: Request = await prepared
+                return found
             if pool is not self._pools.media:
                 return await self._run_in(reading, order.client, inputs.prepare, order)
             with inputs.fetch_room() as reserve:
-                if found := inputs.documents(order):
-                    found = await inputs.fetched_documents(found, order.client, reserve)
+                if documents := inputs.documents(order):
+                    documents = await inputs.fetched_documents(documents, order.client, reserve)
                     async with self._pools.media_turns.turn(order.client):
-                        order = await self._run_in(pool, order.client, inputs.open_documents, order, found)
+                        order = await self._run_in(pool, order.client, inputs.open_documents, order, documents)
                 read = await self._run_in(reading, order.client, inputs.read, order)
                 async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
                     made = await self._run_in(pool, order.client, inputs.make_items, fetched)
@@ -712,10 +729,39 @@ class AsyncLLM:
         finally:
             order.cancel.cancel()
 
+    def _prepare_texts(self, waiting: list[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
+        """Start jobs that prepare texts, each those of one client."""
+        by_client: dict[str, list[tuple[RequestOrder, asyncio.Future[Request]]]] = {}
+        for order, prepared in waiting:
+            if not prepared.done():
+                by_client.setdefault(order.client, []).append((order, prepared))
+        for client, own in by_client.items():
+            for first in range(0, len(own), _RUN):
+                job = asyncio.ensure_future(self._prepare_run(client, own[first : first + _RUN]))
+                self._jobs.add(job)
+                job.add_done_callback(self._jobs.discard)
+
+    async def _prepare_run(self, client: str, run: Sequence[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
+        """Prepare texts in a thread. Each has its own result or error; an error of the job is that of all."""
+        made: Sequence[Request | BaseException]
+        try:
+            made = await self._run_in(self._pools.text, client, self._inputs.prepare_run, [order for order, _ in run])
+        except BaseException as error:
+            made = [error] * len(run)
+        for (_, prepared), one in zip(run, made, strict=True):
+            if prepared.done():
+                # Nobody waits for it any more.
+                continue
+            if isinstance(one, BaseException):
+                prepared.set_exception(one)
+            else:
+                prepared.set_result(one)
+
     def _forget(self, live: _LiveRequest) -> None:
         """Clean up after the generator's end, for any reason; abort what still runs."""
         left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
         if left:
+            self._outbox.flush()
             self._engine.send(Abort(left))
 
     # ------------------------------------------------------------------ news from the engine

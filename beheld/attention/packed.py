@@ -1,6 +1,7 @@
 """Attention of encoders: both ways within each prompt of a step, without a cache.
 
-A step's prompts lie one after another, without padding; those of equal length are computed together.
+A step's prompts lie one after another, without padding. Rows after the last one, which fill a pass up to a number that
+its matrix products like, count as one more prompt, which nobody reads.
 
 Shapes: T tokens of all prompts, N tokens of one, H heads, C head size.
 """
@@ -55,14 +56,22 @@ def packed_attention(
     """
     if attention_mask is not None:
         raise ModelError(f"{type(module).__name__} needs a mask, which packed prompts do not have.")
-    metadata = current().metadata
+    lengths, bounds_B1 = _prompts(current().metadata, query.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sliding_window is not None and max(metadata.lengths) > sliding_window:
-        return _windowed(query, key, value, metadata.lengths, scale, sliding_window), None
+    if sliding_window is not None and max(lengths) > sliding_window:
+        return _windowed(query, key, value, lengths, scale, sliding_window), None
     if is_causal:
-        return _causal(query, key, value, metadata.lengths, scale), None
-    found: Tensor = torch.ops.beheld.tower(query, key, value, metadata.cu_q_B1, scale, how)
+        return _causal(query, key, value, lengths, scale), None
+    found: Tensor = torch.ops.beheld.tower(query, key, value, bounds_B1, scale, how)
     return found, None
+
+
+def _prompts(metadata: AttnMetadata, rows: int) -> tuple[tuple[int, ...], Tensor]:
+    """Return the lengths of a pass's prompts and where they start and end; rows that fill it up are the last one."""
+    extra = rows - sum(metadata.lengths)
+    if not extra:
+        return metadata.lengths, metadata.cu_q_B1
+    return (*metadata.lengths, extra), F.pad(metadata.cu_q_B1, (0, 1), value=rows)
 
 
 def _by_flash(*inputs: Any, **options: Any) -> tuple[Tensor, None]:

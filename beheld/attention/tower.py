@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from beheld.attention import cpu_windows
+
 NAME = "beheld_flash_tower"
 
 # With more distinct lengths than this, windows are computed one by one.
@@ -89,6 +91,8 @@ def _windows(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, bounds_W1: Tensor, sca
     """Batch windows of equal length; a tower has few lengths (whole windows, and those at two edges)."""
     lengths_W = bounds_W1[1:] - bounds_W1[:-1]
     lengths = lengths_W.tolist()
+    if cpu_windows.attends(q_THC, k_THC, v_THC, max(lengths)):
+        return cpu_windows.attend(q_THC, k_THC, v_THC, bounds_W1, max(lengths), scale)
     if len(set(lengths)) == 1:
         return _batch(q_THC, k_THC, v_THC, lengths[0], scale)
     if len(set(lengths)) > _MOST_LENGTHS:

@@ -151,6 +151,22 @@ class InputPipeline:
         with in_turn():
             return self.seal(made)
 
+    def prepare_run(self, orders: Sequence[RequestOrder]) -> list[Request | BaseException]:
+        """Make the requests of texts to be pooled in the calling thread, which tokenizes them together.
+
+        An error stands in the place of its text's request, and hurts no other.
+        """
+        if len(orders) > 1:
+            self.reader.read_ahead([order.prompt for order in orders], first=False)
+        made: list[Request | BaseException] = []
+        for order in orders:
+            try:
+                made.append(self.prepare(order))
+            except BaseException as error:
+                # A tokenizer's panics are no exceptions of the usual kind.
+                made.append(error)
+        return made
+
     def has_read(self, prompt: object) -> bool:
         """Return whether a prompt is a text that was read ahead, of a model without media: little is left to do."""
         return type(prompt) is str and not self._info.modalities and self.reader.has_read(prompt)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Sequence
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention import packed
@@ -19,7 +20,9 @@ from beheld.core.plan import EncodeItem, SpanView
 from beheld.families import registry
 from beheld.lora.slots import LoRASlots
 from beheld.models.pooling_head import head_of
+from beheld.models.surgery.linears import PackedLinear, PaddedLinear
 from beheld.models.surgery.operation import Surgery
+from beheld.quant.row_counts import padded_rows
 
 
 class EncoderAdapter:
@@ -57,6 +60,8 @@ class EncoderAdapter:
         self._of_one_text_2N = np.zeros((2, 0), dtype=np.int64)
         takes = inspect.signature(self._core.forward).parameters
         self._takes_types = "token_type_ids" in takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
+        # Layers that would each pad their rows get as many as they want.
+        self._fills = any(isinstance(module, PackedLinear | PaddedLinear) for module in self._core.modules())
         name = packed.register(how)
         text.set_attn_implementation(name)
         if text.config._attn_implementation != name:
@@ -96,10 +101,15 @@ class EncoderAdapter:
 
     def hidden(self, embeds_TH: Tensor, positions_XT: Tensor) -> Tensor:
         """Run one pass; return last hidden states (T, H)."""
+        rows = embeds_TH.shape[0]
+        extra = padded_rows(rows) - rows if self._fills else 0
+        if extra:
+            # These are one more prompt for attention, see attention/packed.py.
+            embeds_TH, positions_XT = F.pad(embeds_TH, (0, 0, 0, extra)), F.pad(positions_XT, (0, extra))
         types = {"token_type_ids": positions_XT[1:]} if self._takes_types else {}
         with self.surgery.passing():
             output = self._core(inputs_embeds=embeds_TH.unsqueeze(0), position_ids=positions_XT[:1], **types)
-        hidden_TH: Tensor = output.last_hidden_state[0]
+        hidden_TH: Tensor = output.last_hidden_state[0, :rows]
         return hidden_TH
 
     def logits(self, hidden_SH: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def encoder(folder: Path, architecture: str, **changes: Any) -> Path:
     kind = getattr(transformers, architecture)
     tokens = write_letters(folder, "Roberta" in architecture)
     shape = {
-        "hidden_size": 48,
+        "hidden_size": 64,
         "intermediate_size": 64,
         "max_position_embeddings": 130,
         "num_attention_heads": 4,

@@ -15,8 +15,9 @@ import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
 from beheld.checkpoint.weights import chosen
-from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError, UserError
-from beheld.inputs.pipeline import RequestOrder
+from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptError, PromptTooLongError, UserError
+from beheld.engine.messages import Submit
+from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from tests import tiny
 from tests.oracle import reference
@@ -306,3 +307,71 @@ def test_many_at_once(engine: str, states: list[torch.Tensor]) -> None:
     for (output,), state in zip(asyncio.run(run()), states, strict=True):
         assert output.finished
         assert_equal(output.outputs.data, F.normalize(state[-1], dim=0))
+
+
+def test_texts_of_one_turn_are_prepared_and_submitted_together_and_fail_alone(
+    monkeypatch: pytest.MonkeyPatch, states: list[torch.Tensor]
+) -> None:
+    runs: list[int] = []
+    submitted: list[list[str]] = []
+    plain = InputPipeline.prepare_run
+
+    def noted(self: InputPipeline, orders: Any) -> Any:
+        runs.append(len(orders))
+        return plain(self, orders)
+
+    monkeypatch.setattr(InputPipeline, "prepare_run", noted)
+
+    async def run() -> list[Any]:
+        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **SMALL) as llm:
+            send = llm._engine.send
+
+            def seen(message: Any) -> None:
+                if isinstance(message, Submit):
+                    submitted.append([request.id for request in message.requests])
+                send(message)
+
+            monkeypatch.setattr(llm._engine, "send", seen)
+
+            async def one(number: int, text: str, client: str = "a") -> Any:
+                return [output async for output in llm.encode(text, request_id=str(number), client=client)]
+
+            bad = ["\ud800", "cat " * 400]
+            found = await asyncio.gather(
+                *(one(number, text) for number, text in enumerate([*TEXTS, *bad])),
+                one(99, TEXTS[0], "b"),
+                return_exceptions=True,
+            )
+            assert llm.num_live == 0
+            return found
+
+    *found, other = asyncio.run(run())
+    good = [str(number) for number in range(len(TEXTS))]
+    assert sorted(runs) == [1, len(TEXTS) + 2]
+    assert sorted(name for names in submitted for name in names) == sorted([*good, "99"])
+    assert good in [[name for name in names if name != "99"] for names in submitted]
+    assert isinstance(found[-2], PromptError)
+    assert isinstance(found[-1], PromptTooLongError)
+    assert_equal(other[0].outputs.data, F.normalize(states[0][-1], dim=0))
+    for (output,), state in zip(found, states, strict=False):
+        assert_equal(output.outputs.data, F.normalize(state[-1], dim=0))
+
+
+def test_a_text_that_nobody_waits_for_any_more_leaves_the_others_of_its_turn(states: list[torch.Tensor]) -> None:
+    async def run() -> Any:
+        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **SMALL) as llm:
+
+            async def one(text: str) -> Any:
+                return [output async for output in llm.encode(text)]
+
+            gone, stays = asyncio.create_task(one(TEXTS[1])), asyncio.create_task(one(TEXTS[0]))
+            # Both wait for their preparation now.
+            await asyncio.sleep(0)
+            gone.cancel()
+            (output,) = await stays
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert llm.num_live == 0
+            return output
+
+    assert_equal(asyncio.run(run()).outputs.data, F.normalize(states[0][-1], dim=0))

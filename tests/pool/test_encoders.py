@@ -14,6 +14,8 @@ import transformers
 
 from beheld import LLM, PoolingParams
 from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
+from beheld.models.surgery import linears
+from beheld.quant.row_counts import padded_rows
 from tests.pool.checkpoints import encoder, modules, write
 
 TEXTS = [
@@ -69,6 +71,24 @@ def test_vectors(tmp_path: Path, architecture: str) -> None:
         torch.testing.assert_close(output.outputs.data, state, atol=2e-5, rtol=1e-4)
     cls = F.normalize(torch.stack([state[0] for state in wanted]), dim=-1)
     torch.testing.assert_close(found, cls, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.skipif(not linears.can_pack(), reason="this PyTorch has no oneDNN")
+def test_a_pass_is_filled_up_once_and_not_by_each_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, rows = encoder(tmp_path / "e", "BertModel"), []
+    plain = linears.PackedLinear.forward
+
+    def noted(self: linears.PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        rows.append(x.shape[-2])
+        return plain(self, x)
+
+    with LLM(str(folder), **SMALL) as llm:
+        monkeypatch.setattr(linears.PackedLinear, "forward", noted)
+        (alone,) = llm.embed("a " * 60 + "b", use_tqdm=False)
+        # The head's single row aside.
+        assert set(rows) - {1} == {padded_rows(len(alone.prompt_token_ids))} != {len(alone.prompt_token_ids)}
+        (among, _) = llm.embed(["a " * 60 + "b", "b " * 50], use_tqdm=False)
+    torch.testing.assert_close(torch.tensor(among.outputs.embedding), torch.tensor(alone.outputs.embedding))
 
 
 def test_the_mean_of_masked_language_models_and_long_texts(tmp_path: Path) -> None:
