@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,15 @@ class Form:
             versions of transformers.
         max_rank: the largest rank.
         dtype: of the activations.
+        published: returns the layers that one of the checkpoint's own layout becomes, by path, with the rows of the
+            matrix (O, r) that each has; None if the layout is this model's.
     """
 
     sites: Mapping[str, Site]
     prefixes: tuple[str, ...]
     max_rank: int
     dtype: torch.dtype
+    published: Callable[[str, Tensor], Mapping[str, Tensor]] | None = None
 
     @property
     def max_file_bytes(self) -> int:
@@ -121,6 +124,21 @@ class Form:
             if path.startswith(prefix) and path[len(prefix) :] in self.sites:
                 return self.sites[path[len(prefix) :]]
         return None
+
+    def parts(self, path: str, up_Or: Tensor) -> list[tuple[Site, Tensor]]:
+        """Return the sites of a layer's path in a file, each with its rows of the matrix; none if it is unknown."""
+        site = self.site(path)
+        if site is not None:
+            return [(site, up_Or)]
+        if self.published is None or up_Or.dim() != 2:
+            return []
+        try:
+            found = self.published(path, up_Or)
+        except Exception:
+            # Rules of the loader check nothing: the matrix has other sizes than the checkpoint's weight.
+            return []
+        made = [(self.site(place), part) for place, part in found.items()]
+        return [(site, part) for site, part in made if site is not None] if all(site for site, _ in made) else []
 
 
 @dataclass(frozen=True)
@@ -166,19 +184,20 @@ def load(name: str, folder: str, form: Form) -> LoRAWeights:
     scales = _scales(name, config, form.max_rank)
     matrices: dict[str, tuple[Tensor, Tensor]] = {}
     for where, (down_rI, up_Or) in pairs.items():
-        site = form.site(where)
-        if site is None:
+        parts = form.parts(where, up_Or)
+        if not parts:
             raise LoRAError(
                 f"{WEIGHTS} of the adapter {name!r} changes {_shown(where)}, which is not a linear layer of this "
                 "language model.",
                 f"It was made for {_base(config)}. Train it with target_modules that name only such layers, or merge "
                 "it into the model.",
             )
-        if site.name in matrices:
-            raise LoRAError(f"{WEIGHTS} of the adapter {name!r} changes {site.name!r} twice.", "Save it again.")
         rank, scale = _scale_of(name, scales, where)
-        _check_shapes(name, site, down_rI, up_Or, rank, form.max_rank, config)
-        matrices[site.name] = site.own(*_ready(name, where, down_rI, up_Or, scale, form.dtype))
+        for site, part_Or in parts:
+            if site.name in matrices:
+                raise LoRAError(f"{WEIGHTS} of the adapter {name!r} changes {site.name!r} twice.", "Save it again.")
+            _check_shapes(name, site, down_rI, part_Or, rank, form.max_rank, config)
+            matrices[site.name] = site.own(*_ready(name, where, down_rI, part_Or, scale, form.dtype))
     _check_targets(name, config, form, matrices)
     return LoRAWeights(name, blake3(blake3(said).digest() + blake3(body).digest()).digest(), matrices)
 

@@ -16,6 +16,7 @@ from beheld.lora.slots import LoRASlots
 from beheld.models.one_row import StandIn
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.linears import PackedLinear
+from beheld.models.surgery.lora_names import PublishedNames
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.vector_linear import VectorLinear
 from beheld.parallel.shard_plan import ShardPlan
@@ -79,7 +80,7 @@ def attach(
     logger.info("%d linear layers can carry LoRA adapters.", len(sites))
     return LoRASlots(
         layers,
-        Form(sites, prefixes, config.max_lora_rank, dtype),
+        Form(sites, prefixes, config.max_lora_rank, dtype, PublishedNames(model).parts),
         max_loras=config.max_loras,
         max_host=config.max_cpu_loras,
         switch=switch,
