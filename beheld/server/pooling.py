@@ -57,6 +57,13 @@ class PoolingWork:
     answer: Callable[[Sequence[PoolingRequestOutput]], Answer | vector_bodies.VectorBody]
 
 
+def is_cut(body: Pooled) -> bool:
+    """Return whether a request has bounds for `cuts_of`."""
+    if isinstance(body, ScoreRequest | RerankRequest):
+        return bool(body.max_tokens_per_query or body.max_tokens_per_doc)
+    return isinstance(body, EmbedRequest) and body.truncate == "START"
+
+
 async def cuts_of(llm: AsyncLLM, body: Pooled, client: str) -> Cuts:
     """Return the texts of a pair's sides that the request's bounds cut, or those to embed that lose their beginning.
 
