@@ -269,6 +269,9 @@ def _in_kind(vectors: np.ndarray, kind: str) -> list[Any]:
 
 def _salted(entry: str | list[int], salt: str | None, **more: Any) -> PromptType:
     """Return a text, or its tokens, as a prompt; `more` is for texts."""
+    if isinstance(entry, str) and salt is None and not more:
+        # In this form, texts that arrive together are tokenized together.
+        return entry
     made: Any = {"prompt": entry, **more} if isinstance(entry, str) else {"prompt_token_ids": entry}
     return made if salt is None else made | {"cache_salt": salt}
 
