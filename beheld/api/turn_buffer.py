@@ -19,11 +19,16 @@ class TurnBuffer(Generic[T]):
     def __init__(self, hand_on: Callable[[list[T]], object]) -> None:
         self._hand_on = hand_on
         self._entries: list[T] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def add(self, entry: T) -> None:
         """Add an entry."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # What a loop that has ended left is nobody's any more.
+            self._loop, self._entries = loop, []
         if not self._entries:
-            asyncio.get_running_loop().call_soon(self.flush)
+            loop.call_soon(self.flush)
         self._entries.append(entry)
 
     def flush(self) -> None:

@@ -56,9 +56,11 @@ def packed_attention(
     """
     if attention_mask is not None:
         raise ModelError(f"{type(module).__name__} needs a mask, which packed prompts do not have.")
-    lengths, bounds_B1 = _prompts(current().metadata, query.shape[2])
+    metadata = current().metadata
+    lengths, bounds_B1 = _prompts(metadata, query.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sliding_window is not None and max(lengths) > sliding_window:
+    # What rows that nobody reads see is all one.
+    if sliding_window is not None and max(metadata.lengths) > sliding_window:
         return _windowed(query, key, value, lengths, scale, sliding_window), None
     if is_causal:
         return _causal(query, key, value, lengths, scale), None

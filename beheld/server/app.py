@@ -437,9 +437,12 @@ class Service:
             self._note_priority(body, request)
             head = self._head(request, "pool", body.model)
             salt = self._salt(request, body.cache_salt)
-            cuts = await pooling.cuts_of(self.llm, body, head.client)
-            work = pooling.work_of(self.llm, body, self.options, head, salt, cuts)
             self.clients.check(head.client)
+            cuts = pooling.NO_CUTS
+            if pooling.is_cut(body):
+                with self.admission.admitted(client=head.client):
+                    cuts = await until_gone(pooling.cuts_of(self.llm, body, head.client), request.receive)
+            work = pooling.work_of(self.llm, body, self.options, head, salt, cuts)
             window = min(len(work.prompts), self.options.max_answers)
             with self.admission.admitted(window, head.client):
                 try:

@@ -57,6 +57,13 @@ class PoolingWork:
     answer: Callable[[Sequence[PoolingRequestOutput]], Answer | vector_bodies.VectorBody]
 
 
+def is_cut(body: Pooled) -> bool:
+    """Return whether a request has bounds for `cuts_of`."""
+    if isinstance(body, ScoreRequest | RerankRequest):
+        return bool(body.max_tokens_per_query or body.max_tokens_per_doc)
+    return isinstance(body, EmbedRequest) and body.truncate == "START"
+
+
 async def cuts_of(llm: AsyncLLM, body: Pooled, client: str) -> Cuts:
     """Return the texts of a pair's sides that the request's bounds cut, or those to embed that lose their beginning.
 
@@ -262,6 +269,9 @@ def _in_kind(vectors: np.ndarray, kind: str) -> list[Any]:
 
 def _salted(entry: str | list[int], salt: str | None, **more: Any) -> PromptType:
     """Return a text, or its tokens, as a prompt; `more` is for texts."""
+    if isinstance(entry, str) and salt is None and not more:
+        # In this form, texts that arrive together are tokenized together.
+        return entry
     made: Any = {"prompt": entry, **more} if isinstance(entry, str) else {"prompt_token_ids": entry}
     return made if salt is None else made | {"cache_salt": salt}
 

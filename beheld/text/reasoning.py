@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,8 +99,8 @@ class NonemptySplit:
 
     def __init__(self, inner: Splitter) -> None:
         self._inner = inner
-        # Reasoning that waits; None once the answer has begun.
-        self._held: list[str] | None = []
+        # Reasoning that waits, and blanks of the answer; None once the answer has begun.
+        self._held: list[tuple[str, str]] | None = []
 
     @property
     def undecided(self) -> bool:
@@ -114,16 +114,22 @@ class NonemptySplit:
     def finish(self) -> tuple[str, str]:
         """As Splitter."""
         reasoning, answer = self._release(*self._inner.finish())
-        held, self._held = self._held, None
-        return reasoning, answer + "".join(held or ())
+        if self._held is not None:
+            thought, blanks = _joined(self._held)
+            answer, self._held = thought or blanks, None
+        return reasoning, answer
 
     def _release(self, reasoning: str, answer: str) -> tuple[str, str]:
         if self._held is not None:
-            self._held.append(reasoning)
+            self._held.append((reasoning, answer))
             if not answer or answer.isspace():
                 return "", ""
-            reasoning, self._held = "".join(self._held), None
+            (reasoning, answer), self._held = _joined(self._held), None
         return reasoning, answer
+
+
+def _joined(parts: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
 
 
 class ReasoningSplit:

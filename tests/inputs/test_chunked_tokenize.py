@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import beheld
-from beheld.core.errors import PromptTooLongError
+from beheld.core.errors import PromptError, PromptTooLongError
 from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import PlainEncoder
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
@@ -223,6 +223,29 @@ def test_a_long_text_is_read_while_others_hold_the_lock(tokenizer: Any) -> None:
         thread.join(30)
         assert not thread.is_alive()
     assert expected[-len(found[0]) - len(own.ends()[1]) :][: len(found[0])] == found[0]
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_a_long_text_is_cut_where_its_ids_say_without_reading_all(
+    tokenizer: Any, end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = PromptTokenizer(tokenizer, {})
+    text, most = next(long_texts()) * 4, 300
+    whole = own._own(tokenizer.backend_tokenizer).encode(text, add_special_tokens=False)
+    expected = text[whole.offsets[-most][0] :] if end else text[: whole.offsets[most - 1][1]]
+    read: list[int] = []
+
+    class Noted:
+        def encode_batch(self, texts: list[str], **options: Any) -> Any:
+            read.append(len(texts[0]))
+            return tokenizer.backend_tokenizer.encode_batch(texts, **options)
+
+    monkeypatch.setattr(own, "_own", lambda backend: Noted())
+    assert own.cut(text, most, end=end) == expected
+    assert own.cut("a b", most, end=end) == "a b"
+    assert max(read) == SHORT_TEXT
+    with pytest.raises(PromptError, match="surrogate"):
+        own.cut("a \ud800", most, end=end)
 
 
 def test_a_class_with_its_own_way_to_ids_keeps_it() -> None:

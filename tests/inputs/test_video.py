@@ -42,6 +42,10 @@ def test_indices_are_even_and_hold_both_ends() -> None:
     assert FrameSampling(32).indices(5, 0) == [0, 1, 2, 3, 4]
     assert FrameSampling(None).indices(5, 0) == [0, 1, 2, 3, 4]
     assert FrameSampling(None, 2.0).indices(80, 8.0)[:2] == [0, 4]
+    assert FrameSampling.of({"fps": 1e308}).indices(80, 8.0) == list(range(80))
+    for wrong in (10**400, float("nan"), float("inf"), 0, True, "2"):
+        with pytest.raises(ParamsError, match="fps"):
+            FrameSampling.of({"fps": wrong})
     assert len(FrameSampling(None, 2.0).indices(80, 8.0)) == 20
     assert len(FrameSampling(6, 2.0).indices(80, 8.0)) == 6
     for total in range(1, 50):

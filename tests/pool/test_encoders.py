@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, PoolingParams
+from beheld.attention import packed
 from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
 from beheld.models.surgery import linears
 from beheld.quant.row_counts import padded_rows
@@ -89,6 +91,18 @@ def test_a_pass_is_filled_up_once_and_not_by_each_layer(tmp_path: Path, monkeypa
         assert set(rows) - {1} == {padded_rows(len(alone.prompt_token_ids))} != {len(alone.prompt_token_ids)}
         (among, _) = llm.embed(["a " * 60 + "b", "b " * 50], use_tqdm=False)
     torch.testing.assert_close(torch.tensor(among.outputs.embedding), torch.tensor(alone.outputs.embedding))
+
+
+def test_rows_that_fill_a_pass_up_do_not_change_how_prompts_within_a_window_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(packed, "_windowed")
+    monkeypatch.setattr(packed, "current", lambda: SimpleNamespace(metadata=metadata))
+    metadata = SimpleNamespace(lengths=(5, 8), cu_q_B1=torch.tensor([0, 5, 13], dtype=torch.int32))
+    q, k, v = torch.randn(3, 1, 2, 13 + 20, 16)
+    found, _ = packed.packed_attention(None, q, k, v, None, sliding_window=8)
+    alone = F.scaled_dot_product_attention(*(x[:, :, 5:13] for x in (q, k, v)))
+    torch.testing.assert_close(found[:, 5:13], alone.transpose(1, 2))
 
 
 def test_the_mean_of_masked_language_models_and_long_texts(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from PIL import Image
 
 from beheld import LLM
 from beheld.compat.serial import MetadataItem, binary2tensor, decode_pooling_output, tensor2binary
+from beheld.server import pooling
+from beheld.server.options import ServerOptions
+from beheld.server.schema import EmbeddingRequest
 from tests import tiny
 from tests.pool.checkpoints import encoder
 from tests.server.running import ENGINE, Running, data_url, talk
@@ -354,6 +357,16 @@ def test_vectors_in_coheres_form(running: Running, vectors: torch.Tensor) -> Non
     torch.testing.assert_close(
         embedded(running.post("/v2/embed", {"inputs": inputs}).json()), vectors, atol=1e-5, rtol=1e-4
     )
+
+
+def test_plain_texts_are_prompts_that_are_tokenized_together() -> None:
+    def prompts(salt: str | None, **fields: Any) -> list[Any]:
+        body = EmbeddingRequest.model_validate({"input": TEXTS, **fields})
+        return list(pooling._prompts(body, ServerOptions(), salt))
+
+    assert prompts(None) == TEXTS
+    assert prompts("a") == [{"prompt": text, "cache_salt": "a"} for text in TEXTS]
+    assert prompts(None, add_special_tokens=False)[0] == {"prompt": TEXTS[0], "add_special_tokens": False}
 
 
 @pytest.mark.skipif(find_spec("cohere") is None, reason="the package cohere is not installed")

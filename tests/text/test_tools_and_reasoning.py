@@ -306,6 +306,13 @@ def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
     assert all(calls[place]["id"].startswith("call_") for place in (1, 3))
 
 
+def test_blanks_in_place_of_a_bare_calls_name_take_no_time() -> None:
+    text = f"<|tool_call>call:{' ' * 20_000}{{<tool_call|>"
+    begin = time.thread_time()
+    assert read("gemma4", [text]) == (text, [])
+    assert time.thread_time() - begin < 1
+
+
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
@@ -313,6 +320,8 @@ def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
         ("think", "<think>so</think>\n\n", ("", "so")),
         ("think", "so</think>\nyes", ("so", "yes")),
         ("think", "so<tool_call>{}", ("so", "<tool_call>{}")),
+        ("think", "</think>\n", ("", "")),
+        ("step3p5", "so</think>\n\n\nyes", ("so", "\n\n\nyes")),
         ("openai", "<|channel|>analysis<|message|>so<|end|>", ("", "so")),
         ("openai", "<|channel|>analysis<|message|>so<|end|><|channel|>final<|message|>yes", ("so", "yes")),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ class FrameSampling:
                 raise ParamsError(f"Unknown video option {name!r}.", nearest(name, known), param=name)
         fps, count = options.get("fps"), options.get("num_frames", DEFAULT_FRAMES)
         if fps is not None:
-            if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
+            if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps <= sys.float_info.max:
                 raise ParamsError(f"fps must be a number above 0, got {fps!r}.", param="fps")
             return cls(None if "num_frames" not in options else _count(count), float(fps))
         return cls(_count(count))
@@ -62,7 +63,7 @@ class FrameSampling:
         """Return the sampled indices of `total` frames, ascending."""
         wanted = total if self.num_frames is None else min(self.num_frames, total)
         if self.fps is not None and source_fps > 0:
-            wanted = min(wanted, max(1, math.floor(total / source_fps * self.fps)))
+            wanted = min(wanted, max(1, math.floor(min(total, total / source_fps * self.fps))))
         if wanted >= total:
             return list(range(total))
         if wanted == 1:

@@ -18,14 +18,12 @@ from beheld.inputs.prompt import chat, embedded_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
 from beheld.inputs.prompt.template import ChatTemplates, text_of
-from beheld.inputs.prompt.tokenizer import SHORT_TEXT, PromptTokenizer
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT, SPARE_IDS, PromptTokenizer
 from beheld.inputs.request_checks import RequestChecks
 from beheld.inputs.stages import Chat, ItemsByModality, Pair, PromptText, ReadPrompt
 from beheld.structured.reasoning import reasoning_after
 from beheld.utils.cancellation import CancelToken
 
-# If a text is read from its end, its first ids may differ from those of the whole text.
-_SPARE_IDS = 16
 # Shorter conversations are rendered, and shorter texts read whole, before their length is checked.
 _MANY_LETTERS = 1 << 20
 
@@ -98,6 +96,8 @@ class PromptReader:
         """
         # The tokens around a text count where what is left is the whole prompt.
         around = sum(map(len, self._tokenizer.ends())) if end else 0
+        # More than the model reads is refused, however much more.
+        most = min(most, self._config.max_model_len + SPARE_IDS)
         return self._tokenizer.cut(self._cased(text), max(1, most - around), end=end)
 
     # ------------------------------------------------------------------ prompts
@@ -208,11 +208,11 @@ class PromptReader:
             return self._encode(text, {})
         if isinstance(params, PoolingParams) or params.truncation_side == "right":
             # More than enough for the first ids, of which a cut within a word changes none.
-            return self._encode(replace(text, text=text.text[: (keep + _SPARE_IDS) * self._tokenizer.longest()]), {})
+            return self._encode(replace(text, text=text.text[: (keep + SPARE_IDS) * self._tokenizer.longest()]), {})
         size = SHORT_TEXT
         while (tail := self._tokenizer.tail(text.text, size)) is not None:
             ids = self._encode(replace(text, text=tail), {})
-            if len(ids) > keep + _SPARE_IDS:
+            if len(ids) > keep + SPARE_IDS:
                 return ids
             size *= 4
         if len(text.text) > _MANY_LETTERS:

@@ -25,6 +25,8 @@ from beheld.utils.gil import out_of_turn
 SHORT_TEXT = 1 << 16
 # Shorter texts take less time than reacquiring the GIL, and are tokenized without releasing it.
 _BRIEF_TEXT = 500
+# If a text is read from its end, or to a place before its end, so many ids at that place may differ from the whole's.
+SPARE_IDS = 16
 # How many characters are read ahead at once, and how many texts' ids wait to be asked for.
 _MOST_AHEAD = 1 << 20
 _MOST_KEPT = 2048
@@ -126,10 +128,7 @@ class PromptTokenizer:
         tokenizer = self._require()
         if add_special_tokens and (known := self.known(text)) is not None:
             return known
-        if not text.isascii() and _has_surrogate(text):
-            raise PromptError(
-                "The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again."
-            )
+        _check_letters(text)
         usual = _usual(tokenizer)
         if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
@@ -213,16 +212,28 @@ class PromptTokenizer:
             end: return the end, which its last ids spell.
 
         Raises:
-            PromptError: there is no tokenizer, or it does not say where its tokens stand.
+            PromptError: there is no tokenizer, it does not say where its tokens stand, or the text contains a lone
+                surrogate.
         """
         tokenizer = self._require()
         if not getattr(tokenizer, "is_fast", False):
             raise PromptError("This tokenizer cannot cut a text.", "Use a checkpoint with a tokenizer.json.")
-        with out_of_turn():
-            found = self._own(tokenizer.backend_tokenizer).encode(text, add_special_tokens=False)
-        if len(found.ids) <= most:
+        _check_letters(text)
+        backend, size = self._own(tokenizer.backend_tokenizer), SHORT_TEXT
+        while True:
+            # No more is read of a long text than is needed: a cut within a word changes only ids next to it.
+            read = text[-size:] if end else text[:size]
+            with out_of_turn():
+                # Of this library's calls, only those for batches release the GIL.
+                found = backend.encode_batch([read], add_special_tokens=False)[0]
+            if len(read) == len(text) or len(found) > most + SPARE_IDS:
+                break
+            size *= 4
+        if len(found) <= most:
             return text
-        return text[found.offsets[-most][0] :] if end else text[: found.offsets[most - 1][1]]
+        # A list of all places would take longer than the ids.
+        start, stop = found.token_to_chars(len(found) - most if end else most - 1)
+        return read[start:] if end else read[:stop]
 
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         """Return token ids from the tokenizer's backend."""
@@ -401,6 +412,12 @@ def _usual(tokenizer: Any) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     return all(getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
+
+
+def _check_letters(text: str) -> None:
+    """Raise PromptError if a text contains a lone surrogate."""
+    if not text.isascii() and _has_surrogate(text):
+        raise PromptError("The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again.")
 
 
 def _has_surrogate(text: str) -> bool:

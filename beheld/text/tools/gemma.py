@@ -12,7 +12,8 @@ from beheld.text.tools.call import NAME, Piece, json_text, parsed
 
 _CALL = re.compile(r"\s*(?:call)?:?([^\s{:]+)(\{.*)", re.DOTALL)
 _BEGUN = re.compile(r"\s*(?:call)?:?[^\s{:]+\{")
-_BARE = re.compile(r"\s*(?:call)?:\s*([^{}:<>\n]{1,64}?)\s*")
+# Of a text without blanks around it: a search that gives blanks back takes time that grows with their square.
+_BARE = re.compile(r"(?:call)?:\s*+([^\s{}:<>][^{}:<>\n]{0,63})")
 # Letters in which a call must begin.
 _HEAD = 256
 _QUOTE = '<|"|>'
@@ -50,7 +51,7 @@ class GemmaCall:
 
     def _read(self, *, cut: bool) -> tuple[str, list[Piece]]:
         text, self._held = "".join(self._held), []
-        bare = None if cut else _BARE.fullmatch(text)
+        bare = None if cut else _BARE.fullmatch(text.strip())
         if bare is not None:
             self.called = True
             return "", [Piece(bare[1], "{}")]
