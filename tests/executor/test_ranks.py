@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -400,7 +401,7 @@ def test_a_rank_that_cannot_be_started_leaves_nothing_behind(monkeypatch: pytest
         return begun_rank(rank, made)
 
     monkeypatch.setattr(multi, "_spawn", spawn)
-    monkeypatch.setattr(multi.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(OSError, match="no memory"):
         multi.MultiExecutor.place(SimpleNamespace(num_ranks=3))  # type: ignore[arg-type]
     assert [each.calls for each in made] == [["kill", "close", "wait"]]

@@ -21,7 +21,6 @@ FAMILIES = (
     "qwen3_omni_moe",
     # Recurrent states, latent attention, sinks.
     *("qwen3_5", "qwen3_5_moe", "qwen3_next", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt_oss"),
-    *("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
     # Definitions of our own.
     *("ultravox", "qwen_vl", "glm4v_9b", "molmo", "phi3_v", "deepseek_ocr"),
 )
@@ -29,6 +28,7 @@ FAMILIES = (
 # Types whose checkpoints the census makes: states, latents, sinks and an indexer.
 TYPES = (
     *("bamba", "mamba", "mamba2", "falcon_mamba", "zamba2", "rwkv", "minimax", "kimi_linear", "nemotron_h_omni"),
+    *("falcon_h1", "granitemoehybrid", "jamba", "nemotron_h"),
     *("longcat_flash", "axk1", "deepseek_v32", "kimi_k25", "minimax_m3_vl", "mimo_v2_flash", "flint", "granite_swa"),
 )
 

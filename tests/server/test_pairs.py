@@ -121,6 +121,7 @@ NO_COLUMN = {
         "chat_template",
         "documents",
         "mm_processor_kwargs",
+        "media_io_kwargs",
         "continue_final_message",
         "use_beam_search",
         "length_penalty",
