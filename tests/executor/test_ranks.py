@@ -189,7 +189,7 @@ def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
 
 def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
     """Another rank that fails in it fails alone."""
-    watch: Any = SimpleNamespace(not_begun=(), cause=None, failed=lambda step: None)
+    watch: Any = SimpleNamespace(not_begun=(), cause=None, leave=lambda: None, failed=lambda step: None)
     begun = list[bool]()
 
     def launch(plan: StepPlan) -> Any:
@@ -211,7 +211,7 @@ def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     )
     rank = Rank(runner, None, SimpleNamespace(send=first.answers.put))  # type: ignore[arg-type]
     first.link.send = lambda message: rank.take(CODEC.decode(bytearray(b"".join(CODEC.encode(message)))))
-    executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None))
+    executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None, leave=lambda: None))
     # A late answer to what an interrupted step asked.
     first.answers.put(Missing(0, (known,)))
     assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
