@@ -165,6 +165,9 @@ class InputPipeline:
             except BaseException as error:
                 # A tokenizer's panics are no exceptions of the usual kind.
                 made.append(error)
+                if isinstance(order.prompt, str):
+                    # It may have failed before its ids were asked for, which would be kept.
+                    self.reader.read_before(order.prompt)
         return made
 
     def has_read(self, prompt: object) -> bool:

@@ -291,6 +291,15 @@ def test_wrong_options_are_named(options: dict[str, Any], words: str) -> None:
         LLM(str(tiny.checkpoint(FAMILY)), **SMALL, **options)
 
 
+def test_ids_that_were_read_ahead_are_not_kept_for_a_request_that_failed_before(llm: LLM) -> None:
+    orders = [
+        RequestOrder(text, PoolingParams(), str(number), priority=2**70) for number, text in enumerate(("a b", "b c"))
+    ]
+    found = llm._inputs.prepare_run(orders)
+    assert all(isinstance(each, ParamsError) for each in found)
+    assert not any(llm._inputs.reader.has_read(str(order.prompt)) for order in orders)
+
+
 # ---- a server's form -------------------------------------------------------------------------------------------------
 
 
