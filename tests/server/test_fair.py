@@ -15,6 +15,7 @@ from beheld.engine.core import EngineCore
 from beheld.server.clients import MAX_CULPRITS, WINDOW_S, Clients
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
+from beheld.utils import log
 from tests.server.conftest import kept
 from tests.server.running import ENGINE, Running, talk
 
@@ -92,8 +93,12 @@ def test_who_is_a_client() -> None:
 
 
 @pytest.mark.case(96)
-def test_96_clients_behind_a_proxy_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+def test_96_clients_behind_a_proxy_are_told_apart(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only if the proxy is one that the operator names: else anybody could claim to be others."""
+    # What was said once in this process.
+    monkeypatch.setattr(log, "_said", set())
 
     def names(trusted: tuple[str, ...], *claims: str) -> list[str]:
         with kept(Running("llama", ENGINE, forwarded_allow_ips=trusted)) as running:
