@@ -97,12 +97,12 @@ class EngineLocation(StrEnum):
 
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
-    request = replace(request, restartable=True)
+    if not isinstance(params, SamplingParams):
+        # Of vectors, the first event is the end.
+        return request
     # Of the resolved parameters: tokens that are named ask for a report, too.
     reports = isinstance(request.params, Sampling) and request.params.logprobs is not None
-    if not isinstance(params, SamplingParams) or params.stop or reports:
-        return request
-    return replace(request, at_end=True)
+    return replace(request, restartable=True, at_end=not (params.stop or reports))
 
 
 @dataclass(eq=False)

@@ -13,6 +13,7 @@ from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
+from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason
 from beheld.engine.core import EngineCore
 from beheld.utils.gil import quick_turns
@@ -252,8 +253,10 @@ class OfflineRun:
             live = _LiveJob(
                 fed.index, collector_of(job.id, job.params, requests, job.tokenizer), fed.started, fed.prepared
             )
+            # Of vectors, the first event is the end.
+            restartable = at_end and isinstance(job.params, SamplingParams)
             for request in requests:
-                self.engine.add(replace(request, restartable=True) if at_end else request)
+                self.engine.add(replace(request, restartable=True) if restartable else request)
                 added.append(request.id)
                 self._live[request.id] = live
             if num_bytes := feature_bytes(requests):

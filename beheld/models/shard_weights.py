@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from beheld.checkpoint.loader_rules import LoaderRules
 from beheld.core.config import ModelInfo
 from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
@@ -134,20 +135,10 @@ def _resize(module: Any) -> None:
 
 def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
     """Replace the weights that are cut; returns the plan without what the loader converts in a way unknown here."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    rules = get_model_conversion_mapping(model)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    prefix, known = model.base_model_prefix, model.state_dict()
+    rules, known = LoaderRules(model), model.state_dict()
     sources: dict[str, list[tuple[str, Any]]] = defaultdict(list)
     for name in weights:
-        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
-        if target not in known and name in known:
-            target, pattern = rename_source_key(name, [], [], prefix, known)
-        rule = None if pattern is None else by_pattern[pattern]
+        target, rule = rules.target(name, known)
         sources[target].append((name, rule))
         for other in _further_targets(rule, target, known):
             sources[other].append((name, rule))

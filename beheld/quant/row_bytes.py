@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from beheld.checkpoint.loader_rules import LoaderRules
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace
 
@@ -193,22 +194,13 @@ def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
 
 def sources_of(model: Any, weights: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Return, by parameter, the names of the weights that the loader makes it from, and the conversion if any."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    rules = get_model_conversion_mapping(model)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    prefix, known = model.base_model_prefix, model.state_dict()
+    rules, known = LoaderRules(model), model.state_dict()
     names_by_target: dict[str, list[str]] = defaultdict(list)
     joined: dict[str, Any] = {}
     for name in weights:
-        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
-        if target not in known and name in known:
-            target, pattern = rename_source_key(name, [], [], prefix, known)
+        target, rule = rules.target(name, known)
         names_by_target[target].append(name)
-        joined[target] = None if pattern is None else by_pattern[pattern]
+        joined[target] = rule
     return names_by_target, joined
 
 

@@ -1,4 +1,4 @@
-"""What a script leaves open is told of the end of its process, and of no other process's."""
+"""An exit hook runs at the end of its own process, and of no other."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from beheld.checkpoint.loader_rules import LoaderRules
+
 _WEIGHT = ".weight"
 
 
@@ -17,14 +19,7 @@ class PublishedNames:
     """
 
     def __init__(self, model: Any) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
-        rules = get_model_conversion_mapping(model)
-        self._model = model
-        self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-        self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
+        self._model, self._rules = model, LoaderRules(model)
 
     def parts(self, path: str, up_Or: Tensor) -> dict[str, Tensor]:
         """Return, by the paths of the loaded layers, the rows of the matrix out of the rank that each of them has.
@@ -38,13 +33,10 @@ class PublishedNames:
         Raises:
             Exception: whatever a rule of the loader raises where the matrix does not fit it.
         """
-        from transformers.core_model_loading import rename_source_key
-
-        target, pattern = rename_source_key(path + _WEIGHT, self._renamings, self._converters)
-        if pattern is None:
+        target, rule = self._rules.target(path + _WEIGHT)
+        if rule is None:
             return {target.removesuffix(_WEIGHT): up_Or}
-        rule = self._by_pattern[pattern]
-        found: dict[str, Any] = {pattern: [up_Or]}
+        found: dict[str, Any] = {rule.source_patterns[0]: [up_Or]}
         for operation in rule.operations:
             found = operation.convert(
                 found,
