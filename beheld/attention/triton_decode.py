@@ -73,6 +73,7 @@ class DecodePlan:
         arrived_BK: the number of finished parts, zero between launches.
         acc_WHC, sums_WH2: workspace for the parts' results, made by the first layer, which knows its shape.
         shared: what sequences share in this step; None if it is not asked for.
+        lines_B2: a row's first line and its number of parts, for a kernel that joins them; None unless asked for.
         settled: whether the items and block tables were made before the step's layers, with a kernel in between that
             does not start early, such as the embeddings'. Waiting for the previous kernel is not enough if it signals
             before its end.
@@ -84,6 +85,7 @@ class DecodePlan:
     arrived_BK: Tensor
     crowded: bool
     shared: SharedPlan | None = None
+    lines_B2: Tensor | None = None
     workspace: tuple[Tensor, Tensor] | None = None
     settled: bool = False
 
@@ -138,6 +140,7 @@ def _plan(
         before_B = tl.cdiv(first_B, chunk_of(first_B, max_shared_parts, min_shared_part, TILE))
         all_B = parts_B + before_B
         line_B = tl.cumsum(all_B, 0) - all_B
+    if lines_ptr is not None:
         tl.store(lines_ptr + row_B * 2, line_B, mask=inside_B)
         tl.store(lines_ptr + row_B * 2 + 1, all_B, mask=inside_B)
     for part in range(tl.max(parts_B, 0)):
@@ -367,10 +370,14 @@ def plan_decode(
     kv_heads: int,
     num_programs: int,
     shared_B: Tensor | None = None,
+    joined_apart: int = 0,
 ) -> DecodePlan:
     """Cut the first `num_rows` sequences' cached positions into items for about `num_programs` programs.
 
     Nothing is read back, and all shapes follow from `num_rows` and `num_programs`.
+
+    Args:
+        joined_apart: the most parts of a row if a kernel of its own joins them; 0 if the last part does.
     """
     device = lengths_B.device
     target = max(1, num_programs // kv_heads)
@@ -378,6 +385,7 @@ def plan_decode(
     items_W8 = torch.empty((num_items, _FIELDS), dtype=torch.int32, device=device)
     arrived_BK = torch.empty((num_rows, kv_heads), dtype=torch.int32, device=device)
     shared, num_lines = None, num_items
+    lines_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=device) if joined_apart else None
     if shared_B is not None:
         max_parts = max_parts_of(num_rows, kv_heads, num_programs)
         lines_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=device)
@@ -388,7 +396,7 @@ def plan_decode(
         items_W8,
         arrived_BK,
         None if shared is None else shared.shared_B,
-        None if shared is None else shared.lines_B2,
+        lines_B2 if shared is None else shared.lines_B2,
         num_rows,
         num_items,
         num_counters,
@@ -401,12 +409,14 @@ def plan_decode(
         _padded(num_rows),
         _padded(num_items),
         _padded(num_counters),
-        _MAX_PARTS,
+        joined_apart or _MAX_PARTS,
         64,
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return DecodePlan(items_W8, num_lines, arrived_BK, crowded=2 * num_counters > num_programs, shared=shared)
+    return DecodePlan(
+        items_W8, num_lines, arrived_BK, crowded=2 * num_counters > num_programs, shared=shared, lines_B2=lines_B2
+    )
 
 
 def can_share(heads: int, kv_heads: int, size: int) -> bool:

@@ -98,7 +98,7 @@ class TritonBackend:
         out_THV = q_THC.new_empty((*q_THC.shape[:2], both - plain))
         decodes = metadata.num_decodes
         if decodes:
-            plan = self._decode_plan(metadata, group, triton_latent.tiles_of(heads))
+            plan = self._latent_plan(metadata, group, triton_latent.tiles_of(heads))
             q_BHW = absorbed(q_THC[:decodes], up_HDR, rotary)
             seen_BHR = triton_latent.decode(q_BHW, latent_TW, kv, group, plan, scale)
             out_THV[:decodes] = raised(seen_BHR, up_HDR, plain)
@@ -140,6 +140,16 @@ class TritonBackend:
         """See AttentionBackend."""
         latent_TW = latent_TW if latent_TW.stride(1) == 1 else latent_TW.contiguous()
         triton_latent.store(latent_TW, kv, metadata.groups[kv.group].slots_T)
+
+    def _latent_plan(self, metadata: AttnMetadata, group: GroupMetadata, tiles: int) -> DecodePlan:
+        """Return the shared data of a group of latents, made by its first layer."""
+        plan = group.extra.get("latent")
+        if plan is None:
+            programs = triton_latent.PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
+            given = group, metadata.lengths_B, metadata.num_decodes, tiles, programs
+            plan = group.extra["latent"] = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
+        assert isinstance(plan, DecodePlan)
+        return plan
 
     def _decode_plan(
         self, metadata: AttnMetadata, group: GroupMetadata, kv_heads: int, queries: tuple[int, int] | None = None

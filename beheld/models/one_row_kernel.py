@@ -34,15 +34,17 @@ from beheld.quant.float8_kernel import float8_scale, in_steps
 
 # How many weights of an output a program reads at once: all of them, up to this number.
 _MOST_AT_ONCE = 4096
-# Measured on an H200 in the layers of a decoder, 3B and 7B: programs per multiprocessor for short rows, with two warps
-# each; for long rows each program has eight warps.
-_PROGRAMS_PER_SM = 12
-_SHORT_WARPS = 2
-# As many programs fit with 80 registers a thread. Rows of up to 2,048 weights need no more, but Triton 3.8 takes 85,
-# where 3.6 takes 76: then the twelfth program waits for the end of the others, and a token takes 6 % longer (3B, H100).
-# With 3.6, a bound makes small products 4 to 8 % slower.
-_MOST_REGISTERS = 80
-_FITS_REGISTERS = 2048
+# Measured on an H200: programs per multiprocessor for short rows, by the weights of a row, the warps of each, and the
+# registers of a thread with which as many programs run at once. For long rows each program has eight warps.
+_SHORT = {
+    # (lanes, further lanes): (programs, warps, registers)
+    (2048, 0): (12, 2, 80),
+    (2048, 512): (10, 2, 96),
+    (2048, 1024): (8, 2, 128),
+    (4096, 0): (6, 4, 80),
+}
+# Rows of up to 2,048 weights need 76 registers, but Triton 3.8 takes 85, and then the twelfth program waits for the end
+# of the others, and a token takes 6 % longer (3B, H100). With 3.6, a bound makes small products 4 to 8 % slower.
 _BOUNDED = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
@@ -60,10 +62,12 @@ def _short_rows(
     num_inputs,
     num_outputs,
     K: tl.constexpr,
+    L: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """One program computes outputs in turn; the next output's weights load while the current one's are summed.
 
+    K, L: lanes for the inputs, and further ones for those that are more than K (0: none).
     EARLY: this kernel may start before the previous one ends; weights are always valid.
     """
     if EARLY:
@@ -71,19 +75,34 @@ def _short_rows(
     first = tl.program_id(0)
     programs = tl.num_programs(0)
     k_K = tl.arange(0, K)
-    inside_K = k_K < num_inputs
-    w_K = tl.load(weight_ptr + first.to(tl.int64) * num_inputs + k_K, mask=inside_K, other=0.0)
+    line_ptr = weight_ptr + first.to(tl.int64) * num_inputs
+    w_K = tl.load(line_ptr + k_K, mask=k_K < num_inputs, other=0.0)
+    if L:
+        l_L = K + tl.arange(0, L)
+        w_L = tl.load(line_ptr + l_L, mask=l_L < num_inputs, other=0.0)
     if EARLY:
         gdc_wait()
-    x_K = tl.load(x_ptr + k_K, mask=inside_K, other=0.0).to(tl.float32)
+    x_K = tl.load(x_ptr + k_K, mask=k_K < num_inputs, other=0.0).to(tl.float32)
+    if L:
+        x_L = tl.load(x_ptr + l_L, mask=l_L < num_inputs, other=0.0).to(tl.float32)
     if scale_ptr is not None:
-        x_scale = float8_scale(tl.max(tl.abs(x_K), 0))
+        largest = tl.max(tl.abs(x_K), 0)
+        if L:
+            largest = tl.maximum(largest, tl.max(tl.abs(x_L), 0))
+        x_scale = float8_scale(largest)
         x_K = in_steps(x_K, tl.zeros([K], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
+        if L:
+            x_L = in_steps(x_L, tl.zeros([L], tl.float32) + x_scale).to(tl.float8e4nv).to(tl.float32)
     for n in range(first, num_outputs, programs):
         following = n + programs
         next_ptr = weight_ptr + following.to(tl.int64) * num_inputs
-        next_K = tl.load(next_ptr + k_K, mask=k_K < tl.where(following < num_outputs, num_inputs, 0), other=0.0)
+        stop = tl.where(following < num_outputs, num_inputs, 0)
+        next_K = tl.load(next_ptr + k_K, mask=k_K < stop, other=0.0)
         y = tl.sum(w_K.to(tl.float32) * x_K, 0)
+        if L:
+            next_L = tl.load(next_ptr + l_L, mask=l_L < stop, other=0.0)
+            y += tl.sum(w_L.to(tl.float32) * x_L, 0)
+            w_L = next_L
         if scale_ptr is not None:
             y *= x_scale * tl.load(scale_ptr + n)
         if bias_ptr is not None:
@@ -170,10 +189,10 @@ def one_row(
     given = x_K, weight_NK, scale_N, bias_N, residual_N, y_N, num_inputs, num_outputs
     options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:
-        programs = min(num_outputs, _PROGRAMS_PER_SM * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
-        at_once = max(16, triton.next_power_of_2(num_inputs))
-        options |= _short_options(at_once)
-        _short_rows[(programs,)](*given, at_once, early, enable_fp_fusion=True, **options)
+        lanes = _lanes(num_inputs)
+        programs, short = _short_options(lanes)
+        programs = min(num_outputs, programs * platform_of(x_K.device).kernel_facts(x_K.device).side_by_side)
+        _short_rows[(programs,)](*given, *lanes, early, enable_fp_fusion=True, **options, **short)
     else:
         sizes = _LONG_OUTPUTS, _MOST_AT_ONCE, _LONG_AT_A_TIME, _STAGES
         programs = triton.cdiv(num_outputs, _LONG_OUTPUTS)
@@ -336,10 +355,17 @@ def gate(x: Tensor, *, tanh: bool, early: bool) -> Tensor:
     return y
 
 
-def _short_options(at_once: int) -> dict[str, int]:
-    """Return the size of a program for short rows of up to `at_once` weights."""
-    warps = {"num_warps": _SHORT_WARPS}
-    return warps | {"maxnreg": _MOST_REGISTERS} if _BOUNDED and at_once <= _FITS_REGISTERS else warps
+def _lanes(num_inputs: int) -> tuple[int, int]:
+    """Return lanes for so many inputs in two powers of two, where one alone would leave many without work."""
+    at_once = max(16, triton.next_power_of_2(num_inputs))
+    rest = triton.next_power_of_2(max(1, num_inputs - at_once // 2))
+    return (2048, max(512, rest)) if at_once == 4096 and rest <= 1024 else (at_once, 0)
+
+
+def _short_options(lanes: tuple[int, int]) -> tuple[int, dict[str, int]]:
+    """Return the programs per multiprocessor for short rows of so many lanes, and the options of their launch."""
+    programs, warps, registers = _SHORT[lanes] if lanes[0] > 2048 or lanes[1] else _SHORT[2048, 0]
+    return programs, {"num_warps": warps} | ({"maxnreg": registers} if _BOUNDED else {})
 
 
 def _options(early: bool) -> dict[str, int]:

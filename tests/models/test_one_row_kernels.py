@@ -74,11 +74,12 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("kernel", "fixed", "ahead"),
     [
-        (one_row_kernel._short_rows, {"K": 512, **PLAIN}, True),
-        (one_row_kernel._short_rows, {"K": 2048}, True),
+        (one_row_kernel._short_rows, {"K": 512, "L": 0, **PLAIN}, True),
+        (one_row_kernel._short_rows, {"K": 2048, "L": 0}, True),
+        (one_row_kernel._short_rows, {"K": 2048, "L": 512}, True),
         (
             one_row_kernel._short_rows,
-            {**PLAIN, "K": 16, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
+            {**PLAIN, "K": 16, "L": 0, "num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None},
             True,
         ),
         (one_row_kernel._long_rows, LONG | PLAIN, True),
@@ -86,7 +87,16 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),
     ],
-    ids=["short rows", "short FP8", "a single weight", "long rows", "long FP8", "decode, settled", "decode"],
+    ids=[
+        "short rows",
+        "short FP8",
+        "parted FP8",
+        "a single weight",
+        "long rows",
+        "long FP8",
+        "decode, settled",
+        "decode",
+    ],
 )
 def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> None:
     done = order(kernel, {**fixed, "EARLY": True})
@@ -99,22 +109,24 @@ def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> N
 
 
 def test_without_it_nothing_is_signaled() -> None:
-    assert set(order(one_row_kernel._short_rows, {"K": 512, "EARLY": False, **PLAIN})) == {"read", "write"}
+    assert set(order(one_row_kernel._short_rows, {"K": 512, "L": 0, "EARLY": False, **PLAIN})) == {"read", "write"}
 
 
-@pytest.mark.parametrize("inputs", [1024, 2048])
+@pytest.mark.parametrize("inputs", [2048, 2560, 2880, 4096])
 def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) -> None:
     """One more than fits would wait for the others' end; versions of Triton differ in the registers that they take."""
     reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not reader.exists():
         pytest.skip("this Triton has no cuobjdump")
-    options = one_row_kernel._short_options(inputs)
-    made = compiled(one_row_kernel._short_rows, {"K": inputs, "EARLY": True, "bias_ptr": None, **PLAIN}, **options)
+    lanes = one_row_kernel._lanes(inputs)
+    programs, options = one_row_kernel._short_options(lanes)
+    fixed = {"K": lanes[0], "L": lanes[1], "EARLY": True, "bias_ptr": None, **PLAIN}
+    made = compiled(one_row_kernel._short_rows, fixed, **options)
     file = tmp_path / "kernel.cubin"
     file.write_bytes(made.asm["cubin"])
     said = subprocess.run([reader, "-res-usage", file], capture_output=True, text=True, check=True).stdout
     registers, spilled = (int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "LOCAL"))  # type: ignore[index]
     # Registers are given out by eights.
     program = -(-registers // 8) * 8 * 32 * options["num_warps"]
-    assert REGISTERS // program >= one_row_kernel._PROGRAMS_PER_SM
+    assert REGISTERS // program >= programs
     assert spilled == 0
