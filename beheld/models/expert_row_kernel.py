@@ -139,7 +139,7 @@ def _outer(
             w_A = next_A
             line = next_line
             expert = next_expert
-        tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty))
+        tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty))  # type: ignore[attr-defined]
 
 
 def inner(x_K: Tensor, weight_ENK: Tensor, bias_EN: Tensor | None, choice_C: Tensor, *, early: bool) -> Tensor:

@@ -281,4 +281,4 @@ class MXFP4Experts(StoredExperts):
         inner_CN = row(x_1K, self.gate_up_bytes, self.gate_up_exponent, self.gate_up_bias, choices_1C, None)
         gated_CK = self.shell._apply_gate(inner_CN)  # type: ignore[operator]
         out_1K: Tensor = row(gated_CK, self.down_bytes, self.down_exponent, self.down_bias, choices_1C, shares_1C)
-        return out_1K
+        return out_1K.to(x_1K.dtype)

@@ -19,12 +19,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
-# Outputs of a program, of the first product and of the summed one; warps.
-OUTPUTS = 8
-SUMMED_OUTPUTS = 8
-WARPS = 4
-# Pieces that a warp takes at a time.
-PIECES = 32
+# Of a program: outputs, pieces at a time, warps; for the first product and for the summed one. A single warp brings the
+# row to its threads without shared memory.
+INNER = (2, 32, 1)
+SUMMED = (2, 32, 1)
 
 
 @triton.jit
@@ -191,7 +189,7 @@ def row(
     experts, outputs, half = weight_ENJ.shape
     choices, summed = choice_C.numel(), share_C is not None
     y = x_CK.new_empty(outputs if summed else (choices, outputs))
-    block = SUMMED_OUTPUTS if summed else OUTPUTS
+    block, pieces, warps = SUMMED if summed else INNER
     _row[(triton.cdiv(outputs, block), 1 if summed else choices)](
         x_CK,
         weight_ENJ,
@@ -206,11 +204,11 @@ def row(
         experts,
         choices,
         block,
-        PIECES,
+        pieces,
         summed,
         _ASSEMBLY,
         early,
-        num_warps=WARPS,
+        num_warps=warps,
         enable_fp_fusion=True,
         **({"launch_pdl": True} if early else {}),
     )

@@ -37,7 +37,7 @@ DECODE |= {"WIDTH": 64, "V_WIDTH": 64, "PARTS": 4}
 FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
 PLAIN = {"scale_ptr": None}
 LANES = {"A": 1024, "B": 512}
-PACKED = {"N": 8, "P": 32, "ASSEMBLY": True}
+PACKED = {"N": 2, "P": 32, "ASSEMBLY": True}
 TYPES = {
     "choice": "*i64",
     "exponent": "*u16",

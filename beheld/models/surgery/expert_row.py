@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.core.errors import first_line
 from beheld.models.one_row import early_start
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.rank_trial import RankTrial
@@ -44,34 +45,30 @@ def fits(experts: Any) -> bool:
 def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Compute a single row by the kernels and others as before: in place of a method of `fits` experts."""
     # Under torch.compile one row and several rows compile separately anyway.
-    if hidden_states.shape[0] != 1:
+    if hidden_states.dim() != 2 or hidden_states.shape[0] != 1:
         out: Tensor = type(self).forward(self, hidden_states, top_k_index, top_k_weights)
         return out
     inner_bias, outer_bias = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else (None, None)
     inner_CI = torch.ops.beheld.expert_row_inner(hidden_states, self.gate_up_proj, inner_bias, top_k_index)
     gated_CI = self._apply_gate(inner_CI)
     out = torch.ops.beheld.expert_row_outer(gated_CI, self.down_proj, outer_bias, top_k_index, top_k_weights)
-    return out
+    return out.to(hidden_states.dtype)
 
 
 def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int:
-    """Compute single rows of experts by kernels where that gives what they gave before; returns of how many modules."""
+    """Compute single rows of experts by kernels where that gives what they gave before; returns how many do."""
     found = 0
     for experts in model.modules():
         own: Any = experts
+        value: Any
         if isinstance(experts, MXFP4Experts):
             name, value, inputs = "one_row", True, experts.inputs
         elif fits(experts):
             name, value, inputs = "forward", MethodType(_forward, own), own.gate_up_proj.shape[2]
         else:
             continue
-        tried = Changes()
-        before = _answer(own, inputs)
-        tried.set(own, name, value)
-        same = _same(own, inputs, before)
-        tried.take_back()
         # Ranks that compute the same row must get the same bits.
-        if trial.agreed(same):
+        if trial.agreed(_same(own, inputs, name, value)):
             changes.set(own, name, value)
             found += 1
     return found
@@ -80,11 +77,12 @@ def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int
 @torch.inference_mode()
 def _answer(experts: Any, inputs: int) -> Tensor:
     """Apply experts to one row, always the same."""
-    weight = experts.down_bias if isinstance(experts, MXFP4Experts) else experts.down_proj
+    packed = isinstance(experts, MXFP4Experts)
+    weight = experts.down_bias if packed else experts.down_proj
     device = next(experts.parameters()).device
-    dtype = weight.dtype if weight is not None else torch.bfloat16
+    dtype = torch.bfloat16 if weight is None else weight.dtype
     made = torch.Generator().manual_seed(0)
-    count = len(experts.down_bytes if isinstance(experts, MXFP4Experts) else experts.down_proj)
+    count = len(experts.down_bytes if packed else experts.down_proj)
     choices_1C = torch.randperm(count, generator=made)[:4].unsqueeze(0)
     shares_1C = torch.rand(choices_1C.shape, generator=made)
     x_1H = torch.randn(1, inputs, generator=made)
@@ -92,12 +90,18 @@ def _answer(experts: Any, inputs: int) -> Tensor:
     return out.double()
 
 
-def _same(experts: Any, inputs: int, want: Tensor) -> bool:
+def _same(experts: Any, inputs: int, name: str, value: Any) -> bool:
+    """Return whether experts give with this attribute what they give without."""
+    tried = Changes()
     try:
+        want = _answer(experts, inputs)
+        tried.set(experts, name, value)
         got = _answer(experts, inputs)
     except Exception as error:
-        logger.warning("Experts of a single row are computed as those of many: %s", error)
+        logger.warning("Experts of a single row are computed as those of many: %s", first_line(error))
         return False
+    finally:
+        tried.take_back()
     close = got.shape == want.shape and bool((got - want).norm() <= _CLOSE * want.norm())
     if not close:
         logger.warning("Experts of a single row are computed as those of many: the kernel's result differs.")
