@@ -16,6 +16,7 @@ from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
 from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.cpu_layer import compute_layers
+from beheld.models.surgery.expert_row import use_expert_rows
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.fused_norms import fuse_norms
 from beheld.models.surgery.joined import fuse_linears
@@ -195,6 +196,11 @@ def _one_row_linears(target: Target, changes: Changes) -> None:
         changes.undo_with(lambda: model.set_output_embeddings(model.get_output_embeddings().restored()))
 
 
+def _one_row_experts(target: Target, changes: Changes) -> None:
+    found = use_expert_rows(text_model(target.model), changes, RankTrial(target.ranks))
+    logger.debug("%d modules of experts have a single-row form.", found)
+
+
 def _attach_lora(target: Target, changes: Changes) -> None:
     target.slots = attach(target.model, text_model(target.model), target.config, changes, target.shards)
 
@@ -357,6 +363,16 @@ OPERATIONS = (
         replaces="them, by ones with a special kernel for a single row",
         apply=_one_row_linears,
         suits=lambda target: _fuses_on_gpu(target) and not _float32(target),
+    ),
+    Operation(
+        "single-row experts",
+        Stage.FUSE,
+        needs="a GPU and 16 bits; gated experts with an output's inputs side by side, or of MXFP4 numbers",
+        replaces="their products of a single row, by kernels that read chosen experts alone, if a trial agrees",
+        apply=_one_row_experts,
+        suits=lambda target: (
+            _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
+        ),
     ),
     Operation(
         "LoRA",

@@ -162,6 +162,46 @@ _library.impl("mxfp4_grouped", _grouped, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::mxfp4_grouped", _grouped_shape, lib=_library)
 
 
+def _row(
+    x_CK: Tensor,
+    weight_ENJ: Tensor,
+    exponent_EXN: Tensor,
+    bias_EN: Tensor | None,
+    choices_1C: Tensor,
+    shares_1C: Tensor | None,
+) -> Tensor:
+    """Return (C, N): a row times each chosen expert's matrix; or with shares the sum (1, N) of each row's."""
+    from beheld.quant import mxfp4_row_kernel
+
+    choice_C = choices_1C.reshape(-1).contiguous()
+    share_C = None if shares_1C is None else shares_1C.reshape(-1).contiguous()
+    early = platform_of(x_CK.device).kernel_facts(x_CK.device).early_launch
+    y: Tensor = mxfp4_row_kernel.row(
+        x_CK.contiguous(), weight_ENJ, exponent_EXN, bias_EN, choice_C, share_C, early=early
+    )
+    return y if share_C is None else y.unsqueeze(0)
+
+
+def _row_shape(
+    x_CK: Tensor,
+    weight_ENJ: Tensor,
+    exponent_EXN: Tensor,
+    bias_EN: Tensor | None,
+    choices_1C: Tensor,
+    shares_1C: Tensor | None,
+) -> Tensor:
+    """Describe the result for torch.compile."""
+    rows = choices_1C.shape[1] if shares_1C is None else 1
+    return x_CK.new_empty((rows, weight_ENJ.shape[1]))
+
+
+_library.define(
+    "mxfp4_row(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor choices, Tensor? shares) -> Tensor"
+)
+_library.impl("mxfp4_row", _row, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::mxfp4_row", _row_shape, lib=_library)
+
+
 class MXFP4Experts(StoredExperts):
     """MXFP4 experts in place of transformers' experts; gate and up are one matrix.
 
@@ -175,6 +215,8 @@ class MXFP4Experts(StoredExperts):
 
     # Set where choices may name an expert that does not exist; transformers chose the name.
     _is_expert_parallel = False
+    # Set where the kernel of a single row has been tried (models/surgery/expert_row.py).
+    one_row = False
     _names: ClassVar[tuple[str, ...]] = ("gate_up", "down")
 
     def __init__(
@@ -210,8 +252,16 @@ class MXFP4Experts(StoredExperts):
             setattr(self.shell, f"{name}_proj_bias", getattr(self, f"{name}_bias"))
         return self.shell
 
+    @property
+    def inputs(self) -> int:
+        """Return the number of inputs, without padding."""
+        return self._groups[0] * GROUP
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Apply the experts: hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""
+        # Under torch.compile one row and several rows compile separately anyway.
+        if self.one_row and hidden_states.shape[0] == 1:
+            return self._row(hidden_states, top_k_index, top_k_weights)
         choices = top_k_index.shape[-1]
         order_S, starts_E1 = torch.ops.beheld.expert_slots(top_k_index, self.num_experts)
         grouped = torch.ops.beheld.mxfp4_grouped
@@ -225,3 +275,10 @@ class MXFP4Experts(StoredExperts):
             out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
         out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
         return out_TK.to(hidden_states.dtype)
+
+    def _row(self, x_1K: Tensor, choices_1C: Tensor, shares_1C: Tensor) -> Tensor:
+        row = torch.ops.beheld.mxfp4_row
+        inner_CN = row(x_1K, self.gate_up_bytes, self.gate_up_exponent, self.gate_up_bias, choices_1C, None)
+        gated_CK = self.shell._apply_gate(inner_CN)  # type: ignore[operator]
+        out_1K: Tensor = row(gated_CK, self.down_bytes, self.down_exponent, self.down_bias, choices_1C, shares_1C)
+        return out_1K.to(x_1K.dtype)

@@ -13,14 +13,17 @@ from torch import nn
 
 from beheld.core.errors import EngineDeadError
 from beheld.models import one_row_kernel, prepare
+from beheld.models.expert_row_kernel import inner, outer
 from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
 from beheld.models.one_row_kernel import gate, norm, one_row, turn
 from beheld.models.surgery import one_row_layer, rank_trial
+from beheld.models.surgery.expert_row import use_expert_rows
 from beheld.models.surgery.joined import fuse_linears
 from beheld.models.surgery.linears import replace_linears
 from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.parallel.group import RankGroup
 from beheld.quant.float8 import Float8Linear, rounded_rows
@@ -123,6 +126,61 @@ def test_gates(tanh: bool) -> None:
     first, second = x.double().chunk(2)
     act = nn.functional.gelu(first, approximate="tanh") if tanh else nn.functional.silu(first)
     torch.testing.assert_close(gate(x, tanh=tanh, early=False).double(), act * second, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("hidden", "units"), [(7, 5), (16, 12), (20, 40)])
+def test_experts_of_a_row(hidden: int, units: int, bias: bool) -> None:
+    """Of sizes that fill their lanes and that do not; the last choice names no expert."""
+    chance = torch.Generator().manual_seed(hidden)
+    choices, shares_C = [4, 0, 1, 5], torch.rand(4, generator=chance)
+    up_ENH, down_EHN = (torch.randn(5, *size, generator=chance) for size in ((units, hidden), (hidden, units)))
+    up_bias, down_bias = (torch.randn(5, n, generator=chance) if bias else None for n in (units, hidden))
+    x_H, x_CN = torch.randn(hidden, generator=chance), torch.randn(4, units, generator=chance)
+    got_CN = inner(x_H, up_ENH, up_bias, torch.tensor(choices), early=False)
+    for got_N, expert in zip(got_CN, choices[:3], strict=False):
+        want_N = up_ENH[expert].double() @ x_H.double() + (0.0 if up_bias is None else up_bias[expert])
+        torch.testing.assert_close(got_N.double(), want_N, atol=2e-6 * hidden**0.5, rtol=1e-5)
+    want_H = torch.zeros(hidden, dtype=torch.float64)
+    for x_N, share, expert in zip(x_CN, shares_C, choices[:3], strict=False):
+        want_H += share * (down_EHN[expert].double() @ x_N.double() + (0.0 if down_bias is None else down_bias[expert]))
+    got_H = outer(x_CN, down_EHN, down_bias, torch.tensor(choices), shares_C, early=False)
+    torch.testing.assert_close(got_H.double(), want_H, atol=1e-5 * units**0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+@torch.inference_mode()
+def test_experts_of_a_model_are_tried(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16: the interpreter rounds to bfloat16 by cutting."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny.checkpoint("glm4_moe_lite"), dtype=torch.float16).eval()
+    text, changes = text_model(model), Changes()
+    # One block of experts is enough.
+    text = next(layer.mlp for layer in text.layers if hasattr(layer.mlp, "experts"))
+    experts: Any = text.experts
+    x_TH = torch.randn(3, experts.gate_up_proj.shape[2]).half()
+    choices_TC, shares_TC = torch.tensor([[1, 0], [0, 1], [1, 0]]), torch.rand(3, 2)
+    want_TH = experts(x_TH, choices_TC, shares_TC)
+    want_1H = experts(x_TH[:1], choices_TC[:1], shares_TC[:1])
+    if wrong:
+        monkeypatch.setattr(type(experts), "forward", lambda self, x, choices, shares: x)
+    found = use_expert_rows(text, changes, RankTrial(None))
+    if wrong:
+        assert found == 0
+        assert "forward" not in vars(experts)
+        return
+    assert found > 0
+    assert torch.equal(experts(x_TH, choices_TC, shares_TC), want_TH)
+    got_1H = experts(x_TH[:1], choices_TC[:1], shares_TC[:1])
+    assert got_1H.dtype == torch.float16
+    assert (got_1H.double() - want_1H.double()).norm() <= 2e-3 * want_1H.double().norm()
+    # Not by the former way: that rounds each expert's result.
+    monkeypatch.setattr(type(experts), "forward", lambda self, *given: None)
+    assert torch.equal(experts(x_TH[:1], choices_TC[:1], shares_TC[:1]), got_1H)
+    monkeypatch.undo()
+    changes.take_back()
+    assert torch.equal(experts(x_TH[:1], choices_TC[:1], shares_TC[:1]), want_1H)
 
 
 def fused(family: str) -> Any:

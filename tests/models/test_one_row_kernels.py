@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from beheld.attention import triton_decode
-from beheld.models import one_row_kernel
+from beheld.models import expert_row_kernel, one_row_kernel
+from beheld.quant import mxfp4_row_kernel
 
 SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
 LONG = {"N": 4, "K": 4096, "J": 1024, "STAGES": 4}
@@ -35,7 +36,11 @@ DECODE = {
 DECODE |= {"WIDTH": 64, "V_WIDTH": 64, "PARTS": 4}
 FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
 PLAIN = {"scale_ptr": None}
+LANES = {"A": 1024, "B": 512}
+PACKED = {"N": 2, "P": 32, "ASSEMBLY": True}
 TYPES = {
+    "choice": "*i64",
+    "exponent": "*u16",
     "items": "*i32",
     "tables": "*i32",
     "arrived": "*i32",
@@ -55,6 +60,8 @@ def compiled(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
     for name in kernel.arg_names:
         kind = "*bf16" if name.endswith("_ptr") else "fp32" if name in ("scale", "softcap") else "i32"
         known = TYPES.get(name.removesuffix("_ptr"), kind)
+        if kernel is mxfp4_row_kernel._row and name == "weight_ptr":
+            known = "*u8"
         if "scale_ptr" in kernel.arg_names and "scale_ptr" not in fixed:
             known = FLOAT8.get(name, known)
         signature[name] = "constexpr" if name in fixed else known
@@ -84,6 +91,8 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         ),
         (one_row_kernel._long_rows, LONG | PLAIN, True),
         (one_row_kernel._long_rows, LONG, True),
+        (expert_row_kernel._outer, LANES, True),
+        (mxfp4_row_kernel._row, {**PACKED, "SUMMED": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),
     ],
@@ -94,6 +103,8 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         "a single weight",
         "long rows",
         "long FP8",
+        "experts",
+        "MXFP4",
         "decode, settled",
         "decode",
     ],
@@ -106,6 +117,22 @@ def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> N
     assert ("read" in done[:wait]) == ahead
     assert "write" not in done[:wait]
     assert {"read", "write"} <= set(done[wait:])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "fixed"),
+    [
+        (expert_row_kernel._inner, LANES),
+        (mxfp4_row_kernel._row, {**PACKED, "SUMMED": False, "share_ptr": None}),
+    ],
+    ids=["experts", "MXFP4"],
+)
+def test_what_follows_starts_once_choices_are_there(kernel: Any, fixed: dict[str, Any]) -> None:
+    """The second product of experts reads the choices before it waits."""
+    done = order(kernel, {**fixed, "EARLY": True})
+    assert done[:2] == ["wait", "launch_dependents"]
+    assert done.count("launch_dependents") == done.count("wait") == 1
+    assert {"read", "write"} <= set(done)
 
 
 def test_without_it_nothing_is_signaled() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from beheld.quant import mxfp4_kernel
+from beheld.models.surgery.expert_row import use_expert_rows
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.rank_trial import RankTrial
+from beheld.quant import mxfp4_kernel, mxfp4_row_kernel
 from beheld.quant.float8 import FP8
-from beheld.quant.mxfp4_experts import dequantized, padded, parted, repacked, unpacked
+from beheld.quant.mxfp4_experts import MXFP4Experts, dequantized, padded, parted, repacked, unpacked
 from tests.quant.float8_block_interpreted import slots_of
 
 # Slots without an expert are never written, and the kernel adds up whatever memory holds there.
@@ -64,3 +67,56 @@ def test_weights() -> None:
     out = torch.empty(2, 72, 192)
     mxfp4_kernel.dequantized(*repacked(blocks, scales), out)
     assert torch.equal(out.transpose(1, 2), dequantized(blocks, scales).float())
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("outputs", "inputs"), [(12, 192), (16, 32), (8, 1184)])
+def test_a_single_row(outputs: int, inputs: int, biased: bool) -> None:
+    """The last choice names no expert."""
+    made = torch.Generator().manual_seed(inputs)
+    blocks = torch.randint(0, 256, (5, outputs, inputs // 32, 16), dtype=torch.uint8, generator=made)
+    scales = torch.randint(120, 131, (5, outputs, inputs // 32), dtype=torch.uint8, generator=made)
+    scales[0, 0, 0] = 0
+    meant, stored = dequantized(blocks, scales).double(), repacked(blocks, scales)
+    bias = torch.randn(5, outputs, generator=made) if biased else None
+    choices, shares = [4, 0, 5], torch.rand(3, generator=made)
+    x = torch.randn(3, inputs, generator=made)
+    wanted = [x[place].double() @ meant[expert] for place, expert in enumerate(choices[:2])]
+    wanted = [each + (0 if bias is None else bias[expert]) for each, expert in zip(wanted, choices, strict=False)]
+    close = {"atol": 1e-5 * float(max(each.abs().max() for each in wanted)), "rtol": 1e-5}
+    for place in range(2):
+        got = mxfp4_row_kernel.row(x[place : place + 1], *stored, bias, torch.tensor(choices), None, early=False)
+        torch.testing.assert_close(got[place].double(), wanted[place], **close)
+    got = mxfp4_row_kernel.row(x, *stored, bias, torch.tensor(choices), shares, early=False)
+    torch.testing.assert_close(got.double(), shares[0] * wanted[0] + shares[1] * wanted[1], **close)
+
+
+@torch.inference_mode()
+def test_experts_of_a_single_row() -> None:
+    """As the module computes them for many; rows of 16 bits that the kernel's terms hold."""
+
+    class Gate(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            made = torch.Generator().manual_seed(1)
+            self.gate_up_proj_bias = torch.nn.Parameter(torch.randn(4, 64, generator=made))
+            self.down_proj_bias = torch.nn.Parameter(torch.randn(4, 96, generator=made))
+
+        def _apply_gate(self, x: torch.Tensor) -> torch.Tensor:
+            return (x[..., 1::2] + 1) * torch.nn.functional.silu(x[..., ::2])
+
+    made = torch.Generator().manual_seed(2)
+    stored = []
+    for outputs, inputs in ((64, 96), (96, 32)):
+        blocks = torch.randint(0, 256, (4, outputs, inputs // 32, 16), dtype=torch.uint8, generator=made)
+        scales = torch.randint(118, 128, (4, outputs, inputs // 32), dtype=torch.uint8, generator=made)
+        stored.append(repacked(blocks, scales))
+    experts = MXFP4Experts(Gate(), stored[0], stored[1], (3, 1))
+    given = torch.randn(1, 96, generator=made), torch.tensor([[2, 0]]), torch.rand(1, 2, generator=made)
+    want = experts(*given)
+    changes = Changes()
+    assert use_expert_rows(torch.nn.ModuleList([experts]), changes, RankTrial(None)) == 1
+    assert experts.one_row
+    torch.testing.assert_close(experts(*given), want, atol=1e-4 * float(want.abs().max()), rtol=1e-4)
+    changes.take_back()
+    assert not experts.one_row

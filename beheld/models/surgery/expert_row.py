@@ -1,0 +1,142 @@
+"""Experts of a single row on an NVIDIA GPU, where reading the chosen experts' weights takes all the time.
+
+A grouped product of a library takes five times as long as reading the weights (an H200; 64 experts, 4 of them chosen,
+2048 x 1536), and it needs rows that are sorted by expert before and put back after. Here two launches read the choices
+where the router left them.
+
+Shapes: C choices, E experts, I inner size, H hidden size.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from beheld.core.errors import first_line
+from beheld.models.one_row import early_start
+from beheld.models.surgery.operation import Changes
+from beheld.models.surgery.rank_trial import RankTrial
+from beheld.quant.mxfp4_experts import MXFP4Experts
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+# Relative to the size of the result, in 16 bits: both round what lies between the products.
+_CLOSE = 1e-2
+
+
+def fits(experts: Any) -> bool:
+    """Return whether they are transformers' gated experts, whose weights have an output's inputs side by side."""
+    if not getattr(experts, "has_gate", False) or getattr(experts, "is_transposed", True):
+        return False
+    if getattr(experts, "has_post_expert_norm", False) or not callable(getattr(experts, "_apply_gate", None)):
+        return False
+    # A method that another operation has put there is not computed by the kernels.
+    if "forward" in vars(experts):
+        return False
+    weights = [getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")]
+    return all(isinstance(w, Tensor) and w.dim() == 3 and w.is_contiguous() and w.element_size() == 2 for w in weights)
+
+
+def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Compute a single row by the kernels and others as before: in place of a method of `fits` experts."""
+    # Under torch.compile one row and several rows compile separately anyway.
+    if hidden_states.dim() != 2 or hidden_states.shape[0] != 1:
+        out: Tensor = type(self).forward(self, hidden_states, top_k_index, top_k_weights)
+        return out
+    inner_bias, outer_bias = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else (None, None)
+    inner_CI = torch.ops.beheld.expert_row_inner(hidden_states, self.gate_up_proj, inner_bias, top_k_index)
+    gated_CI = self._apply_gate(inner_CI)
+    out = torch.ops.beheld.expert_row_outer(gated_CI, self.down_proj, outer_bias, top_k_index, top_k_weights)
+    return out.to(hidden_states.dtype)
+
+
+def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int:
+    """Compute single rows of experts by kernels where that gives what they gave before; returns how many do."""
+    found = 0
+    for experts in model.modules():
+        own: Any = experts
+        value: Any
+        if isinstance(experts, MXFP4Experts):
+            name, value, inputs = "one_row", True, experts.inputs
+        elif fits(experts):
+            name, value, inputs = "forward", MethodType(_forward, own), own.gate_up_proj.shape[2]
+        else:
+            continue
+        # Ranks that compute the same row must get the same bits.
+        if trial.agreed(_same(own, inputs, name, value)):
+            changes.set(own, name, value)
+            found += 1
+    return found
+
+
+@torch.inference_mode()
+def _answer(experts: Any, inputs: int) -> Tensor:
+    """Apply experts to one row, always the same."""
+    packed = isinstance(experts, MXFP4Experts)
+    weight = experts.down_bias if packed else experts.down_proj
+    device = next(experts.parameters()).device
+    dtype = torch.bfloat16 if weight is None else weight.dtype
+    made = torch.Generator().manual_seed(0)
+    count = len(experts.down_bytes if packed else experts.down_proj)
+    choices_1C = torch.randperm(count, generator=made)[:4].unsqueeze(0)
+    shares_1C = torch.rand(choices_1C.shape, generator=made)
+    x_1H = torch.randn(1, inputs, generator=made)
+    out: Tensor = experts(x_1H.to(device, dtype), choices_1C.to(device), shares_1C.to(device))
+    return out.double()
+
+
+def _same(experts: Any, inputs: int, name: str, value: Any) -> bool:
+    """Return whether experts give with this attribute what they give without."""
+    tried = Changes()
+    try:
+        want = _answer(experts, inputs)
+        tried.set(experts, name, value)
+        got = _answer(experts, inputs)
+    except Exception as error:
+        logger.warning("Experts of a single row are computed as those of many: %s", first_line(error))
+        return False
+    finally:
+        tried.take_back()
+    close = got.shape == want.shape and bool((got - want).norm() <= _CLOSE * want.norm())
+    if not close:
+        logger.warning("Experts of a single row are computed as those of many: the kernel's result differs.")
+    return close
+
+
+def _inner(x_1H: Tensor, weight_ENH: Tensor, bias_EN: Tensor | None, choices_1C: Tensor) -> Tensor:
+    from beheld.models.expert_row_kernel import inner
+
+    x_H, choice_C = x_1H.reshape(-1).contiguous(), choices_1C.reshape(-1).contiguous()
+    return inner(x_H, weight_ENH, bias_EN, choice_C, early=early_start(x_1H.device))
+
+
+def _inner_shape(x_1H: Tensor, weight_ENH: Tensor, bias_EN: Tensor | None, choices_1C: Tensor) -> Tensor:
+    return x_1H.new_empty((choices_1C.shape[1], weight_ENH.shape[1]))
+
+
+def _outer(x_CI: Tensor, weight_EHI: Tensor, bias_EH: Tensor | None, choices_1C: Tensor, shares_1C: Tensor) -> Tensor:
+    from beheld.models.expert_row_kernel import outer
+
+    choice_C, share_C = choices_1C.reshape(-1).contiguous(), shares_1C.reshape(-1).contiguous()
+    early = early_start(x_CI.device)
+    return outer(x_CI.contiguous(), weight_EHI, bias_EH, choice_C, share_C, early=early).unsqueeze(0)
+
+
+def _outer_shape(
+    x_CI: Tensor, weight_EHI: Tensor, bias_EH: Tensor | None, choices_1C: Tensor, shares_1C: Tensor
+) -> Tensor:
+    return x_CI.new_empty((1, weight_EHI.shape[1]))
+
+
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define("expert_row_inner(Tensor x, Tensor weight, Tensor? bias, Tensor choices) -> Tensor")
+_library.impl("expert_row_inner", _inner, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::expert_row_inner", _inner_shape, lib=_library)
+_library.define("expert_row_outer(Tensor x, Tensor weight, Tensor? bias, Tensor choices, Tensor shares) -> Tensor")
+_library.impl("expert_row_outer", _outer, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::expert_row_outer", _outer_shape, lib=_library)
