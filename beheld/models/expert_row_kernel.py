@@ -26,7 +26,7 @@ from beheld.platform.registry import platform_of
 
 # Inputs that two warps take; more take more warps, up to eight.
 PER_TWO_WARPS = 2048
-WARPS_PER_SM = 24
+INNER_WARPS_PER_SM, OUTER_WARPS_PER_SM = 24, 32
 # With so many for a thread, that many warps fit.
 _MOST_REGISTERS = 80
 
@@ -159,7 +159,7 @@ def inner(x_K: Tensor, weight_ENK: Tensor, bias_EN: Tensor | None, choice_C: Ten
     y_CN = x_K.new_empty((choices, outputs))
     given = x_K, weight_ENK, bias_EN, choice_C, y_CN, inputs, outputs, experts, choices
     parts, options = _program(inputs)
-    programs = _programs(choices * outputs, options["num_warps"], x_K)
+    programs = _programs(choices * outputs, INNER_WARPS_PER_SM // options["num_warps"], x_K)
     _inner[(programs,)](*given, *parts, early, enable_fp_fusion=True, **options, **_options(early))
     return y_CN
 
@@ -184,7 +184,7 @@ def outer(
     y_N = x_CK.new_empty(outputs)
     given = x_CK, weight_ENK, bias_EN, choice_C, share_C, y_N, inputs, outputs, experts, choice_C.numel()
     parts, options = _program(inputs)
-    programs = _programs(outputs, options["num_warps"], x_CK)
+    programs = _programs(outputs, OUTER_WARPS_PER_SM // options["num_warps"], x_CK)
     _outer[(programs,)](*given, *parts, early, enable_fp_fusion=True, **options, **_options(early))
     return y_N
 
@@ -201,7 +201,7 @@ def _program(inputs: int) -> tuple[tuple[int, int], dict[str, int]]:
     return (most, rest), options | {"maxnreg": _MOST_REGISTERS} if _BOUNDED and fits else options
 
 
-def _programs(items: int, warps: int, x: Tensor) -> int:
-    """Return the number of programs that all run at once, each with about as many items."""
-    most = max(1, WARPS_PER_SM // warps) * platform_of(x.device).kernel_facts(x.device).side_by_side
+def _programs(items: int, per_multiprocessor: int, x: Tensor) -> int:
+    """Return the number of programs, each with about as many items."""
+    most = per_multiprocessor * platform_of(x.device).kernel_facts(x.device).side_by_side
     return triton.cdiv(items, triton.cdiv(items, most))

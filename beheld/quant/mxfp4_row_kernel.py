@@ -21,8 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 _ASSEMBLY = not triton.knobs.runtime.interpret
 # Of a program: outputs, pieces at a time, warps; for the first product and for the summed one. A single warp brings the
 # row to its threads without shared memory.
-INNER = (2, 32, 1)
-SUMMED = (2, 32, 1)
+INNER = (4, 32, 1)
+SUMMED = (4, 32, 2)
 
 
 @triton.jit
