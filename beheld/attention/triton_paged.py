@@ -143,11 +143,11 @@ class TritonBackend:
 
     def _latent_plan(self, metadata: AttnMetadata, group: GroupMetadata, tiles: int) -> DecodePlan:
         """Return the shared data of a group of latents, made by its first layer."""
-        plan = group.extra.get("latent")
+        plan = group.extra.get("latents")
         if plan is None:
             programs = triton_latent.PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
             given = group, metadata.lengths_B, metadata.num_decodes, tiles, programs
-            plan = group.extra["latent"] = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
+            plan = group.extra["latents"] = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
         assert isinstance(plan, DecodePlan)
         return plan
 
