@@ -74,15 +74,15 @@ class EncoderStore:
         while items:
             batch = next(_batches(items, self._call_bytes))
             if self._try(batch) is not None:
-                culprits = {item.digest for item in batch if item.digest not in alone and not self._sound(item)}
+                culprits = {item.digest for item in batch if item.digest not in alone and not self._runs_alone(item)}
                 alone |= {item.digest for item in batch}
                 if culprits:
                     items = [item for item in items if item.digest not in culprits]
                     continue
-                # Each is sound, and they were too much for one call.
+                # Each runs alone: together they were too much for one call.
             items = items[len(batch) :]
 
-    def _sound(self, item: EncodeItem) -> bool:
+    def _runs_alone(self, item: EncodeItem) -> bool:
         """Encode an item alone; False, with the reason noted, if its tower fails."""
         reason = self._try([item])
         if reason is not None:
