@@ -67,7 +67,7 @@ class EncoderStore:
     def _run(self, items: list[EncodeItem]) -> None:
         """Run the towers for `items`, in calls that do not depend on which of them fail.
 
-        A product of another number of rows may round otherwise, in float32 too: an item that was only tried alone may
+        A matrix product of another number of rows may round differently, in float32 too. So an item that ran alone may
         change greedy answers.
         """
         alone: set[bytes] = set()
