@@ -344,7 +344,8 @@ class LLM:
         of a model with a vector for each token their late interaction (MaxSim).
 
         Args:
-            data_1, data_2: texts, or {"content": [parts of a chat message]} with images.
+            data_1: one side of the pairs: texts, or {"content": [parts of a chat message]} with images.
+            data_2: the other side, in the same forms.
             chat_template: makes the prompt of a pair, for a model that reads both at once; its messages have the roles
                 "query" and "document". None takes the engine's, and without one the texts are joined.
 

@@ -48,7 +48,7 @@ class OfflineEngine(Protocol):
         """
 
     def step(self, in_flight: Any) -> tuple[Any, list[TokenEvent]]:
-        """Go on for a step or a moment; returns what is in flight now, and events.
+        """Run a step, or wait a moment for events; returns what is in flight now, and the events.
 
         Raises:
             EngineDeadError: the engine accepts no more work.

@@ -106,7 +106,7 @@ def fit_bodies(server: ServerOptions) -> ServerOptions:
 
 
 def _advice(model: str | None, where: str) -> tuple[str, str] | None:
-    """Return what the embedded model answers to pictures that it does not know, and what the page says then."""
+    """Return what the embedded model answers about images of unknown kinds, and what the page says then."""
     if model not in (None, "mote"):
         return None
     if where == "process":

@@ -86,9 +86,9 @@ def uninstall() -> None:
 def _offer(home: str, name: str) -> str:
     """Suggest alternatives: a known one, other modules with that name, the names in that module, or all modules."""
     dotted = f"{home}.{name}"
-    told = [why for absent, why in ABSENT.items() if f"{dotted}.".startswith(f"{absent}.")]
-    if told:
-        return told[0]
+    reasons = [why for absent, why in ABSENT.items() if f"{dotted}.".startswith(f"{absent}.")]
+    if reasons:
+        return reasons[0]
     homes = [module for module, names in MODULES.items() if name in names]
     if homes:
         return f"There is {homes[0]}.{name}."

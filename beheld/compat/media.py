@@ -22,8 +22,8 @@ def fetch_image(image_url: str, *, image_mode: str = "RGB") -> Any:
     Raises:
         MediaError: the URL is forbidden or unreachable, or its content is not an image.
     """
-    picture = decode.open_bytes(_bytes(image_url, "image"), _LIMITS).image
-    return picture if image_mode == "RGB" else convert_image_mode(picture, image_mode)
+    image = decode.open_bytes(_bytes(image_url, "image"), _LIMITS).image
+    return image if image_mode == "RGB" else convert_image_mode(image, image_mode)
 
 
 def fetch_video(video_url: str, *, num_frames: int | None = None, fps: float | None = None) -> tuple[Any, dict]:

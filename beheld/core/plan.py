@@ -18,7 +18,7 @@ STUCK = "stuck"
 # The most draft tokens in one slice. A sampler remembers at least this many past tokens of a row.
 MAX_DRAFT_TOKENS = 24
 # Positions of a prompt that are objects at a time.
-_TOLD = 256
+_AT_A_TIME = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +169,8 @@ class PromptLogprobs:
 
     def __iter__(self) -> Iterator[TokenLogprobs]:
         """One position after another; few of them are objects at a time."""
-        for start in range(0, len(self), _TOLD):
-            columns = [column.tolist() for column in self._columns(slice(start, start + _TOLD))]
+        for start in range(0, len(self), _AT_A_TIME):
+            columns = [column.tolist() for column in self._columns(slice(start, start + _AT_A_TIME))]
             for token, logprob, rank, top_ids, top_logprobs in zip(*columns, strict=True):
                 yield TokenLogprobs(token, logprob, rank, tuple(top_ids), tuple(top_logprobs))
 

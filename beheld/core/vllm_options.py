@@ -230,7 +230,7 @@ _refused("States are rounded to nearest; leave it out.", switches="enable_mamba_
 # A server's flag of the same name.
 _accepted("the server's flag says it; scripts get the whole text", "reasoning_parser")
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def take(options: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def take(options: Mapping[str, Any], own: frozenset[str]) -> dict[str, Any]:
             left[name] = value
         elif option.refuses(value):
             raise ConfigError(f"{name} is not available here.", option.remedy, param=name)
-        elif option.why and value is not None and name not in _told:
-            _told.add(name)
+        elif option.why and value is not None and name not in _logged:
+            _logged.add(name)
             logging.getLogger(__name__).info("%s changes nothing: %s.", name, option.why)
     return left

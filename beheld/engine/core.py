@@ -238,7 +238,7 @@ class EngineCore:
 
 
 def _without(together: StepResult, alone: StepResult) -> StepResult:
-    """The results of a plan's sound sequences, and the failures of its culprits."""
+    """The results of a plan's sequences that can run, and the failures of its culprits."""
     by_row = ("tokens", "logprobs", "prompt_logprobs", "pooled", "draft_ids", "failed")
     bad = alone.culprits
     kept: dict[str, Any] = {

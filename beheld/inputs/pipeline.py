@@ -171,7 +171,7 @@ class InputPipeline:
         return made
 
     def has_read(self, prompt: object) -> bool:
-        """Return whether a prompt is a text that was read ahead, of a model without media: little is left to do."""
+        """Return whether a prompt is a text whose ids were read ahead, for a model without media."""
         return type(prompt) is str and not self._info.modalities and self.reader.has_read(prompt)
 
     def _plain(self, order: RequestOrder) -> Request | None:

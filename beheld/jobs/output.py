@@ -19,7 +19,7 @@ _HEAD = re.compile(rb'\{"id": "batch_req_[0-9a-f]+", "custom_id": ("(?:[^"\\]|\\
 
 
 def key_of(custom_id: str | None, line: int = 0) -> bytes:
-    """A digest of 16 bytes that names an item: by its custom_id, or by its line if the line has none that counts.
+    """The 16-byte digest that identifies an item: of its custom_id, or of its line if it has no usable one.
 
     A set of a million digests takes 83 MB, whatever the length of the ids.
     """

@@ -1,6 +1,6 @@
 """Cuts a loaded model whose weights are stored quantized: layers by their own parts, experts whole.
 
-What its method cannot cut, because of units or padding, every rank keeps whole.
+Every rank keeps whole what the quantization method cannot cut, because of its units or padding.
 """
 
 from __future__ import annotations

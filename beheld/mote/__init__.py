@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# What it answers about a picture of anything else, such as a photograph, whatever the question.
+# What it answers about an image of anything else, such as a photograph, whatever the question.
 UNKNOWN = "I only know drawn shapes and printed text."
 
 

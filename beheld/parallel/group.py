@@ -341,7 +341,7 @@ class RankGroups:
     def __init__(
         self, number: int, ranks: int, stages: int, meeting: Meeting, backend: str, ready: Callable[[], None]
     ) -> None:
-        self._told = False
+        self._logged = False
         self._ready = ready
         stage, part = stages - 1 - number // ranks, number % ranks
         self.shared = self._made("stage", stage, part, ranks, meeting, backend)
@@ -353,8 +353,8 @@ class RankGroups:
         return RankGroup(rank, size, meeting.part(f"{kind}-{which}"), backend, self._once)
 
     def _once(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             self._ready()
 
     @property

@@ -67,12 +67,12 @@ class PeerSums:
         size = 0 if self._memory is None else self._memory.handle_bytes
         try:
             own = (b"\1" if handle else b"\0") + _host() + (handle or b"").ljust(max(size, _HANDLE_BYTES), b"\0")
-            told = exchange(own)
-            if not all(each[0] for each in told):
+            answers = exchange(own)
+            if not all(each[0] for each in answers):
                 raise RuntimeError(str(refused) if refused else "a GPU has no memory that others can reach")
-            if len({each[1 : 1 + _HOST_BYTES] for each in told}) > 1:
+            if len({each[1 : 1 + _HOST_BYTES] for each in answers}) > 1:
                 raise RuntimeError("the GPUs are of several hosts")
-            handles = [each[1 + _HOST_BYTES : 1 + _HOST_BYTES + size] for each in told]
+            handles = [each[1 + _HOST_BYTES : 1 + _HOST_BYTES + size] for each in answers]
             bases = [address if other == rank else self._memory.open(each) for other, each in enumerate(handles)]
             self._bases = torch.tensor(bases, dtype=torch.int64, device=device)
             self._epochs = torch.zeros(kernel.PROGRAMS, dtype=torch.int32, device=device)

@@ -80,7 +80,7 @@ class _Weight:
     Attributes:
         type: torchao's class.
         names: of the entries, by part.
-        said: the class's other attributes.
+        fields: the class's other attributes.
         block: the numbers of each dimension that share a scale.
     """
 
@@ -88,14 +88,15 @@ class _Weight:
         data = module + _DATA
         text = entries.metadata.get(f"{module}.weight")
         try:
-            told = json.loads(text or "")
-            self.type, self.said, parts = str(told["_type"]), dict(told["_data"]), list(told["_tensor_data_names"])
-            self.block = [int(size) for size in self.said["block_size"]]
+            stated = json.loads(text or "")
+            self.type, self.fields = str(stated["_type"]), dict(stated["_data"])
+            parts = list(stated["_tensor_data_names"])
+            self.block = [int(size) for size in self.fields["block_size"]]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise entries.refusal(data, "is not described by the metadata of its file") from error
         if self.type not in _OPEN:
             raise entries.refusal(data, f"is an {self.type}, which is not supported", _REMEDY)
-        if self.said.get("act_pre_scale") is not None or "act_pre_scale" in parts:
+        if self.fields.get("act_pre_scale") is not None or "act_pre_scale" in parts:
             raise entries.refusal(data, "has scales of activations, which are not supported", _REMEDY)
         self.entries = entries
         self.names = {part: entries.partner(data, f"{module}{_PREFIX}{part}") for part in parts}
@@ -149,7 +150,7 @@ def _integers(weight: _Weight, device: str) -> LazyWeight:
 
 def _bits(weight: _Weight) -> int:
     """Return the bits of the numbers: those of `target_dtype`, such as int4, or eight."""
-    target = weight.said.get("target_dtype")
+    target = weight.fields.get("target_dtype")
     if target is None:
         return 8
     found = re.fullmatch(r"int([1-8])", str(target.get("_data") if isinstance(target, Mapping) else target))

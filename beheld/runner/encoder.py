@@ -67,22 +67,22 @@ class EncoderStore:
     def _run(self, items: list[EncodeItem]) -> None:
         """Run the towers for `items`, in calls that do not depend on which of them fail.
 
-        A product of another number of rows may round otherwise, in float32 too: an item that was only tried alone may
+        A matrix product of another number of rows may round differently, in float32 too. So an item that ran alone may
         change greedy answers.
         """
         alone: set[bytes] = set()
         while items:
             batch = next(_batches(items, self._call_bytes))
             if self._try(batch) is not None:
-                culprits = {item.digest for item in batch if item.digest not in alone and not self._sound(item)}
+                culprits = {item.digest for item in batch if item.digest not in alone and not self._runs_alone(item)}
                 alone |= {item.digest for item in batch}
                 if culprits:
                     items = [item for item in items if item.digest not in culprits]
                     continue
-                # Each is sound, and they were too much for one call.
+                # Each runs alone: together they were too much for one call.
             items = items[len(batch) :]
 
-    def _sound(self, item: EncodeItem) -> bool:
+    def _runs_alone(self, item: EncodeItem) -> bool:
         """Encode an item alone; False, with the reason noted, if its tower fails."""
         reason = self._try([item])
         if reason is not None:

@@ -50,7 +50,7 @@ class Pipeline:
         # Of the present step: whether the header of the stage before is here and this one's is sent, the bytes of
         # tensors that are still to be received, and how many tokens the last stage is still to send.
         self._step = 0
-        self._heard = self._told = True
+        self._heard = self._sent = True
         self._coming: deque[int] = deque()
         self._owes = 0
 
@@ -65,7 +65,7 @@ class Pipeline:
         Raises:
             EngineDeadError: messages of the step remain.
         """
-        self._step, self._heard, self._told, self._owes = number, self.first, self.last, count if self.last else 0
+        self._step, self._heard, self._sent, self._owes = number, self.first, self.last, count if self.last else 0
         outcome = _FAILED
         try:
             yield
@@ -82,7 +82,7 @@ class Pipeline:
         if self._group.broken:
             return
         try:
-            if not self._told:
+            if not self._sent:
                 self._tell(outcome)
             if not self._heard:
                 self._hear()
@@ -117,7 +117,7 @@ class Pipeline:
 
     def _tell(self, outcome: int, lost: int = 0, num_bytes: int = 0, shape: Sequence[int] = ()) -> None:
         header = [self._step, outcome, lost, num_bytes, len(shape), *shape]
-        self._told = True
+        self._sent = True
         self._group.send_host(torch.tensor(header + [0] * (_HEADER - len(header))), self._group.rank + 1)
 
     def receive(self, embeds_TW: Tensor) -> tuple[Tensor, Tensor, int]:

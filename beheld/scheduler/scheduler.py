@@ -167,11 +167,6 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence)
 
-    def fail(self, request_id: str, error: BeheldError) -> TokenEvent | None:
-        """End a request with `error`; None if it is unknown."""
-        sequence = self._sequences.get(request_id)
-        return None if sequence is None else self._end(sequence, FinishReason.ERROR, error)
-
     # ---- planning ----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:

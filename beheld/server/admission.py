@@ -133,7 +133,7 @@ class AdmissionControl:
             raise _busy("The server has too many running requests.")
 
     def crowded(self, peer: str) -> bool:
-        """True if there are more connections than a peer may have a part in."""
+        """True if there are too many connections, and more than a few of them are this peer's."""
         return not self.connections.free(peer, 0)
 
     @property

@@ -156,17 +156,20 @@ class Service:
         return app
 
     def seen(self, scope: Scope) -> str:
-        """A request begins: who asks."""
+        """Note that a request begins; returns its client."""
         client = self.clients.of(scope)
         self.llm.host.seen(client)
         return client
 
     def _crowded(self, scope: Scope) -> bool:
-        """Whether there are more connections than this one's peer may have a part in."""
+        """True if there are too many connections, and more than a few of them are of this one's peer."""
         return self.admission.crowded(self.clients.peer(scope))
 
     def _cross_origin(self) -> list[Middleware]:
-        """What lets other sites' pages ask; before the keys, because a browser asks for leave without one."""
+        """The CORS middleware, if pages of other sites may send requests.
+
+        It stands before the check of keys, because a browser's preflight request has none.
+        """
         if not self.options.allowed_origins:
             return []
         return [

@@ -138,8 +138,8 @@ def work_of(
 
     def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer | vector_bodies.VectorBody:
         if isinstance(body, EmbeddingRequest) and body.encoding_format in vector_bodies.FORMATS:
-            told = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
-            return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), told)
+            description = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
+            return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), description)
         assert shown is not None
         data = [{"index": index, **shown(output, body, info)} for index, output in enumerate(outputs)]
         return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}

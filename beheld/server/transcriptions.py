@@ -156,7 +156,7 @@ async def fold(events: AsyncGenerator[Chunk, None]) -> dict[str, Any]:
 def response(found: dict[str, Any], body: TranslationRequest, warnings: list[dict[str, Any]], task: str) -> Response:
     """The whole transcript in the format that was asked for."""
     segments: Sequence[SpeechSegment] = found["segments"]
-    told = {"warnings": warnings} if warnings else {}
+    warned = {"warnings": warnings} if warnings else {}
     if body.response_format == "text":
         return PlainTextResponse(found["text"] + "\n")
     if body.response_format == "srt":
@@ -179,8 +179,8 @@ def response(found: dict[str, Any], body: TranslationRequest, warnings: list[dic
             made["words"] = [
                 {"word": word.text, "start": word.start_s, "end": word.stop_s} for one in segments for word in one.words
             ]
-        return JSONResponse(made | told)
-    return JSONResponse({"text": found["text"], "usage": found["usage"], **told})
+        return JSONResponse(made | warned)
+    return JSONResponse({"text": found["text"], "usage": found["usage"], **warned})
 
 
 def _segment(one: SpeechSegment) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def best_for(modality: str) -> Fit | None:
 
 
 def command_for_photographs(begin: str) -> str:
-    """Return the line that names the command for a model that takes pictures and fits this machine.
+    """Return the line that names the command for a model that takes images and fits this machine.
 
     Args:
         begin: what stands before the model's name, as "beheld ask -m".

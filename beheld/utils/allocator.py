@@ -46,7 +46,7 @@ def share_arenas() -> bool:
 
 
 def give_back_freed() -> None:
-    """Return all freed memory of this process to the system, which `keep_freed_memory` keeps; other threads run on."""
+    """Return to the system the freed memory that `keep_freed_memory` keeps; other threads go on meanwhile."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -81,7 +81,7 @@ def test_a_script_with_them_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_guessing_ahead_changes_no_answer_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    vllm_options._told.discard("speculative_config")
+    vllm_options._logged.discard("speculative_config")
     with caplog.at_level("INFO"):
         EngineArgs(speculative_config={"method": "ngram", "num_speculative_tokens": 2})
     assert "speculative_config changes nothing: no token is guessed ahead" in caplog.text

@@ -18,7 +18,7 @@ from beheld.core.vllm_options import OPTIONS
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """The log, as if no option was named in it yet."""
     logger = logging.getLogger(vllm_options.__name__)
-    monkeypatch.setattr(vllm_options, "_told", set())
+    monkeypatch.setattr(vllm_options, "_logged", set())
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     monkeypatch.setattr(logger, "propagate", False)
     caplog.set_level(logging.INFO, logger.name)

@@ -163,25 +163,20 @@ def test_with_overlap_a_stop_costs_one_row_of_one_step_and_the_row_is_reused() -
     assert [a.row for a in swap.admitted] == [0]
 
 
-def test_abort_stop_and_fail_in_every_state() -> None:
+def test_abort_and_stop_in_every_state() -> None:
     bench = Bench(fake_config(overlap=True, max_num_seqs=1), fake_info())
     scheduler = bench.scheduler
-    bench.add(*(fake_request(name, range(6)) for name in ("run", "wait", "stop", "fail")))
+    bench.add(*(fake_request(name, range(6)) for name in ("run", "wait", "stop")))
     bench.step()
     event = scheduler.abort("run")
     assert event is not None
     assert (event.finish, event.token_ids) == (FinishReason.ABORT, ())
     scheduler.stop("stop")
-    error = StepError("no more")
-    failed = scheduler.fail("fail", error)
-    assert failed is not None
-    assert (failed.finish, failed.error) == (FinishReason.ERROR, error)
     assert scheduler.all_request_ids() == ["wait"]
     bench.run()
-    assert bench.events["run"] == bench.events["stop"] == bench.events["fail"] == []
+    assert bench.events["run"] == bench.events["stop"] == []
     assert len(bench.tokens("wait")) == 16
     assert scheduler.abort("wait") is None
-    assert scheduler.fail("never", error) is None
     scheduler.stop("never")
 
 

@@ -1,4 +1,4 @@
-"""Gemma 4 without towers: patches are projected into the prompt; it hears no sound here yet."""
+"""Gemma 4 without towers: patches are projected into the prompt; it takes no audio here yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = Family(
             "Gemma4UnifiedForConditionalGeneration",
             "google/gemma-4-12B-it",
             IMAGE_AND_VIDEO,
-            "no towers; each image or frame is read both ways, in one step; no sound",
+            "no towers; each image or frame is read both ways, in one step; no audio",
             by_census=True,
         ),
     ),

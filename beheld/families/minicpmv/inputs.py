@@ -83,7 +83,7 @@ def sized(processor: Any, sizes: tuple[tuple[int, int], ...], setting: str) -> s
 
 
 def sized_frames(processor: Any, sizes: tuple[tuple[int, int], ...], setting: str) -> str:
-    """Return the text that a video stands for, whose frames are not cut; see BySizes."""
+    """Return the text of a video whose frames are not cut; see BySizes."""
     text: str = processor.words(None, None) * len(sizes)
     return text
 

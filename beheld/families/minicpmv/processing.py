@@ -201,10 +201,10 @@ class MiniCPMVProcessor(ProcessorMixin):
     def video(self, frames: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the outputs and the text of a video, frames (count, height, width, 3)."""
         own = {"max_slice_nums": options.get("max_slice_nums") or 1}
-        pictures = [Image.fromarray(np.asarray(frame)) for frame in frames]
-        made = self.video_processor(pictures, **own)
+        images = [Image.fromarray(np.asarray(frame)) for frame in frames]
+        made = self.video_processor(images, **own)
         made["num_slices"] = made["num_slices"].sum(dim=0, keepdim=True)
-        return made, "".join(self.words(self.video_processor.grid(frame.size, own), None) for frame in pictures)
+        return made, "".join(self.words(self.video_processor.grid(frame.size, own), None) for frame in images)
 
     def __call__(
         self, text: Sequence[str], images: Any = None, videos: Any = None, return_tensors: str = "pt", **options: Any

@@ -1,4 +1,4 @@
-"""Muse Spark: Muse Glimmer's tower before experts; it hears no sound here yet."""
+"""Muse Spark: Muse Glimmer's tower before experts; it takes no audio here yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILY = Family(
             "MuseSparkForConditionalGeneration",
             "meta-models/Muse-Spark-Open-816B-A42B",
             IMAGE_AND_VIDEO,
-            "a video's frames with their times; experts; sliding and full layers; no sound",
+            "a video's frames with their times; experts; sliding and full layers; no audio",
             by_census=True,
         ),
     ),

@@ -1,4 +1,4 @@
-"""Nemotron 3 Omni: RADIO's tower before Nemotron-H; it takes neither videos nor sound here yet."""
+"""Nemotron 3 Omni: RADIO's tower before Nemotron-H; it takes neither videos nor audio here yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAMILY = Family(
             "NemotronH_Omni_Reasoning_V3",
             "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16",
             IMAGE,
-            "Mamba-2, attention, MLPs and experts in turn; no videos and no sound",
+            "Mamba-2, attention, MLPs and experts in turn; no videos and no audio",
             by_census=True,
         ),
     ),

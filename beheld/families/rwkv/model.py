@@ -101,7 +101,7 @@ class ShiftedMLP(RecurrentMixer):
 
 
 def _divided(block: Any) -> tuple[Any, Any]:
-    """Return the layers whose weights transformers divides by a power of two, later blocks' by greater ones."""
+    """Return the layers whose weights transformers divides by a power of two, a larger one in later blocks."""
     return block.attention.output, block.feed_forward.value
 
 

@@ -257,10 +257,10 @@ def to_item(embeddings: Embeddings, modality: str, placeholder: int) -> MediaIte
     """Return the item: embeddings are its features, and each takes one placeholder."""
     tensor = embeddings.tensor
     count = tensor.shape[0]
-    told = {name: list(v) for name, v in embeddings.layout.items()} | (
+    described = {name: list(v) for name, v in embeddings.layout.items()} | (
         {"sizes": embeddings.sizes} if embeddings.sizes else {}
     )
-    content = digest.of_array("embeds", tensor.numpy(), told)
+    content = digest.of_array("embeds", tensor.numpy(), described)
     return MediaItem(
         modality=modality,
         digest=digest.of_item(content, modality, b"embeds", {}, ""),

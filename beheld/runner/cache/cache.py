@@ -64,7 +64,7 @@ class TableCache(DeviceCache, Protocol):
 class StateCache(DeviceCache, Protocol):
     """Of a group whose layers attend to states of media items, which the encoder store keeps by digest.
 
-    Its blocks are only a measure: of as many states as there are positions in a block of the other groups.
+    Its blocks are only a unit: one counts as many states as a block of the other groups has positions.
     """
 
     def max_states(self, num_blocks: int, config: EngineConfig) -> int:

@@ -1,4 +1,4 @@
-"""Short convolutions: the inputs of as many positions as a convolution is long."""
+"""Short convolutions, which keep the inputs of the last L positions."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from beheld.scheduler.cache.sliding import SlidingGroup
 
 
 class ConvGroup(SlidingGroup):
-    """A convolution over L positions looks as far back as a window of L, and its inputs are kept as keys would be."""
+    """A convolution of length L needs the positions of a window of L; its inputs are kept as keys would be."""
