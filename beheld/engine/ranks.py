@@ -11,6 +11,7 @@ from beheld.core.errors import ConfigError
 from beheld.executor.executor import Executor
 from beheld.utils.log import get_logger
 
+LAUNCHED = "external_launcher"
 logger = get_logger(__name__)
 
 
@@ -19,10 +20,12 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
 
     The cores of a CPU share one memory, so ranks only make it slower there: they are started if
     distributed_executor_backend="mp" asks for them, as one does to try what will run on GPUs. With "ray", they are as
-    many as asked for, wherever the cluster has room.
+    many as asked for, wherever the cluster has room. With "external_launcher", torchrun has started as many processes
+    of a script, each of which computes the whole model.
 
     Raises:
-        ConfigError: Ray is not installed, or stages cannot do what the model needs.
+        ConfigError: Ray is not installed, or stages cannot do what the model needs, or torchrun's processes would
+            meet on GPUs.
     """
     asked = args.tensor_parallel_size * args.pipeline_parallel_size
     if asked == 1 and args.distributed_executor_backend == "ray":
@@ -32,6 +35,15 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
     _check_stages(args, info)
     both = args.tensor_parallel_size, args.pipeline_parallel_size
     from beheld.platform.registry import platform_of
+
+    if args.distributed_executor_backend == LAUNCHED:
+        if platform_of(device).splits:
+            raise ConfigError(
+                f"distributed_executor_backend={LAUNCHED!r} is built for CPUs alone.",
+                "Leave the option out, and start the script without torchrun: beheld starts the ranks itself.",
+                param="distributed_executor_backend",
+            )
+        return 1, 1
 
     if args.distributed_executor_backend == "ray":
         need_ray(f"distributed_executor_backend='ray' with {asked} ranks", "distributed_executor_backend")
@@ -98,6 +110,9 @@ def check_ranks(
     from beheld.platform.registry import platform_of
 
     platform = platform_of(config.device)
+    if args.distributed_executor_backend == LAUNCHED:
+        logger.warning("Each of torchrun's %d processes computes the whole model, and gives the same answers.", asked)
+        return
     if not platform.splits:
         logger.warning(
             "tensor_parallel_size=%d has no effect on a CPU: the model is not split. "

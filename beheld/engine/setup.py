@@ -30,7 +30,7 @@ from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.params import nearest
 from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
-from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
+from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
@@ -56,7 +56,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto", "int8"),
     "config_format": ("auto", "hf", *layouts()),
-    "distributed_executor_backend": (None, "mp", "uni", "ray"),
+    "distributed_executor_backend": (None, "mp", "uni", "ray", LAUNCHED),
     "data_parallel_backend": ("mp", "ray"),
     "mm_encoder_tp_mode": ("weights", "data"),
     "scheduling_policy": ("fcfs", "priority"),
@@ -174,6 +174,12 @@ def check(args: EngineArgs) -> None:
             f"allowed_local_media_path={args.allowed_local_media_path!r} is not a folder.",
             "Give the folder whose files chat messages may use.",
             param="allowed_local_media_path",
+        )
+    if args.distributed_executor_backend == LAUNCHED and args.data_parallel_size > 1:
+        raise ConfigError(
+            f"distributed_executor_backend={LAUNCHED!r} does not go together with data_parallel_size.",
+            "Start the script without torchrun, and leave distributed_executor_backend out.",
+            param="data_parallel_size",
         )
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
@@ -305,7 +311,7 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         overlap=platform.defaults.overlap or stages > 1
         if args.async_scheduling is None
         else bool(args.async_scheduling),
-        seed=args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little"),
+        seed=_seed(args),
         load_format=args.load_format,
         enforce_eager=args.enforce_eager,
         attention_backend=args.attention_backend,
@@ -328,6 +334,16 @@ def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:
         **_workers(args, platform),
         **loras,
     )
+
+
+def _seed(args: EngineArgs) -> int:
+    """The seed given, or a random one, which torchrun's processes have in common."""
+    seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little")
+    if args.distributed_executor_backend != LAUNCHED:
+        return seed
+    from beheld.executor.launched import agreed_seed
+
+    return agreed_seed(args.tensor_parallel_size * args.pipeline_parallel_size, seed)
 
 
 def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:

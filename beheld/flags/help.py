@@ -84,12 +84,12 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "enable_expert_parallel": ("", "GPUs that share one model share experts out whole, not a part of each"),
     "distributed_executor_backend": (
         "none",
-        "`mp` splits a model on a CPU too, `uni` never; `ray` on [several hosts](../how-to/several-hosts.md)",
+        "`mp` splits a model on a CPU too, `uni` never; `ray` on [several hosts](../how-to/several-hosts.md); "
+        "`external_launcher`: torchrun has started the processes",
     ),
     "mm_encoder_tp_mode": (
         "",
-        "of several ranks: `weights`, all share the towers' layers (on GPUs each has them whole); `data`, each encodes "
-        "its share of media",
+        "of several ranks: `weights`, all share the towers' layers; `data`, each encodes its share of media",
     ),
     "disable_custom_all_reduce": ("", "known for old scripts; changes nothing"),
     "enable_lora": ("", "requests may name LoRA adapters"),

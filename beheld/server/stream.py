@@ -193,8 +193,10 @@ async def until_gone(work: Any, receive: Receive) -> Any:
 
 
 async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    # Ray Serve's raises when the request has ended, be it with the last chunk of its answer.
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 async def primed(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:

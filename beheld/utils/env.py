@@ -129,10 +129,11 @@ CPU_KV_CACHE_GIB = _variable(
     "GiB of KV cache on a CPU; 0 lets the engine decide",
 )
 HOST_SHARES = _variable(
-    ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE"),
+    ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE", "LOCAL_WORLD_SIZE"),
     _count,
     1,
-    "how many engines share a CPU's memory; set for those of data_parallel_size, and by scripts that start their own",
+    "how many engines share a CPU's memory; set for those of data_parallel_size, by scripts that start their own, and "
+    "by torchrun",
 )
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"

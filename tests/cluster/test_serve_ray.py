@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from beheld import serve_ray
 from beheld.core.errors import ConfigError
 from beheld.serve_ray import KV, QUEUE, Replica, desired, options_of, policy
+from beheld.server.stream import until_gone
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,15 @@ def test_without_ray_one_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'beheld\[ray\]'"):
         serve_ray.app({})
+
+
+def test_the_end_of_a_request_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def receive() -> Any:
+        raise RuntimeError("the request was cancelled, as Ray Serve says when its answer is complete")
+
+    async def work() -> str:
+        return "an answer"
+
+    assert asyncio.run(until_gone(work(), receive)) == "an answer"
+    gc.collect()
+    assert not caplog.records

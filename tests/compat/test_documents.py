@@ -14,8 +14,11 @@ import pytest
 
 from beheld.compat.assets import ImageAsset
 from beheld.compat.media import fetch_image
+from beheld.platform.cpu import Cpu
+from tests import ranks
 from tests.compat import documents, example_repositories, laid
 from tests.compat.stage import Stage, check
+from tests.long import LONG
 
 # Keys whose prompts transformers' processors make otherwise: Mantis, Molmo, Phi-3, Phi-4 and the families around
 # InternViT have processors of their own in their repositories, and of Florence-2 the encoder reads the prompt.
@@ -27,6 +30,11 @@ PROCESSOR_OPTIONS: dict[str, dict[str, Any]] = {
     "idefics3": {"size": {"longest_edge": 3 * 364}},
 }
 PUBLIC_VIDEO_KEYS = ("ernie45_vl", "glm4_1v", "glm4_5v", "glm4_5v_fp8", "hyperclovax_seed_vision", "interns1")
+# Document, key, the ranks that its script asks for, and how many answers it prints.
+SHARED = [("000", "pixtral_hf", 2, 1)]
+if LONG:
+    SHARED += [("000", "NVLM_D", 4, 1), ("003", "NVLM_D", 4, 4)]
+    SHARED += [("002", key, 4, 4) for key in documents.keys("002") if key == "command_a_vision"]
 VIDEO_KEYS = ("llava-next-video", "llava-onevision", "minicpmo", "minicpmv", "qwen2_vl", "qwen2_5_vl")
 
 
@@ -115,6 +123,29 @@ def test_video_script(stage: Stage, capsys: pytest.CaptureFixture[str], key: str
     assert "-- generate time = " in shown.out
     check(stage.outputs[0], shown.out, count=1, media=1)
     assert stage.outputs[0][0].media[0].given["frames"] == 6
+
+
+@pytest.mark.parametrize(("number", "key", "count", "answers"), SHARED)
+def test_as_many_ranks_as_the_script_says(
+    stage: Stage,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: str,
+    key: str,
+    count: int,
+    answers: int,
+) -> None:
+    """Where there are as many devices as its `tensor_parallel_size`, so many processes share the model."""
+    set_up(stage, number, key)
+    monkeypatch.setattr(Cpu, "splits", True)
+    monkeypatch.setattr(Cpu, "num_devices", 4)
+    words = ["--num-prompts", "4"] if number == "002" else []
+    with ranks.forked():
+        status = stage.run(documents.script(number), "-m", key, *words)
+    shown = capsys.readouterr()
+    assert status == 0
+    assert any(line.startswith(f"{count} ranks share the model; each holds a part of") for line in stage.said)
+    check(stage.outputs[0], shown.out, count=answers, media=2 if number == "000" else 1)
 
 
 @pytest.mark.skipif(not documents.keys("002"), reason="BEHELD_VLLM_EXAMPLES names no folder of vLLM's examples")

@@ -240,3 +240,18 @@ def test_ranks_that_a_script_starts() -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
     assert sorted(lines) == sorted(f"rank {n % 2} of 2: Prompt {n}: 4 tokens" for n in range(6))
+
+
+@pytest.mark.skipif(not LONG, reason="starts three processes; BEHELD_LONG=1 runs it")
+def test_a_script_under_torchrun() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "beheld", "run-vllm"]
+    done = subprocess.run(
+        [*command, str(SCRIPTS / "launched.py"), "--model", str(tiny.checkpoint("llama"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 processes, 2 answers, the same: True\n"
+    assert done.stderr.count("Each of torchrun's 2 processes computes the whole model") == 2

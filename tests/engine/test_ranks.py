@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from beheld import LLM
 from beheld.checkpoint.info import read_config
@@ -18,6 +20,8 @@ from beheld.core.errors import ConfigError
 from beheld.core.pooling import PoolerInfo
 from beheld.engine import ranks as engine_ranks
 from beheld.engine.ranks import check_ranks, ranks_of, with_fitting_ranks
+from beheld.engine.setup import check
+from beheld.executor.launched import agreed_seed
 from beheld.executor.local import LocalExecutor
 from tests import tiny
 from tests.inputs import pipes
@@ -133,3 +137,27 @@ def test_every_way_in_asks(through: str, monkeypatch: pytest.MonkeyPatch) -> Non
     options: dict[str, Any] = {"model": str(tiny.checkpoint(FAMILY)), "device": "cpu", "tensor_parallel_size": 3}
     with pytest.raises(ConfigError, match="asked for 3"):
         LLM(**options) if through == "engine" else describe(EngineArgs(**options))
+
+
+def test_torchruns_processes_have_the_whole_model_on_a_cpu_alone() -> None:
+    args = EngineArgs(
+        tensor_parallel_size=2, pipeline_parallel_size=2, distributed_executor_backend="external_launcher"
+    )
+    assert ranks_of(args, pipes.info("llama"), "cpu") == (1, 1)
+    with pytest.raises(ConfigError, match="built for CPUs alone"):
+        ranks_of(args, pipes.info("llama"), "cuda")
+    with pytest.raises(ConfigError, match="does not go together with data_parallel_size"):
+        check(replace(args, data_parallel_size=2))
+
+
+def test_torchruns_processes_meet(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it has not started this one") as caught:
+        agreed_seed(4, 7)
+    assert "torchrun --nproc-per-node=4" in str(caught.value)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        assert agreed_seed(1, 2**62 + 1) == 2**62 + 1
+        with pytest.raises(ConfigError, match="started 1 processes, and the options speak of 2"):
+            agreed_seed(2, 7)
+    finally:
+        dist.destroy_process_group()
