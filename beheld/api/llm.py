@@ -542,6 +542,9 @@ class LLM:
                     made[place] = self._inputs.prepare(order)
                 except Exception as error:
                     made[place] = error
+                    if isinstance(text := plain_form(prompts[place]), str):
+                        # It may have failed before its ids were asked for, which would be kept.
+                        self._inputs.reader.read_before(text)
         return made
 
     def _job(

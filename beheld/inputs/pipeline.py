@@ -30,7 +30,7 @@ from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.prompt import decoder_prompt, documents, embedded_prompt, encoder_prompt, expand, item_words
 from beheld.inputs.prompt.documents import FoundDocument
 from beheld.inputs.prompt.parse import PromptType
-from beheld.inputs.prompt.reader import PromptReader
+from beheld.inputs.prompt.reader import PromptReader, plain_form
 from beheld.inputs.prompt.rendering import render_type
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
@@ -189,7 +189,11 @@ class InputPipeline:
             arrival: of all of them.
         """
         made: list[Request | None] = [None] * len(prompts)
-        if self._info.modalities or self._pooling is None or params.truncate_prompt_tokens is not None:
+        if self._info.modalities or self._pooling is None:
+            return made
+        if params.truncate_prompt_tokens is not None:
+            # `prepare` cuts them, and need not tokenize each.
+            self.reader.read_ahead([plain_form(prompt) for prompt in prompts], first=False)
             return made
         try:
             for priority in set(priorities):

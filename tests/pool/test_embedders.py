@@ -260,7 +260,9 @@ def test_a_longer_text_keeps_its_start(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match="maximum context length is 256"):
         llm.embed(long, use_tqdm=False)
     (cut,) = llm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
-    (short,) = llm.embed(long, truncate_prompt_tokens=5, use_tqdm=False)
+    short, brief = llm.embed([long, TEXTS[3]], truncate_prompt_tokens=5, use_tqdm=False)
+    assert brief.prompt_token_ids == llm.embed(TEXTS[3], use_tqdm=False)[0].prompt_token_ids
+    assert not llm._inputs.reader._tokenizer._ahead
     whole = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint(FAMILY))(long)["input_ids"]
     assert (cut.prompt_token_ids, short.prompt_token_ids) == (whole[:256], whole[:5])
 

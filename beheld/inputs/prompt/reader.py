@@ -44,7 +44,7 @@ def plain_form(prompt: Any) -> str | list[Any] | tuple[Any, ...] | Pair | None:
     """Return a prompt's text, its ids, not checked, or the pair that it is; None if it has anything else."""
     kind = type(prompt)
     if kind is str or kind is list or kind is tuple or kind is Pair:
-        return prompt  # type: ignore[no-any-return]
+        return prompt
     if kind is dict and len(prompt) == 1:
         if type(text := prompt.get("prompt")) is str:
             return text
@@ -193,7 +193,7 @@ class PromptReader:
                 if takes_pairs:
                     pairs.append(form)
                     of_pair.append(place)
-            elif form is not None:
+            elif isinstance(form, list | tuple):
                 made[place] = self._plain_ids(form)
         found = self._tokenizer.encode_together([self._written(text) for text in texts])
         for place, text, ids in zip(of_text, texts, found, strict=True):

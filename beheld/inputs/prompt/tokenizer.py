@@ -198,7 +198,7 @@ class PromptTokenizer:
         if self._shared or not _unset(backend):
             backend = self._own(backend)
         try:
-            return backend.encode_batch_fast(inputs, add_special_tokens=True)  # type: ignore[no-any-return]
+            return backend.encode_batch_fast(inputs, add_special_tokens=True)
         except BaseException as error:
             # The library's panics are no exceptions of the usual kind. The text at fault has its own error later.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
