@@ -58,27 +58,31 @@ class PooledCollector:
 
     def output(self) -> PoolingRequestOutput:
         """See RequestCollector."""
-        import torch
-
-        event, request = self._event, self._request
-        # A copy: the event's numbers are a view of those of its whole step.
-        values = None if event is None or event.pooled is None else torch.from_numpy(event.pooled.copy())
-        return PoolingRequestOutput(
-            request_id=self._request_id,
-            # Without values: not finished, failed or aborted.
-            outputs=None if values is None else PoolingOutput(values),  # type: ignore[arg-type]
-            prompt_token_ids=list(request.token_ids),
-            num_cached_tokens=0 if event is None else event.num_cached,
-            finished=event is not None,
-            prompt=request.prompt,
-            lora_request=request.lora,
-            media=list(request.receipts),
-            error=event.error if event is not None and event.finish is FinishReason.ERROR else None,
-        )
+        return pooled(self._request_id, self._request, self._event)
 
     def delta(self) -> PoolingRequestOutput:
         """See RequestCollector."""
         return self.output()
+
+
+def pooled(request_id: str, request: Request, event: TokenEvent | None) -> PoolingRequestOutput:
+    """The output of a request that pools, from its one event; None: it has not come."""
+    import torch
+
+    # A copy: the event's numbers are a view of those of its whole step.
+    values = None if event is None or event.pooled is None else torch.from_numpy(event.pooled.copy())
+    return PoolingRequestOutput(
+        request_id=request_id,
+        # Without values: not finished, failed or aborted.
+        outputs=None if values is None else PoolingOutput(values),  # type: ignore[arg-type]
+        prompt_token_ids=list(request.token_ids),
+        num_cached_tokens=0 if event is None else event.num_cached,
+        finished=event is not None,
+        prompt=request.prompt,
+        lora_request=request.lora,
+        media=list(request.receipts),
+        error=event.error if event is not None and event.finish is FinishReason.ERROR else None,
+    )
 
 
 def collector_of(

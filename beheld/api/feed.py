@@ -14,7 +14,7 @@ import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,6 +56,25 @@ class Job:
     light: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Prompts to be pooled, in a row, that are prepared together and at once: each would take microseconds alone.
+
+    Attributes:
+        ids: of each.
+        params: of all.
+        requests: LLM._run_requests of these prompts (api/llm.py): gives the request of each, or its error.
+    """
+
+    ids: Sequence[str]
+    params: PoolingParams
+    requests: Callable[[], list[Request | Exception]]
+    light = True
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
 class Reading(Enum):
     """Which thread reads a source of jobs."""
 
@@ -68,11 +87,11 @@ class Jobs:
     """Jobs in order.
 
     Attributes:
-        each: yields the jobs; only the thread that `reading` names runs it and closes it.
-        total: number of jobs if known, for display.
+        each: yields the jobs, and runs of them; only the thread that `reading` names runs it and closes it.
+        total: number of jobs if known, for display; a run has as many as it has prompts.
     """
 
-    each: Generator[Job, None, None]
+    each: Generator[Job | Run, None, None]
     reading: Reading
     total: int | None = None
 
@@ -81,18 +100,18 @@ class Jobs:
 class Fed:
     """A job whose requests are ready, or that failed: `requests()` returns them or raises the error.
 
-    Times are seconds of a monotonic clock.
+    Times are seconds of a monotonic clock. Of a run, `index` is that of its first prompt.
     """
 
     index: int
-    job: Job
-    made: list[Request]
+    job: Job | Run
+    made: list[Any]
     error: BaseException | None
     started: float
     prepared: float
 
-    def requests(self) -> list[Request]:
-        """The prepared requests."""
+    def requests(self) -> list[Any]:
+        """The prepared requests; of a run, errors stand in the place of some."""
         if self.error is None:
             return self.made
         try:
@@ -107,8 +126,8 @@ class _Ahead:
     """A job that was read and not taken: its place, its requests or error, and when its preparation began and ended."""
 
     index: int
-    job: Job
-    made: list[Request] = field(default_factory=list)
+    job: Job | Run
+    made: list[Any] = field(default_factory=list)
     error: BaseException | None = None
     times: list[float] = field(default_factory=list)
     done: bool = False
@@ -269,7 +288,7 @@ class Feed:
                 return
             ahead = _Ahead(self._num_read, job)
             self._ahead.append(ahead)
-            self._num_read += 1
+            self._num_read += len(job) if isinstance(job, Run) else 1
             if self._pool is not None and not job.light:
                 self._pool.submit(self._prepare, ahead)
             self._changed.notify_all()
@@ -303,7 +322,7 @@ class Feed:
         return num_bytes + in_work * total / prepared < self._max_bytes
 
     def _count_prepared(self, ahead: _Ahead) -> None:
-        num_bytes = feature_bytes(ahead.made)
+        num_bytes = _bytes_of(ahead)
         with self._changed:
             self._ready = (self._ready[0] + 1, self._ready[1] + num_bytes)
             self._prepared = (self._prepared[0] + 1, self._prepared[1] + num_bytes)
@@ -311,7 +330,7 @@ class Feed:
             self._changed.notify_all()
 
     def _count_taken(self, ahead: _Ahead) -> None:
-        num_bytes = feature_bytes(ahead.made)
+        num_bytes = _bytes_of(ahead)
         with self._changed:
             self._ahead.popleft()
             self._ready = (self._ready[0] - 1, self._ready[1] - num_bytes)
@@ -326,6 +345,10 @@ class Feed:
             ahead.error = error
         ahead.times.append(time.monotonic())
         self._count_prepared(ahead)
+
+
+def _bytes_of(ahead: _Ahead) -> int:
+    return 0 if isinstance(ahead.job, Run) else feature_bytes(ahead.made)
 
 
 def feature_bytes(requests: list[Request]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.api import iterables, scoring
 from beheld.api.beam import beam_search
 from beheld.api.collectors import Params
-from beheld.api.feed import Job, Jobs
+from beheld.api.feed import Job, Jobs, Reading, Run
 from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
 from beheld.api.pools import has_grammar
 from beheld.api.run import OfflineRun
@@ -34,15 +34,19 @@ from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams, p
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
+from beheld.inputs.prompt.reader import plain_form
 from beheld.inputs.prompt.template import text_of
+from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.inputs.sampling import option_checks
 from beheld.text.reasoning import FORMATS, format_of, reasoning_of
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Prompts that are tokenized together.
-_READ_AHEAD = 256
+# The most plain prompts that are prepared together, and the most letters or token ids of all of them: no step begins
+# meanwhile.
+_RUN = 256
+_RUN_LETTERS = 1 << 18
 
 Messages = list[dict[str, Any]]
 
@@ -220,6 +224,7 @@ class LLM:
         """
         jobs = self._jobs([messages], sampling_params, _common_lora(lora_request), None, options, grounding=grounding)
         (job,) = jobs.each
+        assert isinstance(job, Job), "a conversation in a run"
         return self._live().stream(job)
 
     def beam_search(
@@ -462,17 +467,23 @@ class LLM:
         if isinstance(items, Sequence):
             _check_counts(counts, len(items))
 
-        # Prompts to be pooled are many and brief, and most of the time that one takes is its tokenization.
-        ahead = isinstance(items, list) and chat is None and self._info.pooler is not None and len(items) > 1
+        # Prompts to be pooled are many and brief.
+        if (
+            isinstance(items, list)
+            and len(items) > 1
+            and self._info.pooler is not None
+            and not self._info.modalities
+            and lora is None
+            and chat is None
+            and common is None
+        ):
+            return Jobs(self._runs(items, params, priority), Reading.TAKER, len(items))
 
         def each() -> Generator[Job, None, None]:
             number = 0
             with closing(iterables.each(items)) as source:
                 for index, item in enumerate(source):
                     number = index + 1
-                    if ahead and index % _READ_AHEAD == 0:
-                        following = items[index : index + _READ_AHEAD]  # type: ignore[index]
-                        self._inputs.reader.read_ahead(following, first=index == 0)
                     # The length of an iterator is known only after reading it.
                     _check_enough(counts, number)
                     own = _entry_or_common(params, index)
@@ -485,11 +496,57 @@ class LLM:
                         _entry_or_common(lora, index),
                         _entry_or_common(priority, index) or 0,
                         grounding=grounding,
-                        light=ahead and self._inputs.has_read(prompt),
                     )
             _check_counts(counts, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
+
+    def _runs(self, items: list[Any], params: Any, priority: Any) -> Generator[Job | Run, None, None]:
+        """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `_jobs`."""
+        index = 0
+        while index < len(items):
+            own = _entry_or_common(params, index)
+            stop, room = index, _RUN_LETTERS
+            while stop < min(len(items), index + _RUN):
+                size = _plain_size(items[stop])
+                if size is None or size > room or _entry_or_common(params, stop) is not own:
+                    break
+                stop, room = stop + 1, room - size
+            if stop == index or not isinstance(own, PoolingParams):
+                yield self._job(items[index], own, None, _entry_or_common(priority, index) or 0)
+                index += 1
+                continue
+            self._live()
+            names = list(map(str, itertools.islice(self._numbers, stop - index)))
+            urgent = [_entry_or_common(priority, place) or 0 for place in range(index, stop)]
+            prepare = partial(self._run_requests, items[index:stop], own, names, urgent)
+            yield Run(names, own, prepare)
+            index = stop
+
+    def _run_requests(
+        self, prompts: list[Any], params: PoolingParams, names: list[str], priorities: list[int]
+    ) -> list[Request | Exception]:
+        """Prepare a run in the calling thread: the request of each prompt, or its error."""
+        arrival = time.monotonic()
+        try:
+            made: list[Any] = self._inputs.plain_run(prompts, params, names, priorities, arrival)
+        except Exception:
+            # Whatever it is, each prompt at fault has it alone.
+            made = [None] * len(prompts)
+        for place, request in enumerate(made):
+            if request is None:
+                try:
+                    params.verify()
+                    order = RequestOrder(
+                        prompts[place], params, names[place], priority=priorities[place], arrival=arrival
+                    )
+                    made[place] = self._inputs.prepare(order)
+                except Exception as error:
+                    made[place] = error
+                    if isinstance(text := plain_form(prompts[place]), str):
+                        # It may have failed before its ids were asked for, which would be kept.
+                        self._inputs.reader.read_before(text)
+        return made
 
     def _job(
         self,
@@ -499,12 +556,11 @@ class LLM:
         priority: int,
         *,
         grounding: bool = False,
-        light: bool = False,
     ) -> Job:
-        """A job with numbered answers; without a given seed, all answers differ. `light` as of Job."""
+        """A job with numbered answers; without a given seed, all answers differ."""
         number = next(self._numbers)
         self._live()
-        light = (light or _is_light(prompt)) and lora is None and not has_grammar(params)
+        light = _is_light(prompt) and lora is None and not has_grammar(params)
         prepare = partial(self._requests, number, prompt, params, lora, priority, grounding=grounding)
         return Job(str(number), params, prepare, self._inputs.tokenizer, light)
 
@@ -609,6 +665,15 @@ def _is_light(prompt: Any) -> bool:
     if isinstance(prompt, Mapping):
         return "prompt_token_ids" in prompt and not prompt.get("multi_modal_data")
     return _is_ids(prompt)
+
+
+def _plain_size(prompt: Any) -> int | None:
+    """The letters of a text or a pair, or the number of token ids; None of other prompts, and of long texts."""
+    prompt = plain_form(prompt)
+    if prompt is None:
+        return None
+    size = len(prompt.first) + len(prompt.second) if type(prompt) is Pair else len(prompt)
+    return size if size <= SHORT_TEXT else None
 
 
 def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from beheld.core.errors import EngineDeadError, StepError
@@ -45,6 +45,13 @@ class OfflineEngine(Protocol):
 
         Raises:
             UserError, EngineError: it can never run, as far as that is known at once.
+        """
+
+    def add_many(self, requests: Sequence[Request]) -> dict[str, Exception]:
+        """Queue requests; returns the error of each that can never run, by its id.
+
+        Raises:
+            EngineDeadError: the engine accepts no more work.
         """
 
     def step(self, in_flight: Any) -> tuple[Any, list[TokenEvent]]:
@@ -113,6 +120,10 @@ class OwnEngine:
     def add(self, request: Request) -> None:
         """See OfflineEngine."""
         self.core.add(request)
+
+    def add_many(self, requests: Sequence[Request]) -> dict[str, Exception]:
+        """See OfflineEngine."""
+        return self.core.add_many(requests)
 
     def step(self, in_flight: Any) -> tuple[Any, list[TokenEvent]]:
         """See OfflineEngine."""
@@ -204,6 +215,15 @@ class RemoteEngines:
         self._unfinished.add(request.id)
         self._unheard.add(request.id)
         self._engine.send(Submit((request,)))
+
+    def add_many(self, requests: Sequence[Request]) -> dict[str, Exception]:
+        """See OfflineEngine; what can never run is answered with an event."""
+        self._check_alive()
+        names = [request.id for request in requests]
+        self._unfinished.update(names)
+        self._unheard.update(names)
+        self._engine.send(Submit(tuple(requests)))
+        return {}
 
     def step(self, in_flight: Any) -> tuple[Any, list[TokenEvent]]:
         """See OfflineEngine."""

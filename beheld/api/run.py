@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beheld.api.collectors import Output, RequestCollector, collector_of, failed
-from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, feature_bytes
+from beheld.api.collectors import Output, RequestCollector, collector_of, failed, pooled
+from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, Run, feature_bytes
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
 from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import SamplingParams
-from beheld.core.request import FinishReason
+from beheld.core.request import FinishReason, Request
 from beheld.engine.core import EngineCore
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
@@ -38,6 +38,16 @@ class _LiveJob:
     waited_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _LivePrompt:
+    """A prompt of a run that is being pooled: its one event is its end."""
+
+    index: int
+    request: Request
+    started: float
+    prepared: float
+
+
 class Bars:
     """The two progress bars of vLLM, or none."""
 
@@ -46,6 +56,8 @@ class Bars:
         self._answering: Any = None
         self._tokens_in = 0
         self._tokens_out = 0
+        # Finished since the bar was drawn last.
+        self._num_finished = 0
         self._started = time.monotonic()
         if progress:
             from tqdm import tqdm
@@ -62,25 +74,34 @@ class Bars:
                 postfix="est. speed input: 0.00 toks/s, output: 0.00 toks/s",
             )
 
-    def added(self) -> None:
-        """Count a queued job."""
+    def added(self, count: int = 1) -> None:
+        """Count queued jobs."""
         if self._adding is not None:
-            self._adding.update(1)
+            self._adding.update(count)
 
     def finished(self, output: Output) -> None:
-        """Count a finished job."""
+        """Count a finished job; `show` draws it."""
         if self._answering is None:
             return
-        self._tokens_in += output.usage.prompt_tokens
-        self._tokens_out += output.usage.completion_tokens
+        self._num_finished += 1
+        usage = output.usage
+        self._tokens_in += usage.prompt_tokens
+        self._tokens_out += usage.completion_tokens
+
+    def show(self) -> None:
+        """Draw what has finished."""
+        if self._answering is None or not self._num_finished:
+            return
         seconds = max(1e-9, time.monotonic() - self._started)
         self._answering.postfix = (
             f"est. speed input: {self._tokens_in / seconds:.2f} toks/s, output: {self._tokens_out / seconds:.2f} toks/s"
         )
-        self._answering.update(1)
+        count, self._num_finished = self._num_finished, 0
+        self._answering.update(count)
 
     def close(self) -> None:
         """Stop the bars as they are."""
+        self.show()
         for bar in (self._adding, self._answering):
             if bar is not None:
                 bar.close()
@@ -93,6 +114,7 @@ class OfflineRun:
     engine: OfflineEngine
     config: EngineConfig
     _live: dict[str, _LiveJob] = field(default_factory=dict)
+    _prompts: dict[str, _LivePrompt] = field(default_factory=dict)
     # Queued jobs without a first token: index -> bytes of their features.
     _unheard: dict[int, int] = field(default_factory=dict)
     _busy: bool = False
@@ -145,6 +167,8 @@ class OfflineRun:
     ) -> Iterator[tuple[int, Output | None, _LiveJob | None]]:
         """The loop: add jobs, step, and yield (index, output of a complete job, live job) after each event.
 
+        A prompt of a run is no live job.
+
         Args:
             at_end: the caller reads no output before its job is complete.
         """
@@ -165,15 +189,19 @@ class OfflineRun:
                 with uninterrupted():
                     in_flight, events = self._step(in_flight, on_error)
                 for event in events:
-                    live = self._live.get(event.request_id)
-                    if live is None:
+                    live, prompt = None, self._prompts.pop(event.request_id, None)
+                    if prompt is not None:
+                        index, output = prompt.index, _pooled(event, prompt)
+                    elif (live := self._live.get(event.request_id)) is not None:
+                        index, output = live.index, self._push(event, live)
+                    else:
                         continue
-                    output = self._push(event, live)
                     if output is not None:
                         bars.finished(output)
                         if output.error is not None and on_error == "raise":
                             raise output.error
-                    yield live.index, output, live
+                    yield index, output, live
+                bars.show()
             feed.finish()
         finally:
             try:
@@ -192,7 +220,7 @@ class OfflineRun:
         except EngineDeadError as error:
             if on_error == "raise":
                 raise
-            names = list(self._live)
+            names = [*self._live, *self._prompts]
             for name in names:
                 self.engine.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
@@ -228,25 +256,56 @@ class OfflineRun:
                     fed = feed.take(wait=False)
             if fed is None:
                 break
-            with uninterrupted():
-                early = self._add(fed, on_error, at_end=at_end)
-            bars.added()
-            if early is not None:
-                bars.finished(early)
-                failures.append((fed.index, early))
+            if isinstance(fed.job, Run):
+                with uninterrupted():
+                    failed_ones, requests = self._add_run(fed, fed.job, on_error)
+                bars.added(len(fed.job))
             else:
-                requests = fed.requests()
-                tokens += sum(self.engine.num_unseen(request) for request in requests) if idle else 0
-                light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
+                with uninterrupted():
+                    early = self._add(fed, fed.job, on_error, at_end=at_end)
+                bars.added()
+                failed_ones = [] if early is None else [(fed.index, early)]
+                requests = fed.requests() if early is None else []
+            for _, output in failed_ones:
+                bars.finished(output)
+            failures += failed_ones
+            tokens += sum(self.engine.num_unseen(request) for request in requests) if idle else 0
+            light += sum(len(request.token_ids) for request in requests) if fed.job.light else 0
+        bars.show()
         return failures
 
-    def _add(self, fed: Fed, on_error: str, *, at_end: bool) -> Output | None:
+    def _add_run(self, fed: Fed, run: Run, on_error: str) -> tuple[list[tuple[int, Output]], list[Request]]:
+        """Queue a run; returns the outputs of what could not be prepared or queued, and the requests of the others."""
+        made = fed.requests()
+        errors = {name: one for name, one in zip(run.ids, made, strict=True) if isinstance(one, Exception)}
+        if errors and on_error == "raise":
+            raise next(iter(errors.values()))
+        requests: list[Request] = [one for one in made if not isinstance(one, Exception)] if errors else made
+        try:
+            refused = self.engine.add_many(requests)
+        except Exception as error:
+            refused = {request.id: error for request in requests}
+        errors |= refused
+        for index, (name, request) in enumerate(zip(run.ids, made, strict=True), fed.index):
+            if name not in errors:
+                self._prompts[name] = _LivePrompt(index, request, fed.started, fed.prepared)
+        if refused:
+            requests = [request for request in requests if request.id not in refused]
+            if on_error == "raise":
+                raise next(iter(refused.values()))
+        failures = [
+            (fed.index + place, failed(name, run.params, _as_beheld_error(errors[name])))
+            for place, name in enumerate(run.ids)
+            if name in errors
+        ]
+        return failures, requests
+
+    def _add(self, fed: Fed, job: Job, on_error: str, *, at_end: bool) -> Output | None:
         """Queue a job; returns its output if it could not be prepared or queued.
 
         Args:
             at_end: see `_progress`.
         """
-        job = fed.job
         added: list[str] = []
         try:
             requests = fed.requests()
@@ -301,14 +360,28 @@ class OfflineRun:
         with uninterrupted():
             self.engine.abort(request_id)
             self._live.pop(request_id, None)
+            self._prompts.pop(request_id, None)
 
     def _drop(self, in_flight: Any) -> None:
         """Abort the rest of a run that ended early, and read the step that may be in flight."""
-        for request_id in list(self._live):
+        for request_id in [*self._live, *self._prompts]:
             self._forget(request_id)
         self._unheard.clear()
         while in_flight is not None and self.engine.alive:
             in_flight, _ = self.engine.step(in_flight)
+
+
+def _pooled(event: TokenEvent, prompt: _LivePrompt) -> Output:
+    """The output of a prompt of a run, from its one event."""
+    output = pooled(event.request_id, prompt.request, event)
+    # The event is the first and the last.
+    milliseconds = 1e3 * (time.monotonic() - prompt.started)
+    output.milliseconds = {
+        "prepare": 1e3 * (prompt.prepared - prompt.started),
+        "first_token": milliseconds,
+        "total": milliseconds,
+    }
+    return output
 
 
 def _as_beheld_error(error: Exception) -> BeheldError:

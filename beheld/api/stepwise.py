@@ -33,7 +33,7 @@ class StepwiseRun(OfflineRun):
         if kind is not None:
             self._kinds[self._numbers] = kind
         fed = Fed(self._numbers, job, requests, None, started, time.monotonic())
-        self._add(fed, "raise", at_end=kind is RequestOutputKind.FINAL_ONLY)
+        self._add(fed, job, "raise", at_end=kind is RequestOutputKind.FINAL_ONLY)
         self._numbers += 1
 
     def advance(self) -> list[Output]:

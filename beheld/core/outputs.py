@@ -271,6 +271,9 @@ class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
 
 def _as(kind: Any, pooled: PoolingRequestOutput, made: Callable[[Any], Any]) -> Any:
     """The same result in another class; a request that failed has no outputs."""
+    found = object.__new__(kind)
+    # Both classes have the same fields.
+    found.__dict__.update(vars(pooled))
     # Of a tensor's own lists each number is made alone.
-    outputs = None if pooled.error is not None else made(pooled.outputs.data.numpy())
-    return kind(**vars(pooled) | {"outputs": outputs})
+    found.outputs = None if pooled.error is not None else made(pooled.outputs.data.numpy())
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,21 @@ class EngineCore:
         if request.lora is not None:
             request = dataclasses.replace(request, lora=self.executor.add_lora(request.lora))
         self.scheduler.add(request)
+
+    def add_many(self, requests: Sequence[Request]) -> dict[str, Exception]:
+        """Queue requests; returns the error of each that `add` refuses, by its id.
+
+        Raises:
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        refused: dict[str, Exception] = {}
+        for request in requests:
+            try:
+                self.add(request)
+            except Exception as error:
+                refused[request.id] = error
+        return refused
 
     def step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
         """Plan and launch the next step, then read the result of the oldest one in flight if that are enough.

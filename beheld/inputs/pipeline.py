@@ -11,7 +11,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo, longer_prompts
-from beheld.core.errors import ModelError, PromptError, TemplateError, first_line
+from beheld.core.errors import ModelError, PromptError, TemplateError, UserError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Pooling, PoolingParams, Sampling, SamplingParams
 from beheld.core.request import Request
@@ -30,7 +30,7 @@ from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.prompt import decoder_prompt, documents, embedded_prompt, encoder_prompt, expand, item_words
 from beheld.inputs.prompt.documents import FoundDocument
 from beheld.inputs.prompt.parse import PromptType
-from beheld.inputs.prompt.reader import PromptReader
+from beheld.inputs.prompt.reader import PromptReader, plain_form
 from beheld.inputs.prompt.rendering import render_type
 from beheld.inputs.prompt.template import ChatTemplates
 from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_tokenizer
@@ -173,6 +173,48 @@ class InputPipeline:
     def has_read(self, prompt: object) -> bool:
         """Return whether a prompt is a text whose ids were read ahead, for a model without media."""
         return type(prompt) is str and not self._info.modalities and self.reader.has_read(prompt)
+
+    def plain_run(
+        self,
+        prompts: Sequence[object],
+        params: PoolingParams,
+        names: Sequence[str],
+        priorities: Sequence[int],
+        arrival: float,
+    ) -> list[Request | None]:
+        """Make the requests of plain prompts in the calling thread: texts, ids, and pairs of an encoder.
+
+        They are what `prepare` makes, in a fraction of the time. None stands for a prompt that `prepare` must be asked
+        about: it is of another kind, or something is wrong with it.
+
+        Args:
+            params: of all of them.
+            names, priorities: of each.
+            arrival: of all of them.
+        """
+        made: list[Request | None] = [None] * len(prompts)
+        if self._info.modalities or self._pooling is None:
+            return made
+        if params.truncate_prompt_tokens is not None:
+            # `prepare` cuts them, and need not tokenize each.
+            self.reader.read_ahead([plain_form(prompt) for prompt in prompts], first=False)
+            return made
+        try:
+            for priority in set(priorities):
+                self._checks.order(None, priority)
+            pooling = self._pooling.resolve(params)
+        except UserError:
+            return made
+        like, most = Request("", (), pooling, arrival=arrival), self._config.max_model_len
+        for place, found in enumerate(self.reader.read_plain(prompts)):
+            if found is None or not 0 < len(found.ids) <= most:
+                continue
+            request = like.of_text(names[place], found.ids, found.text)
+            if priorities[place] or found.second is not None:
+                own = replace(pooling, second=found.second)
+                request = replace(request, priority=priorities[place], params=own)
+            made[place] = request
+        return made
 
     def _plain(self, order: RequestOrder) -> Request | None:
         """Return the request of a text that was read ahead and is to be pooled by a model without media; else None.

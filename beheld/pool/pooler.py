@@ -102,15 +102,13 @@ class Pooler:
         alike: dict[tuple[object, ...], tuple[list[int], list[Tensor]]] = {}
         stops_B = np.cumsum([piece.wanted for piece in slices])
         starts_B = stops_B - [piece.wanted for piece in slices]
-        whole = self._whole(slices)
-        together = {place for places in whole.values() for place in places}
+        whole, others = self._whole(slices)
         for (name, kind), places in whole.items():
             rows, states = alike.setdefault(kind, ([], []))
             rows += [slices[place].row for place in places]
             states.append(ONE_STATE[name].together(hidden_SH, starts_B[places], stops_B[places]))
-        for place, piece in enumerate(slices):
-            if place in together:
-                continue
+        for place in others:
+            piece = slices[place]
             row = self._rows[piece.row]
             method, start = METHODS[row.params.method], piece.stop - piece.wanted
             last = piece.stop == len(row.token_ids)
@@ -125,16 +123,32 @@ class Pooler:
                 states.append(method.joined(parts, row.token_ids, row.params))
         return [self._values(rows, states, hidden_SH.dtype) for rows, states in alike.values()]
 
-    def _whole(self, slices: Sequence[SeqSlice]) -> dict[tuple[str, tuple[object, ...]], list[int]]:
-        """Return the places of the slices that hold all that their prompts' state is made of, by method and kind."""
+    def _whole(
+        self, slices: Sequence[SeqSlice]
+    ) -> tuple[dict[tuple[str, tuple[object, ...]], list[int]], Sequence[int]]:
+        """Return the places of the slices that hold all that their prompts' state is made of, by method and kind; and
+        those of the others."""
         found: dict[tuple[str, tuple[object, ...]], list[int]] = {}
+        others: list[int] = []
+        # By object: prompts in a row mostly have the same one.
+        known: dict[int, list[int] | None] = {}
         for place, piece in enumerate(slices):
             row = self._rows[piece.row]
-            method = row.params.method
-            starts = method == "last" or piece.stop == piece.wanted
-            if starts and method in ONE_STATE and _is_whole(row.params) and piece.stop == len(row.token_ids):
-                found.setdefault((method, _kind(row.params)), []).append(place)
-        return found
+            params = row.params
+            number = id(params)
+            if number not in known:
+                one = params.method in ONE_STATE and _is_whole(params)
+                known[number] = found.setdefault((params.method, _kind(params)), []) if one else None
+            places = known[number]
+            if (
+                places is not None
+                and piece.stop == len(row.token_ids)
+                and (piece.stop == piece.wanted or params.method == "last")
+            ):
+                places.append(place)
+            else:
+                others.append(place)
+        return {key: places for key, places in found.items() if places}, others
 
     def _values(self, rows: Sequence[int], states: Sequence[Tensor], dtype: torch.dtype) -> PooledValues:
         """Return the values of prompts with the same parameters; `states` are theirs in order, (M, H) each."""

@@ -95,14 +95,18 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
     stops = np.cumsum(counts).tolist()
     first_token = [stop - count for stop, count in zip(stops, counts, strict=True)]
     sampling = [s for s in ordered if s.wanted]
-    wanted = [place for s, stop in zip(ordered, stops, strict=True) for place in range(stop - s.wanted, stop)]
+    wanted = _wanted([s.wanted for s in ordered], stops)
     targets: list[tuple[SeqSlice, slice, np.ndarray]] = []
-    for piece, first in zip(ordered, first_token, strict=True):
-        _want_prompt(piece, first, rows, wanted, targets)
+    if info.pooler is None:
+        reported: list[int] = []
+        for piece, first in zip(ordered, first_token, strict=True):
+            _want_prompt(piece, first, rows, len(wanted), reported, targets)
+        if reported:
+            wanted = np.concatenate([wanted, np.array(reported, dtype=np.int64)])
     arrays = {
         **_tokens(ordered, first_token, stops[-1], rows),
         **_positions(ordered, counts, rows, info, block_size),
-        "wanted": np.array(wanted, dtype=np.int64),
+        "wanted": wanted,
         "sampled": rows.newest_places([s.row for s in sampling], [s.stop for s in sampling]),
     }
     lora_slots_T = np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts)
@@ -131,15 +135,26 @@ def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Ba
     )
 
 
+def _wanted(counts: list[int], stops: list[int]) -> np.ndarray:
+    """The places of the last so many tokens of each slice, int64; `stops` are where the slices' tokens end."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]), dtype=np.int64) + np.repeat(np.array(stops, dtype=np.int64) - ends, counts)
+
+
 def _want_prompt(
-    piece: SeqSlice, first: int, rows: Rows, wanted: list[int], targets: list[tuple[SeqSlice, slice, np.ndarray]]
+    piece: SeqSlice,
+    first: int,
+    rows: Rows,
+    num_before: int,
+    wanted: list[int],
+    targets: list[tuple[SeqSlice, slice, np.ndarray]],
 ) -> None:
-    """The logits at position p are those of the prompt's token at p + 1."""
+    """The logits at position p are those of the prompt's token at p + 1; `num_before` others are wanted before them."""
     row = rows[piece.row]
     last = min(piece.stop, row.num_prompt - 1)
     if isinstance(row.params, Pooling) or row.params.prompt_logprobs is None or piece.start >= last:
         return
-    part = slice(len(wanted), len(wanted) + last - piece.start)
+    part = slice(num_before + len(wanted), num_before + len(wanted) + last - piece.start)
     wanted.extend(range(first, first + last - piece.start))
     targets.append((piece, part, row.token_ids[piece.start + 1 : last + 1]))
 
@@ -148,12 +163,22 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
     """Ids and positions. Of tokens sampled since admission, which the host does not know: their places in the batch,
     and where in Rows.newest_P they stand (sources). Draft tokens and the one before them come with their slice.
     """
-    axes = rows[slices[0].row].positions_XN.shape[0]
-    ids = np.zeros(total, dtype=np.int64)
-    positions = np.zeros((axes, total), dtype=np.int64)
     row_index = np.array([s.row for s in slices])
     starts = np.array([s.start for s in slices])
     sampled = starts >= rows.known_R[row_index]
+    if not sampled.any():
+        own = [rows[s.row] for s in slices]
+        ids = np.concatenate([row.token_ids[s.start : s.stop] for row, s in zip(own, slices, strict=True)])
+        parts = [row.positions_XN[:, s.start : s.stop] for row, s in zip(own, slices, strict=True)]
+        for row, piece, first in zip(own, slices, first_token, strict=True):
+            if row.spans:
+                _blank_embeds(ids, first, piece, rows)
+        none = np.zeros(0, dtype=np.int64)
+        positions = np.concatenate(parts, axis=1).astype(np.int64, copy=False)
+        return {"ids": ids, "positions": positions, "places": none, "sources": none}
+    axes = rows[slices[0].row].positions_XN.shape[0]
+    ids = np.zeros(total, dtype=np.int64)
+    positions = np.zeros((axes, total), dtype=np.int64)
     for index in np.flatnonzero(~sampled).tolist():
         piece, first = slices[index], first_token[index]
         row = rows[piece.row]
@@ -199,14 +224,17 @@ def _both_ways(slices: list[SeqSlice], rows: Rows, info: ModelInfo) -> tuple[tup
     where = info.both_ways
     if where == "nowhere":
         return ()
+    if where == "prompt":
+        lengths = [rows[piece.row].num_prompt for piece in slices]
+        whole = [piece.start == 0 and length <= piece.stop for piece, length in zip(slices, lengths, strict=True)]
+        found = tuple([((0, length),) if seen else () for length, seen in zip(lengths, whole, strict=True)])
+        return found if any(whole) else ()
     made = []
     for piece in slices:
         row = rows[piece.row]
         if piece.start >= row.num_prompt:
             # An answer is read forwards, and a prompt is not looked through again for each of its tokens.
             ranges: list[tuple[int, int]] = []
-        elif where == "prompt":
-            ranges = [(0, row.num_prompt)]
         elif where == "joint":
             ranges = _stretches(np.isin(row.token_ids[: row.num_prompt], list(info.joint_ids)))
         else:

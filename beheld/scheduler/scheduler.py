@@ -486,19 +486,26 @@ class Scheduler:
         start = num_hit * self._config.block_size
         sequence.begin(start)
         most = min(sequence.end, start + step.room(sequence))
-        fits = min(self._encoder_refs.limit(sequence, start, most, step), self._cache.reach_of_hit(sequence, num_hit))
+        fits = min(
+            self._encoder_refs.limit(sequence, start, most, step) if sequence.embed_ranges else most,
+            self._cache.reach_of_hit(sequence, num_hit),
+        )
         stop = self._cut(sequence, start, fits)
         whole = self._config.chunked_prefill or len(sequence.token_ids) > sequence.num_prompt
         if stop <= start or (stop < sequence.end and not whole):
             return _Admitted.SHARE if fits == most < sequence.end else _Admitted.ROOM
-        if not self._encoder_refs.can_admit(sequence, step):
+        if sequence.state_items and not self._encoder_refs.can_admit(sequence, step):
             return _Admitted.ROOM
         self._queue.pop(sequence.request.client)
         step.charge(sequence, stop - start)
         sequence.status = Status.RUNNING
         sequence.row = self._free_rows.pop()
-        insort(self._running, sequence, key=_order)
-        self._encoder_refs.admit(sequence, step)
+        if self._running and sequence.order < self._running[-1].order:
+            insort(self._running, sequence, key=_order)
+        else:
+            self._running.append(sequence)
+        if sequence.state_items:
+            self._encoder_refs.admit(sequence, step)
         self._loras.enter(sequence, self._queue)
         if sequence.num_cached is None:
             sequence.num_cached = start

@@ -176,6 +176,7 @@ class Sequence:
             most_tokens = min(most_tokens, rope_switch + 1)
         # The last token of an answer is never computed, that of a prompt to be pooled is.
         most_positions = min(most_tokens if sampling is None else most_tokens - 1, most_positions)
+        spans = request.spans
         # A logits processor would see tokens that are taken back.
         max_drafts = 0 if sampling is None or sampling.processors else num_draft_tokens
         return cls(
@@ -192,9 +193,9 @@ class Sequence:
             rope_scale="long" if far else "short",
             tables=[[] for _ in range(num_groups)],
             kept=[0] * num_groups,
-            embed_ranges=tuple(found for found in map(embed_range, request.spans) if found is not None),
-            views=tuple(map(_view, request.spans)),
-            state_items=tuple({s.item.digest: s.item for s in request.spans if s.item.num_states}.values()),
+            embed_ranges=tuple([found for found in map(embed_range, spans) if found is not None]) if spans else (),
+            views=tuple(map(_view, spans)) if spans else (),
+            state_items=tuple({s.item.digest: s.item for s in spans if s.item.num_states}.values()) if spans else (),
             prompt_logprobs=None if sampling is None or sampling.prompt_logprobs is None else [],
             end=num_prompt,
         )

@@ -14,8 +14,18 @@ import torch.nn.functional as F
 import transformers
 
 from beheld import LLM, AsyncLLM, PoolingParams, SamplingParams
+from beheld.api.feed import Run
 from beheld.checkpoint.weights import chosen
-from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptError, PromptTooLongError, UserError
+from beheld.core.errors import (
+    CapacityError,
+    ConfigError,
+    ModelError,
+    ParamsError,
+    PromptError,
+    PromptTooLongError,
+    UserError,
+)
+from beheld.core.request import Request
 from beheld.engine.messages import Submit
 from beheld.inputs.pipeline import InputPipeline, RequestOrder
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
@@ -129,23 +139,120 @@ def test_texts_that_are_read_ahead_give_the_same_requests(llm: LLM) -> None:
     assert set(known) == set(texts) - {"a\ud800b"}
     assert [prepared(text) for text in texts] == alone
     assert not inputs.reader._tokenizer._ahead
+    made = inputs.plain_run(texts, PoolingParams(dimensions=8), ["7"] * len(texts), [2] * len(texts), 0.0)
+    assert [None if one is None else vars(one) | {"client": "me"} for one in made] == [
+        None if isinstance(one, str) else one for one in alone
+    ]
     assert sum(isinstance(made, str) for made in alone) == 3
     assert alone[0]["token_ids"] == tuple(known["Hello"])
 
 
 @pytest.mark.parametrize("media", [False, True])
-def test_only_texts_that_were_read_ahead_are_prepared_at_once(
-    llm: LLM, media: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The others are tokenized in other threads: at once, each would hold up the steps of all."""
+def test_plain_texts_are_prepared_in_runs(llm: LLM, media: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads prepare a long text, which would hold up the steps of all, and those of models that see."""
     brief, long, large = [f"text {number}" for number in range(3)], "y" * (SHORT_TEXT + 1), "z" * SHORT_TEXT
     texts = [brief[0], *(f"{number:02}{large[2:]}" for number in range(20)), long, *brief[1:]]
     if media:
         monkeypatch.setattr(llm._inputs, "_info", dataclasses.replace(llm._info, modalities=("image",)))
-    jobs = list(llm._jobs(texts, PoolingParams(), None, None).each)
-    room = (1 << 20) // SHORT_TEXT - 1
-    wanted = [1 <= place <= room or text in brief for place, text in enumerate(texts)]
-    assert [job.light for job in jobs] == ([False] * len(texts) if media else wanted)
+        monkeypatch.setattr(llm, "_info", llm._inputs._info)
+    found = [
+        len(job) if isinstance(job, Run) else job.light for job in llm._jobs(texts, PoolingParams(), None, None).each
+    ]
+    assert found == ([False] * len(texts) if media else [4, 4, 4, 4, 4, 1, False, 2])
+
+
+WRONG: tuple[Any, ...] = (
+    "",
+    [5, 10**9],
+    "x " * 900,
+    "a\ud800b",
+    {"prompt": [1]},
+    {"prompt_token_ids": "ab"},
+    [1, True],
+)
+
+
+def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
+    right: list[Any] = [TEXTS[0], [1, 2, 3], {"prompt": TEXTS[1]}, {"prompt_token_ids": [4, 5]}, TEXTS[3]]
+    mixed = [prompt for pair in zip(right, WRONG, strict=False) for prompt in pair] + list(WRONG[len(right) :])
+    (run,) = llm._jobs(mixed[:8], PoolingParams(), None, None).each
+    assert isinstance(run, Run)
+    outputs = llm.embed(mixed, on_error="return", use_tqdm=False)
+    for prompt, output in zip(mixed, outputs, strict=True):
+        if prompt in right:
+            (alone,) = llm.embed(prompt, use_tqdm=False)
+            assert_equal(torch.tensor(output.outputs.embedding), torch.tensor(alone.outputs.embedding))
+            assert output.prompt_token_ids == alone.prompt_token_ids
+            continue
+        with pytest.raises(UserError) as found:
+            llm.embed([prompt] if isinstance(prompt, list) else prompt, use_tqdm=False)
+        assert str(output.error) == str(found.value)
+        assert output.outputs is None
+    with pytest.raises(UserError, match="empty"):
+        llm.embed(mixed, use_tqdm=False)
+    assert [output.error for output in llm.embed(right, use_tqdm=False)] == [None] * len(right)
+
+
+def test_a_prompt_that_the_engine_refuses_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was queued with it is gone when it raises."""
+    run = llm._live()
+    scheduler = run.core.scheduler
+    add = scheduler.add
+
+    def refusing(request: Request) -> None:
+        if len(request.token_ids) == 2:
+            raise CapacityError("No room.")
+        add(request)
+
+    monkeypatch.setattr(scheduler, "add", refusing)
+    outputs = llm.embed([[1], [1, 2], [1, 2, 3]], on_error="return", use_tqdm=False)
+    assert [str(output.error)[:8] for output in outputs] == ["None", "No room.", "None"]
+    with pytest.raises(CapacityError):
+        llm.embed([[1], [1, 2], [1, 2, 3]], use_tqdm=False)
+    assert not run._prompts
+    assert not scheduler.has_work
+
+
+def test_a_run_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = llm._live()
+    texts = [f"text {number}" for number in range(30)]
+    wanted = vectors(llm.embed(texts, use_tqdm=False))
+    for owner, name, number in ((run.engine, "step", 2), (run.engine, "add_many", 1), (llm._inputs, "plain_run", 1)):
+        real, calls = getattr(owner, name), 0
+
+        def failing(*given: Any, real: Any = real, number: int = number) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise KeyboardInterrupt
+            return real(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, failing)
+            with pytest.raises(KeyboardInterrupt):
+                llm.embed(texts, use_tqdm=False)
+        assert not run._prompts
+        assert not run.engine.has_work
+        assert_equal(vectors(llm.embed(texts, use_tqdm=False)), wanted)
+
+
+def test_bars_count_the_prompts_of_runs(llm: LLM) -> None:
+    counts = {"Adding requests": 0, "Processed prompts": 0}
+
+    class Bar:
+        postfix = ""
+
+        def __init__(self, total: int, desc: str, **_: Any) -> None:
+            assert total == 300
+            self.name = desc
+
+        def update(self, count: int) -> None:
+            counts[self.name] += count
+
+        def close(self) -> None: ...
+
+    llm.embed([[1, 2 + number] for number in range(300)], use_tqdm=Bar)
+    assert counts == {"Adding requests": 300, "Processed prompts": 300}
 
 
 def test_a_longer_text_keeps_its_start(llm: LLM) -> None:
@@ -153,7 +260,9 @@ def test_a_longer_text_keeps_its_start(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match="maximum context length is 256"):
         llm.embed(long, use_tqdm=False)
     (cut,) = llm.embed(long, truncate_prompt_tokens=-1, use_tqdm=False)
-    (short,) = llm.embed(long, truncate_prompt_tokens=5, use_tqdm=False)
+    short, brief = llm.embed([long, TEXTS[3]], truncate_prompt_tokens=5, use_tqdm=False)
+    assert brief.prompt_token_ids == llm.embed(TEXTS[3], use_tqdm=False)[0].prompt_token_ids
+    assert not llm._inputs.reader._tokenizer._ahead
     whole = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint(FAMILY))(long)["input_ids"]
     assert (cut.prompt_token_ids, short.prompt_token_ids) == (whole[:256], whole[:5])
 
@@ -297,7 +406,7 @@ def test_ids_that_were_read_ahead_are_not_kept_for_a_request_that_failed_before(
     ]
     found = llm._inputs.prepare_run(orders)
     assert all(isinstance(each, ParamsError) for each in found)
-    assert not any(llm._inputs.reader.has_read(str(order.prompt)) for order in orders)
+    assert not any(llm._inputs.reader.read_before(str(order.prompt)) for order in orders)
 
 
 # ---- a server's form -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
@@ -28,8 +28,29 @@ from beheld.utils.cancellation import CancelToken
 _MANY_LETTERS = 1 << 20
 
 
+class PlainPrompt(NamedTuple):
+    """A prompt without media: its ids, its text if it is one, and where the second text of a pair starts."""
+
+    ids: tuple[int, ...]
+    text: str | None
+    second: int | None = None
+
+
 class _Encode(Protocol):
     def __call__(self, piece: str, *, ends: bool) -> list[int]: ...
+
+
+def plain_form(prompt: Any) -> str | list[Any] | tuple[Any, ...] | Pair | None:
+    """Return a prompt's text, its ids, not checked, or the pair that it is; None if it has anything else."""
+    kind = type(prompt)
+    if kind is str or kind is list or kind is tuple or kind is Pair:
+        return prompt
+    if kind is dict and len(prompt) == 1:
+        if type(text := prompt.get("prompt")) is str:
+            return text
+        if type(ids := prompt.get("prompt_token_ids")) is list:
+            return ids
+    return None
 
 
 class PromptReader:
@@ -149,13 +170,50 @@ class PromptReader:
             texts = [self._written(prompt) for prompt in prompts if isinstance(prompt, str)]
             self._tokenizer.read_ahead(texts, first=first)
 
+    def read_plain(self, prompts: Sequence[object]) -> list[PlainPrompt | None]:
+        """Read texts, ids and an encoder's pairs; the library's threads tokenize all texts together.
+
+        None stands for what `read_prompt` or `read_pair` must read: other forms, long texts, and whatever is wrong.
+        Lengths are not checked.
+        """
+        made: list[PlainPrompt | None] = [None] * len(prompts)
+        texts: list[str] = []
+        of_text: list[int] = []
+        pairs: list[Pair] = []
+        of_pair: list[int] = []
+        takes_texts = self._family.rewrite is None and self._tokenizer.inner is not None
+        takes_pairs = takes_texts and self._info.pooler is not None and self._info.pooler.encodes
+        for place, prompt in enumerate(prompts):
+            form = plain_form(prompt)
+            if type(form) is str:
+                if takes_texts:
+                    texts.append(form)
+                    of_text.append(place)
+            elif type(form) is Pair:
+                if takes_pairs:
+                    pairs.append(form)
+                    of_pair.append(place)
+            elif isinstance(form, list | tuple):
+                made[place] = self._plain_ids(form)
+        found = self._tokenizer.encode_together([self._written(text) for text in texts])
+        for place, text, ids in zip(of_text, texts, found, strict=True):
+            if ids is not None:
+                made[place] = PlainPrompt(tuple(ids), text)
+        if pairs:
+            both = [(self._cased(pair.first), self._cased(pair.second)) for pair in pairs]
+            for place, sides, read in zip(of_pair, both, self._tokenizer.encode_pairs(both), strict=True):
+                if read is not None:
+                    made[place] = PlainPrompt(tuple(read[0]), " ".join(sides), read[1])
+        return made
+
+    def _plain_ids(self, ids: Sequence[Any]) -> PlainPrompt | None:
+        if self._tokenizer.places or not 0 < len(ids) <= self._config.max_model_len or set(map(type, ids)) != {int}:
+            return None
+        return PlainPrompt(tuple(ids), None) if min(ids) >= 0 and max(ids) < self._info.num_ids else None
+
     def read_before(self, prompt: str) -> list[int] | None:
         """Return the ids of a plain text that was read ahead, once; None of another. Nothing of it is checked."""
         return self._tokenizer.known(self._written(prompt))
-
-    def has_read(self, prompt: str) -> bool:
-        """Return whether `read_before` has the ids of a text."""
-        return self._tokenizer.knows(self._written(prompt))
 
     def _written(self, prompt: str) -> str:
         return self._family.begun(self._cased(prompt), self._tokenizer.inner)

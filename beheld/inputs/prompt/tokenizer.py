@@ -149,35 +149,65 @@ class PromptTokenizer:
         """
         if first:
             self._ahead.clear()
+        if len(self._ahead) > _MOST_KEPT:
+            self._ahead.clear()
+        taken = list(dict.fromkeys(texts))
+        found = self.encode_together(taken)
+        self._ahead.update((text, ids) for text, ids in zip(taken, found, strict=True) if ids is not None)
+
+    def encode_together(self, texts: Sequence[str]) -> list[list[int] | None]:
+        """Return the ids of texts, with special tokens around each, that the library's threads encode together.
+
+        None stands for a text that is long or wrong, and for those that are too much at once: `encode` takes them.
+        """
+        found: list[list[int] | None] = [None] * len(texts)
         if self.inner is None or not _usual(self.inner):
-            return
+            return found
         taken, room = [], _MOST_AHEAD
-        for text in dict.fromkeys(texts):
+        for place, text in enumerate(texts):
             if len(text) > min(room, SHORT_TEXT) or (not text.isascii() and _has_surrogate(text)):
                 continue
             room -= len(text)
-            taken.append(text)
+            taken.append(place)
+        given = texts if len(taken) == len(texts) else [texts[place] for place in taken]
+        for place, each in zip(taken, self._batch(given), strict=False):
+            found[place] = each.ids
+        return found
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], int | None] | None]:
+        """Return what `encode_pair` does of pairs without a cut, encoded together; None as `encode_together`."""
+        found: list[tuple[list[int], int | None] | None] = [None] * len(pairs)
+        if self.inner is None or not _usual(self.inner):
+            return found
+        taken, room = [], _MOST_AHEAD
+        for place, (first, second) in enumerate(pairs):
+            size = len(first) + len(second)
+            if size > min(room, SHORT_TEXT) or _has_surrogate(first) or _has_surrogate(second):
+                continue
+            room -= size
+            taken.append(place)
+        typed = "token_type_ids" in self.inner.model_input_names
+        for place, each in zip(taken, self._batch([pairs[place] for place in taken]), strict=False):
+            types = each.type_ids if typed else ()
+            found[place] = each.ids, types.index(1) if 1 in types else None
+        return found
+
+    def _batch(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Encode texts or pairs in one call; nothing is returned if one of them makes the library fail."""
         backend = self.inner.backend_tokenizer
         if self._shared or not _unset(backend):
             backend = self._own(backend)
         try:
-            found = backend.encode_batch_fast(taken, add_special_tokens=True)
+            return backend.encode_batch_fast(inputs, add_special_tokens=True)
         except BaseException as error:
             # The library's panics are no exceptions of the usual kind. The text at fault has its own error later.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            return
-        if len(self._ahead) > _MOST_KEPT:
-            self._ahead.clear()
-        self._ahead.update((text, each.ids) for text, each in zip(taken, found, strict=True))
+            return ()
 
     def known(self, text: str) -> list[int] | None:
         """Return the ids of a text that was read ahead, once; None of another."""
         return self._ahead.pop(text, None)
-
-    def knows(self, text: str) -> bool:
-        """Return whether `known` has the ids of a text."""
-        return text in self._ahead
 
     def encode_pair(self, first: str, second: str, most: int | None = None) -> tuple[list[int], int | None]:
         """Return the ids of two trusted texts as the tokenizer joins them, and where those of the second type start.
