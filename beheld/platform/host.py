@@ -150,6 +150,25 @@ _MAPPING = "/proc/self/map_files/{:x}-{:x}"
 _MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..-. \S+ \S+ [1-9]", re.MULTILINE)
 
 
+# A library's code or constants: of its mappings, those that cannot be written, and are worth a look.
+_LIBRARY = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* +/.*\.so[.\d]*$", re.MULTILINE)
+_LIBRARY_BYTES = 1 << 20
+
+
+def give_back_libraries() -> None:
+    """Give back the code and constants of loaded libraries, which the system's cache of files keeps.
+
+    What is used comes back when it is used. Loading a library reads much that nothing uses later: all addresses that
+    must be changed, and with PyTorch's build for CUDA whole libraries of which a CPU needs nothing.
+    """
+    with suppress(OSError):
+        listed = Path("/proc/self/maps").read_bytes()
+        for start, stop in ((int(start, 16), int(stop, 16)) for start, stop in _LIBRARY.findall(listed)):
+            # Addresses that the loader brought in are written.
+            if stop - start >= _LIBRARY_BYTES and not _written(start, stop):
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
+
+
 def _file_maps() -> list[tuple[int, int]]:
     """Addresses of the files that are mapped and not run: start and stop."""
     with suppress(OSError):

@@ -21,6 +21,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
 from beheld.parallel.group import RankGroups
+from beheld.platform import host
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import capacity, memory_profile
@@ -53,6 +54,9 @@ def build_runner(
     platform = platform_of(config.device)
     compile_ahead.begin(config, info.kv_groups)
     share, weights_bytes = _begin(hf_config, info, config)
+    if platform.shares_host_memory:
+        # After imports, and again when all is compiled.
+        host.give_back_libraries()
     if platform.synchronous:
         # Loading tries out what it puts in place, as small steps as the engine's.
         _choose_threads(weights_bytes, platform, config.num_ranks)
@@ -82,6 +86,8 @@ def build_runner(
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend, ranks, piped)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
         runner.self_test()
+    if platform.shares_host_memory:
+        host.give_back_libraries()
     # Prompts to be pooled never decode.
     if info.pooler is None and piped is None and platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
