@@ -1,20 +1,23 @@
-"""Output tokens/s of every tested family on a CPU, beside transformers' batched generate.
+"""Output tokens/s of every tested family and type of text on a CPU, beside transformers' batched generate.
 
     python -m benchmarks.families [--only llava,gemma3] [--requests 8] [--tokens 24] [--scale 8] [--rounds 2]
                                    [--clock wall]
 
-Each family's tiny checkpoint is made again with `scale` times the widths and heads (the size of a head stays), so that
-arithmetic outweighs bookkeeping. Both engines answer the same prompts with the same media, greedily, in float32, with
-one thread, in one process and in turn; every round brings new media. A round's time includes the processors. On a
-machine that does other things besides, `--clock cpu` counts the processor time of this process instead: what has been
-taken by others is not in it, though their use of caches and memory is. Of a quantized checkpoint, transformers is given
-the numbers that it stands for. One JSON line per family, then a table; a family
-that cannot be measured is printed with the reason. Answers are not compared here: that is what tests/oracle does.
+Each family's tiny checkpoint, the census's where the oracle has none, is made again with `scale` times the widths and
+heads (the size of a head stays), so that arithmetic outweighs bookkeeping. Both engines answer the same prompts with
+the same media, greedily, in float32, with one thread, in one process and in turn; every round brings new media. Prompts
+have different lengths, unless transformers' processor takes one prompt or pads none: those have one length. A round's
+time includes the processors. On a machine that does other things besides, `--clock cpu` counts the processor time of
+this process instead: what has been taken by others is not in it, though their use of caches and memory is. Of a
+quantized checkpoint, transformers is given the numbers that it stands for. One JSON line per family, then a table; a
+family that cannot be measured is printed with the reason. Answers are not compared here: that is what tests/oracle and
+tests/census do.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -24,9 +27,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks import families_census
 
 WIDTHS = frozenset(
     (
@@ -46,8 +51,24 @@ WIDTHS = frozenset(
 FIXED = {
     "gemma3n": ("vision_config",),  # The package timm knows the tower's widths by the name of its architecture.
     "chameleon": ("vq_config",),  # A codebook's words are short in the real checkpoints too.
+    "deepseek_ocr2": ("vision_config",),  # Some widths of its tower follow from others that have names of their own.
 }
 """Family -> the parts of its configuration that keep their shape."""
+MORE: dict[str, frozenset[str]] = {
+    **dict.fromkeys(
+        ("deepseek_ocr", "deepseek_vl_v2", "deepseek_vl_v2_small"),
+        frozenset(("n_embed", "input_dim", "width", "heads", "downsample_channels", "output_channels")),
+    ),
+}
+"""Family -> widths that are named otherwise."""
+ONE_PROMPT = frozenset(
+    (
+        *("voxtral", "phi3_v", "hyperclovax_vlm", "h2ovl_chat", "nvlm_d", "internvl_chat", "internvl_chat_qwen2"),
+        *("minicpmv", "minicpmo", "minicpmv_2_0", "minicpmv_2_5", "minicpmv_4_0", "minicpmv_4_5"),
+        *("qwen_vl", "qwen_vl_chat", "ultravox", "deepseek_ocr", "deepseek_vl_v2", "deepseek_vl_v2_small"),
+    )
+)
+"""Families whose processor takes one prompt, or pads none: theirs have one length and media of one size."""
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """What a round's seconds may be read from."""
 
@@ -74,134 +95,230 @@ class Speed:
         return self.beheld / self.transformers
 
 
-def enlarged(part: dict[str, Any], scale: int, fixed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A configuration with `scale` times the widths and heads; parts named in `fixed` stay as they are.
+def enlarged(
+    part: dict[str, Any], scale: int, fixed: tuple[str, ...] = (), more: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """A configuration with `scale` times the widths and heads; parts and widths named in `fixed` stay as they are.
 
     A width that is given by layer or stage is a list; sizes of heads stay, also where they follow from the others.
+    `more` are further names of widths.
     """
 
     def of(name: str, value: Any) -> Any:
+        if name in fixed:
+            return value
         if isinstance(value, dict):
-            return value if name in fixed else enlarged(value, scale, fixed)
-        if name not in WIDTHS or value is None:
+            return enlarged(value, scale, fixed, more)
+        if name not in WIDTHS | more or value is None:
             return value
         return [scale * each for each in value] if isinstance(value, list) else scale * value
 
     return {name: of(name, value) for name, value in part.items()}
 
 
-def make(family: str, folder: Path, scale: int) -> Path:
-    """The enlarged checkpoint of `family` in the new `folder`, random weights; adapters are enlarged with it."""
-    from safetensors.torch import load_file, save_file
+class Oracle:
+    """A family whose checkpoint the oracle has."""
 
-    from tests import tiny
+    def __init__(self, family: str) -> None:
+        self._family = family
 
-    tiny.reshaped(family, folder, lambda config: enlarged(config, scale, FIXED.get(family, ())))
-    for path in folder.glob("*/adapter_model.safetensors"):
-        tensors = load_file(path)
-        for name, tensor in tensors.items():
-            # A is (rank, inputs), B (outputs, rank).
-            tensors[name] = tensor.repeat(*((1, scale) if ".lora_A." in name else (scale, 1))) / scale
-        save_file(tensors, path, metadata={"format": "pt"})
-    return folder
+    def make(self, folder: Path, reshape: families_census.Reshape) -> Path:
+        """Write the enlarged checkpoint into the new `folder`, random weights; adapters are enlarged with it."""
+        from safetensors.torch import load_file, save_file
+
+        from tests import tiny
+
+        tiny.reshaped(self._family, folder, reshape)
+        for path in folder.glob("*/adapter_model.safetensors"):
+            tensors = load_file(path)
+            for name, tensor in tensors.items():
+                # A is (rank, inputs), B (outputs, rank).
+                times = reshape({"hidden_size": 1})["hidden_size"]
+                tensors[name] = tensor.repeat(*((1, times) if ".lora_A." in name else (times, 1))) / times
+            save_file(tensors, path, metadata={"format": "pt"})
+        return folder
+
+    def load(self, folder: Path) -> Any:
+        """transformers' model."""
+        from tests import tiny
+        from tests.oracle import reference
+        from tests.tiny_quantized import readable
+
+        source = readable(self._family, folder)
+        model = reference.load_model(self._family, source)
+        self._processor = reference.load_processor(self._family, source)
+        if self._family in tiny.ADAPTED_FAMILIES:
+            model.load_adapter(str(folder / "vision-lora"), adapter_name="vision")
+            model.set_adapter("vision")
+            model.eval()
+        return model
+
+    def asks(self, requests: int, turn: int) -> list[Any]:
+        """One medium and a question each, as the family takes them: of different lengths, if they can be padded."""
+        from tests import tiny
+        from tests.oracle import cases
+
+        asks = []
+        alike = self._alike()
+        for number in range(requests):
+            seed = 1000 * turn + number
+            width, height = tiny.SIZES[0 if alike else number % 4]
+            tail = f"{number % 10}" if alike else cases.LONG_TEXT[: 40 + 8 * (number % 8)] + f" {turn}?"
+            if self._family in tiny.IMAGE_FAMILIES:
+                ask = cases.Ask("{i}" + tail, ((width, height, seed),))
+            elif self._family in tiny.SOUND_FAMILIES or self._family in tiny.APART:
+                ask = cases.Ask("{a}" + tail, sounds=((1.0, seed),))
+            else:
+                # Other first words, so that no prompt's beginning is found in the prefix cache.
+                ask = cases.Ask(f"{turn} {number} {cases.LONG_TEXT} {tail}")
+            asks.append(ask)
+        return list(cases.fit(self._family, *asks))
+
+    def batch(self, asks: list[Any]) -> dict[str, Any]:
+        """transformers' inputs of all requests at once, padded on the left or of one length."""
+        import torch
+
+        from tests import tiny
+        from tests.oracle import reference
+
+        if self._alike():
+            return families_census.joined([reference.inputs(self._family, ask) for ask in asks])
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        media: dict[str, Any] = {}
+        if asks[0].images:
+            media["images"] = [ask.pictures() for ask in asks]
+        if asks[0].sounds:
+            media["audio"] = [wave for ask in asks for wave in ask.waves()]
+            media["audio_kwargs"] = {"sampling_rate": tiny.SOUND_RATE}
+        texts = [reference.prompt(self._family, ask) for ask in asks]
+        return dict(self._processor(text=texts, padding=True, return_tensors="pt", **media).to(torch.float32))
+
+    def request(self, ask: Any) -> dict[str, Any]:
+        """A prompt as the engine takes it."""
+        from tests.oracle.test_oracle import request
+
+        return request(self._family, ask)
+
+    def options(self) -> dict[str, Any]:
+        """The engine's options that the prompts need."""
+        return {}
+
+    def _alike(self) -> bool:
+        from tests import tiny
+
+        return self._family in ONE_PROMPT or self._family in (*tiny.LISTED_FAMILIES, *tiny.APART)
 
 
-def questions(family: str, requests: int, tokens: int, turn: int) -> list[Any]:
-    """One medium and a question each, of different lengths, as the family takes them; another `turn`, other media."""
-    from tests import tiny
-    from tests.oracle import cases
+class Whisper(Oracle):
+    """A transcript of one audio, from control tokens; transformers computes it by its generate() for all models."""
 
-    asks = []
-    for number in range(requests):
-        seed = 1000 * turn + number
-        width, height = tiny.SIZES[number % 4]
-        # Voxtral's prompts cannot be padded by its processor: see `batch`.
-        tail = f"{number % 10}" if family == "voxtral" else cases.LONG_TEXT[: 40 + 8 * (number % 8)] + f" {turn}?"
-        if family in tiny.IMAGE_FAMILIES:
-            ask = cases.Ask("{i}" + tail, ((width, height, seed),))
-        elif family in tiny.SOUND_FAMILIES:
-            ask = cases.Ask("{a}" + tail, sounds=((1.0, seed),))
-        else:
-            # Other first words, so that no prompt's beginning is found in the prefix cache.
-            ask = cases.Ask(f"{turn} {number} {cases.LONG_TEXT} {tail}")
-        asks.append(replace(ask, max_tokens=tokens))
-    return list(cases.fit(family, *asks))
+    def asks(self, requests: int, turn: int) -> list[Any]:
+        """An audio of 1 s to each prompt."""
+        from tests.oracle.test_whisper import Said
+
+        return [Said((1.0, 1000 * turn + number)) for number in range(requests)]
+
+    def load(self, folder: Path) -> Any:
+        """transformers' model, whose answers do not end."""
+        from transformers.generation import GenerationMixin
+
+        model = super().load(folder)
+        model.generate = functools.partial(GenerationMixin.generate, model, generation_config=_endless(folder))
+        return model
+
+    def batch(self, asks: list[Any]) -> dict[str, Any]:
+        """Features of all audio, and the prompts."""
+        import torch
+
+        from tests.oracle import whisper_reference as reference
+
+        features = torch.cat([reference.features(*ask.sound) for ask in asks])
+        ids = torch.tensor([reference.ids(ask.prompt) for ask in asks])
+        return {"input_features": features, "decoder_input_ids": ids}
+
+    def request(self, ask: Any) -> dict[str, Any]:
+        """A prompt as the engine takes it."""
+        from tests.oracle.test_whisper import request
+
+        return request(ask)
 
 
-def batch(family: str, processor: Any, asks: list[Any]) -> dict[str, Any]:
-    """transformers' inputs of all requests at once, padded on the left."""
-    import torch
+def _endless(folder: Path) -> Any:
+    from transformers import GenerationConfig
 
-    from tests import tiny
-    from tests.oracle import reference
+    made = GenerationConfig.from_pretrained(folder)
+    made.update(max_length=None, do_sample=False, num_beams=1, eos_token_id=None)
+    return made
 
-    if family == "voxtral":
-        parts = [reference.inputs(family, ask) for ask in asks]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokenizer.padding_side = "left"
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
-    media: dict[str, Any] = {}
-    if asks[0].images:
-        media["images"] = [ask.pictures() for ask in asks]
-    if asks[0].sounds:
-        media["audio"] = [wave for ask in asks for wave in ask.waves()]
-        media["audio_kwargs"] = {"sampling_rate": tiny.SOUND_RATE}
-    made = processor(text=[reference.prompt(family, ask) for ask in asks], padding=True, return_tensors="pt", **media)
-    return dict(made.to(torch.float32))
+
+def subject(family: str) -> Any:
+    """What makes a family's checkpoint and questions.
+
+    Raises:
+        LookupError: it has no checkpoint with these versions of the libraries.
+    """
+    from beheld.families.text_types import TEXT_TYPES
+    from tests import census, tiny
+
+    if family == "whisper":
+        return Whisper(family)
+    if family in tiny.TINY or family in tiny.APART:
+        return Oracle(family)
+    if family in census.RECIPES:
+        return families_census.Media(family)
+    if family in TEXT_TYPES:
+        return families_census.Texts(family)
+    raise LookupError("no tiny checkpoint with these versions of the libraries")
+
+
+def make(family: str, folder: Path, scale: int) -> Any:
+    """What has made the enlarged checkpoint of `family` in the new `folder`."""
+    made = subject(family)
+    made.make(folder, lambda config: enlarged(config, scale, FIXED.get(family, ()), MORE.get(family, frozenset())))
+    return made
 
 
 class Theirs:
     """transformers on an enlarged checkpoint."""
 
-    def __init__(self, family: str, folder: Path) -> None:
-        from tests import tiny
-        from tests.oracle import reference
-        from tests.tiny_quantized import readable
-
-        self._family = family
-        self._model = reference.load_model(family, readable(family, folder))
-        self._processor = reference.load_processor(family, readable(family, folder))
+    def __init__(self, made: Any, folder: Path) -> None:
+        self._made, self._model = made, made.load(folder)
         self.parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        if family in tiny.ADAPTED_FAMILIES:
-            self._model.load_adapter(str(folder / "vision-lora"), adapter_name="vision")
-            self._model.set_adapter("vision")
-            self._model.eval()
 
-    def answer(self, asks: list[Any]) -> int:
+    def answer(self, asks: list[Any], tokens: int) -> int:
         """Answer all requests in one batch; the number of tokens written."""
         import torch
 
-        tokens = asks[0].max_tokens
-        inputs = batch(self._family, self._processor, asks)
+        inputs = self._made.batch(asks)
         with torch.inference_mode():
             made = self._model.generate(**inputs, min_new_tokens=tokens, max_new_tokens=tokens)
-        before = 1 if self._model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-        # BLIP-2 gives the answer alone, others what they were given before it.
-        written = made.shape[1] if made.shape[1] <= before else made.shape[1] - before
-        if written != tokens:
-            raise RuntimeError(f"transformers wrote {written} tokens per request, not {tokens}")
-        return int(made.shape[0] * written)
+        given = next((inputs[name].shape[1] for name in ("decoder_input_ids", "input_ids") if name in inputs), 0)
+        # BLIP-2 gives the answer alone, decoders behind an encoder their start, others what they were given before it;
+        # BLIP leaves out the last token of that.
+        if made.shape[1] - tokens not in (0, 1, given - 1, given):
+            raise RuntimeError(f"transformers wrote {made.shape[1] - given} tokens per request, not {tokens}")
+        return int(made.shape[0] * tokens)
 
 
 class Ours:
     """beheld on an enlarged checkpoint."""
 
-    def __init__(self, folder: Path, requests: int) -> None:
+    def __init__(self, made: Any, folder: Path, requests: int) -> None:
         from beheld import LLM
 
-        options = {"max_num_seqs": requests, "kv_cache_memory_bytes": 1 << 29}
+        self._made = made
+        options = {"max_num_seqs": requests, "kv_cache_memory_bytes": 1 << 29} | made.options()
         self._llm = LLM(str(folder), dtype="float32", disable_log_stats=True, seed=0, **options)
 
-    def answer(self, family: str, asks: list[Any]) -> int:
+    def answer(self, asks: list[Any], tokens: int) -> int:
         """Answer all requests in one call; the number of tokens written."""
         from beheld import SamplingParams
-        from tests.oracle.test_oracle import request
 
-        tokens = asks[0].max_tokens
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        outputs = self._llm.generate([request(family, ask) for ask in asks], params, use_tqdm=False)
+        outputs = self._llm.generate([self._made.request(ask) for ask in asks], params, use_tqdm=False)
         written = sum(len(output.outputs[0].token_ids) for output in outputs)
         if written != tokens * len(asks):
             raise RuntimeError(f"beheld wrote {written} tokens, not {tokens * len(asks)}")
@@ -220,15 +337,16 @@ def measure(
     `clock` is a name in CLOCKS.
     """
     now = CLOCKS[clock]
-    path = make(family, folder / family, scale)
-    theirs, ours = Theirs(family, path), Ours(path, requests)
+    path = folder / family
+    made = make(family, path, scale)
+    theirs, ours = Theirs(made, path), Ours(made, path, requests)
     rates: dict[str, list[float]] = {"beheld": [], "transformers": []}
     try:
         for turn in range(rounds + 1):
-            asks = questions(family, requests, tokens, turn)
+            asks = made.asks(requests, turn)
             for name in rates:
                 start = now()
-                written = ours.answer(family, asks) if name == "beheld" else theirs.answer(asks)
+                written = (ours if name == "beheld" else theirs).answer(asks, tokens)
                 if turn > 0:
                     rates[name].append(written / (now() - start))
     finally:
@@ -252,8 +370,9 @@ def families(only: str | None) -> list[str]:
         SystemExit: one that is named is not tested.
     """
     from beheld.families import page
+    from beheld.families.text_types import TEXT_TYPES
 
-    known = [each.name for each in page.tested()]
+    known = list(dict.fromkeys([*(each.name for each in page.tested()), *TEXT_TYPES]))
     chosen = only.split(",") if only else known
     if strange := [name for name in chosen if name not in known]:
         sys.exit(f"not a tested family: {', '.join(strange)}; known are {', '.join(known)}")
@@ -276,8 +395,6 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     import torch
 
-    from tests import tiny
-
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     speeds, failed = [], {}
@@ -285,8 +402,6 @@ def main(arguments: list[str] | None = None) -> None:
     for family in chosen:
         with tempfile.TemporaryDirectory(prefix="beheld-families-") as folder:
             try:
-                if family not in tiny.TINY:
-                    raise LookupError("no tiny checkpoint with these versions of the libraries")
                 speed = measure(family, Path(folder), **options, clock=given.clock)
             except Exception as error:  # One family's failure is its row of the table, not the end of the others.
                 failed[family] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

@@ -214,7 +214,7 @@ def tiny_config(kind: str) -> Any:
         sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     # One name for each size: what others stand for would be set twice.
     sizes = {name: value for name, value in sizes.items() if known.attribute_map.get(name) not in sizes}
-    return known(**sizes | PECULIAR.get(kind, {}))
+    return known(**tiny._reshape.get()(sizes | PECULIAR.get(kind, {})))
 
 
 def make(kind: str, folder: Path) -> Any:

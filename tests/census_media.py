@@ -7,6 +7,7 @@ census_sound.py.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
@@ -131,7 +132,7 @@ def tiny_config(kind: str, own: Mapping[str, Any]) -> Any:
         if isinstance(part, str) or not dataclasses.is_dataclass(part):
             continue
         made[name] = small(part, given, _TOWER if name.startswith("vision") else SIZES)
-    return known(**made)
+    return known(**tiny._reshape.get()(made))
 
 
 def make(kind: str, recipe: Recipe, folder: Path) -> tuple[Any, Any]:
@@ -172,6 +173,11 @@ CLIP, OTHER_CLIP = "a video", "another video"
 _CLIPS = {CLIP: 5, OTHER_CLIP: 6}
 
 
+def _clip_seed(name: str) -> int:
+    """Return the seed of a video: that of its name, or the number that it has in place of one."""
+    return _CLIPS.get(name) or int(name)
+
+
 def times(count: int) -> dict[str, Any]:
     """Return when the frames of a video are."""
     return {"total_num_frames": count, "fps": 2.0, "duration": count / 2, "frames_indices": list(range(count))}
@@ -206,7 +212,7 @@ def given(recipe: Recipe, media: Any) -> dict[str, Any]:
     if isinstance(media, Sounds):
         return {"audio": [(wave, recipe.rate) for wave in media]}
     if isinstance(media, str):
-        return {"video": (tiny.frames(recipe.frames, _CLIPS[media]), times(recipe.frames))}
+        return {"video": (tiny.frames(recipe.frames, _clip_seed(media)), times(recipe.frames))}
     return {"image": media} if media else {}
 
 
@@ -223,14 +229,12 @@ def prompt(recipe: Recipe, media: Any) -> str:
     return f"<|im_start|>user\n{marks}What is it, and where does it stand?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[list[int], list[int], Any]:
-    """Return the prompt's ids, transformers' greedy answer and the logits of each step (N, V)."""
-    from transformers import GenerationConfig
-
+def prepared(processor: Any, recipe: Recipe, asked: Any) -> tuple[dict[str, Any], Callable[[], list[int]] | None]:
+    """Return transformers' inputs of a prompt with these media, and what finds its ids where they do not have them."""
     words = prompt(recipe, asked)
     media: dict[str, Any] = {"images": [asked]} if asked else {}
     if isinstance(asked, str):
-        clip, when = tiny.frames(recipe.frames, _CLIPS[asked]), times(recipe.frames)
+        clip, when = tiny.frames(recipe.frames, _clip_seed(asked)), times(recipe.frames)
         media = {"videos": [clip], "video_metadata": [when], "do_sample_frames": False}
     if isinstance(asked, Sounds):
         media = {"audio": list(asked)}
@@ -249,14 +253,43 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         told = recipe.options | recipe.sizes if media else {}
         inputs = dict(reads(text=[words], return_tensors="pt", **media, **told))
     inputs.pop("video_metadata", None)
+    return inputs, found
+
+
+def settings(processor: Any, recipe: Recipe, inputs: Mapping[str, Any]) -> Any:
+    """Return transformers' settings of a greedy answer that no token ends."""
+    from transformers import GenerationConfig
+
     begins = {}
     if "decoder_input_ids" in inputs:
         begins = {"decoder_start_token_id": inputs["decoder_input_ids"][0, 0].item()}
     elif recipe.begins:
         begins = {"decoder_start_token_id": processor.tokenizer.convert_tokens_to_ids(recipe.begins)}
+    return GenerationConfig(do_sample=False, pad_token_id=0, **begins)
+
+
+def request(recipe: Recipe, media: Any) -> dict[str, Any]:
+    """Return a prompt with these media as the engine takes it."""
+    items, words = given(recipe, media), prompt(recipe, media)
+    words = words.removeprefix(recipe.start) if recipe.placed else words
+    return {"prompt": words} | ({"multi_modal_data": items} if items else {})
+
+
+def options(recipe: Recipe) -> dict[str, Any]:
+    """Return an engine's options that the questions need."""
+    most = {"image": recipe.most} if recipe.image else {}
+    most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
+    sizes = dict(recipe.sizes) or None
+    return {"max_model_len": recipe.room, "mm_processor_kwargs": sizes, "limit_mm_per_prompt": most}
+
+
+def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[list[int], list[int], Any]:
+    """Return the prompt's ids, transformers' greedy answer and the logits of each step (N, V)."""
+    inputs, found = prepared(processor, recipe, asked)
+    greedy = settings(processor, recipe, inputs)
     for part in (recipe.speaker(model), model):
-        part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, **begins)
-    model = model if media else recipe.speaker(model)
+        part.generation_config = copy.deepcopy(greedy)
+    model = model if asked else recipe.speaker(model)
     with torch.inference_mode():
         made = model.generate(
             **inputs,
@@ -267,7 +300,7 @@ def expected(model: Any, processor: Any, recipe: Recipe, asked: Any) -> tuple[li
         )
     ids = found() if found else inputs["decoder_input_ids" if recipe.start else "input_ids"][0].tolist()
     if recipe.begins:
-        ids = [begins["decoder_start_token_id"]]
+        ids = [greedy.decoder_start_token_id]
     return ids, made.sequences[0, -len(made.logits) :].tolist(), torch.cat(list(made.logits))
 
 
@@ -277,19 +310,9 @@ def compare(folder: Path, model: Any, processor: Any, recipe: Recipe) -> str:
 
     asked = questions(recipe)
     wanted = [expected(model, processor, recipe, media) for media in asked]
-    requests: list[Any] = []
-    for media in asked:
-        items = given(recipe, media)
-        words = prompt(recipe, media)
-        words = words.removeprefix(recipe.start) if recipe.placed else words
-        requests.append({"prompt": words} | ({"multi_modal_data": items} if items else {}))
-    most = {"image": recipe.most} if recipe.image else {}
-    most |= ({"video": 1} if recipe.video else {}) | ({"audio": recipe.most} if recipe.audio else {})
-    options = {
-        "max_num_batched_tokens": 64, "num_gpu_blocks_override": 512, "max_model_len": recipe.room,
-        "mm_processor_kwargs": dict(recipe.sizes) or None, "limit_mm_per_prompt": most,
-    }  # fmt: skip
-    for way, outputs in census.answers(folder, requests, options):
+    requests: list[Any] = [request(recipe, media) for media in asked]
+    room = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 512}
+    for way, outputs in census.answers(folder, requests, room | options(recipe)):
         for media, (ids, tokens, logits_NV), output in zip(asked, wanted, outputs, strict=True):
             kind = "sounds" if isinstance(media, Sounds) else "images"
             name = "a prompt with a video" if isinstance(media, str) else f"a prompt of {len(media)} {kind}"

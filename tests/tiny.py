@@ -16,7 +16,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = [
     "pictures",
     "prompt",
     "reshaped",
+    "reshaping",
     "sound",
     "wav",
     "wrap",
@@ -645,12 +647,19 @@ def reshaped(name: str, folder: Path, reshape: Callable[[dict[str, Any]], dict[s
     """A checkpoint as `name`'s, but of the shape that `reshape` makes of its config.json, in the new `folder`; kept
     by no one. Adapters that the checkpoint brings keep their shape."""
     folder.mkdir(parents=True)
+    with reshaping(reshape):
+        (TINY | APART)[name](folder)
+    return folder
+
+
+@contextmanager
+def reshaping(reshape: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """Make checkpoints, those of the census too, of the shape that `reshape` makes of their configuration's entries."""
     token = _reshape.set(reshape)
     try:
-        TINY[name](folder)
+        yield
     finally:
         _reshape.reset(token)
-    return folder
 
 
 def _cache_folder(name: str) -> Path:

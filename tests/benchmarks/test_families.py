@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import families
+from benchmarks import families, families_census
 from tests import tiny
 
 
@@ -27,20 +28,26 @@ def test_widths_and_heads_grow_and_nothing_else_does() -> None:
         "head_dim": 16,
         "vocab_size": 512,
     }
+    assert families.enlarged({"n_embed": 8, "hidden_size": 8}, 2, ("hidden_size",), frozenset(("n_embed",))) == {
+        "n_embed": 16,
+        "hidden_size": 8,
+    }
 
 
 def test_a_checkpoint_is_made_anew_in_the_shape_asked_for(tmp_path: Path) -> None:
-    made = json.loads((families.make("llava", tmp_path / "llava", 2) / "config.json").read_text(encoding="utf-8"))
+    families.make("llava", tmp_path / "llava", 2)
+    made = json.loads((tmp_path / "llava" / "config.json").read_text(encoding="utf-8"))
     kept = json.loads((tiny.checkpoint("llava") / "config.json").read_text(encoding="utf-8"))
     assert made["text_config"]["hidden_size"] == 2 * kept["text_config"]["hidden_size"]
     assert made["vision_config"]["num_attention_heads"] == 2 * kept["vision_config"]["num_attention_heads"]
     # What is made later has its own shape again.
-    again = json.loads((families.make("llava", tmp_path / "again", 1) / "config.json").read_text(encoding="utf-8"))
+    families.make("llava", tmp_path / "again", 1)
+    again = json.loads((tmp_path / "again" / "config.json").read_text(encoding="utf-8"))
     assert again == kept
 
 
 def test_every_round_asks_of_other_media() -> None:
-    first, second = (families.questions("llava", 4, 8, turn) for turn in (0, 1))
+    first, second = (families.subject("llava").asks(4, turn) for turn in (0, 1))
     media = [image for ask in (*first, *second) for image in ask.images]
     assert len(set(media)) == 8
 
@@ -51,7 +58,7 @@ def test_both_engines_answer_and_a_family_that_fails_is_a_row(
 ) -> None:
     make = families.make
 
-    def make_one(family: str, folder: Path, scale: int) -> Path:
+    def make_one(family: str, folder: Path, scale: int) -> Any:
         if family == "fuyu":
             raise ValueError("cannot be scaled\nbecause")
         return make(family, folder, scale)
@@ -70,6 +77,28 @@ def test_both_engines_answer_and_a_family_that_fails_is_a_row(
     assert lines[-1] == "| fuyu | not measured: ValueError: cannot be scaled | | |"
 
 
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("family", ["rwkv", "pix2struct", "whisper", "phi3_v"])
+def test_every_kind_of_checkpoint_is_asked_in_batches(family: str, tmp_path: Path) -> None:
+    """Types of text and of media that the census makes, transcripts, and processors that take one prompt."""
+    speed = families.measure(family, tmp_path, requests=2, tokens=3, scale=2, rounds=1)
+    assert speed.beheld > 0
+    assert speed.transformers > 0
+
+
+def test_every_type_that_runs_has_a_checkpoint() -> None:
+    for family in families.families(None):
+        assert families.subject(family) is not None
+
+
+def test_inputs_of_several_prompts_are_one_batch() -> None:
+    first, second = torch.tensor([[1, 2]]), torch.tensor([[3, 4]])
+    parts = [{"ids": each, "sizes": [5], "delay": 6, "count": torch.tensor(7)} for each in (first, second)]
+    made = families_census.joined(parts)
+    assert made["ids"].tolist() == [[1, 2], [3, 4]]
+    assert (made["sizes"], made["delay"], made["count"].item()) == ([5, 5], 6, 7)
+
+
 def test_families_that_are_not_tested_are_named() -> None:
     with pytest.raises(SystemExit, match="not a tested family: nosuch"):
         families.families("llava,nosuch")
@@ -78,8 +107,6 @@ def test_families_that_are_not_tested_are_named() -> None:
 @pytest.fixture
 def one_thread() -> Any:
     """The benchmark sets the number of threads for its process; tests after this one get theirs back."""
-    import torch
-
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
