@@ -100,7 +100,7 @@ class Service:
         self._reader = Reader(
             self.admission,
             options,
-            replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+            replace(limits.JSON, values=max(limits.JSON.values, 2 * _longest(llm))),
             self._starts,
             llm.host,
         )
@@ -673,6 +673,12 @@ class Service:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
         client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
+
+
+def _longest(llm: AsyncLLM) -> int:
+    """The most tokens of a prompt."""
+    pooler = llm.info.pooler
+    return max(llm.config.max_model_len, (pooler.longest or 0) if pooler is not None else 0)
 
 
 def _html(name: str) -> Response:
