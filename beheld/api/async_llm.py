@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from beheld.api import transcribe
+from beheld.api import long_texts, transcribe
 from beheld.api.beam import answer_of, blaming_beams, step_of
 from beheld.api.collectors import Params, RequestCollector, collector_of
 from beheld.api.pools import Pools, has_grammar
@@ -68,6 +68,10 @@ __all__ = [
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Messages = Sequence[Mapping[str, Any]]
+
+
+# Parts of one text that the engine has at a time.
+_PARTS_AT_ONCE = 4
 
 
 class Pieces(StrEnum):
@@ -351,7 +355,49 @@ class AsyncLLM:
             pooling_params: what to make of it; None takes the model's defaults.
         """
         params = PoolingParams() if pooling_params is None else pooling_params
+        if long_texts.may_be_long(prompt, params, self.info.pooler, self.config.max_model_len):
+            return self._encode_parts(prompt, params, request_id, lora_request, priority, client)
         return self._answer(prompt, params, request_id, lora_request, priority, Pieces.FINAL, client=client)
+
+    async def _encode_parts(
+        self,
+        prompt: Any,
+        params: PoolingParams,
+        request_id: str | None,
+        lora: LoRARequest | None,
+        priority: int,
+        client: str,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """The vector of a text that may be longer than the model reads: the mean of its parts' vectors."""
+        params.verify()
+        name = str(next(self._numbers)) if request_id is None else request_id
+        pool = self._pools.of(prompt, params)
+        ids = await self._run_in(pool, client, self._inputs.ids_of_long, prompt, params)
+        parts = long_texts.parts_of(prompt, ids, self.config.max_model_len)
+        own = params if len(parts) == 1 else long_texts.alone(params)
+        room = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+        async def one(number: int, part: PromptType) -> PoolingRequestOutput:
+            async with room:
+                whole = len(parts) == 1
+                made = self._answer(
+                    part, own, name if whole else f"{name}-{number}", lora, priority, Pieces.FINAL, client=client
+                )
+                async with contextlib.aclosing(made) as outputs:
+                    async for output in outputs:
+                        found: PoolingRequestOutput = output
+                        return found
+            raise AssertionError("a request ended without an output")
+
+        tasks = [asyncio.ensure_future(one(number, part)) for number, part in enumerate(parts)]
+        try:
+            outputs = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert self.info.pooler is not None
+        yield outputs[0] if len(parts) == 1 else long_texts.joined(outputs, name, prompt, params, self.info.pooler)
 
     async def transcribe(
         self,

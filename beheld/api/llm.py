@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from beheld.api import iterables, scoring
+from beheld.api import iterables, long_texts, scoring
 from beheld.api.beam import beam_search
 from beheld.api.collectors import Params
 from beheld.api.feed import Job, Jobs, Reading, Run
@@ -21,7 +22,7 @@ from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both, start_processes
 from beheld.core.beams import BeamSearchOutput, BeamSearchParams, checked
 from beheld.core.config import EngineArgs
-from beheld.core.errors import EngineDeadError, ParamsError
+from beheld.core.errors import EngineDeadError, ParamsError, UserError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import (
     ClassificationRequestOutput,
@@ -278,8 +279,52 @@ class LLM:
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
         params = _pooling(pooling_params, pooling_task, truncate_prompt_tokens)
+        if self._info.pooler is not None and self._info.pooler.longest is not None:
+            return self._encoded_in_parts(list(items), params, lora_request, priority, use_tqdm, on_error)
         jobs = self._jobs(items, params, lora_request, priority)
         return self._all(jobs, use_tqdm, on_error)
+
+    def _encoded_in_parts(
+        self,
+        items: list[Any],
+        params: PoolingParams | Sequence[PoolingParams],
+        lora: LoRARequest | Sequence[LoRARequest | None] | None,
+        priority: int | Sequence[int] | None,
+        use_tqdm: bool | Callable[..., Any],
+        on_error: str,
+    ) -> list[PoolingRequestOutput]:
+        """The same where a text that is longer than the model reads is read in parts."""
+        info, most = self._info.pooler, self._config.max_model_len
+        assert info is not None
+        named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))
+        _check_counts({name: len(value) for name, value in named if isinstance(value, list | tuple)}, len(items))
+        parts: list[list[Any]] = []
+        for index, item in enumerate(items):
+            parts.append([item])
+            own = _entry_or_common(params, index)
+            if long_texts.may_be_long(item, own, info, most):
+                # Its error is that of its job, which has the item whole.
+                with contextlib.suppress(UserError):
+                    parts[-1] = long_texts.parts_of(item, self._inputs.ids_of_long(item, own), most)
+        places = [index for index, own in enumerate(parts) for _ in own]
+
+        def of_parts(values: Any) -> Any:
+            return [values[index] for index in places] if isinstance(values, list | tuple) else values
+
+        each: list[PoolingParams] = [_entry_or_common(params, index) for index in places]
+        each = [
+            long_texts.alone(own) if len(parts[index]) > 1 else own for index, own in zip(places, each, strict=True)
+        ]
+        flat = [part for own in parts for part in own]
+        jobs = self._jobs(flat, each, of_parts(lora), of_parts(priority))
+        outputs = iter(self._all(jobs, use_tqdm, on_error))
+        found: list[PoolingRequestOutput] = []
+        for index, own_parts in enumerate(parts):
+            own_outputs = [next(outputs) for _ in own_parts]
+            own = _entry_or_common(params, index)
+            joined = partial(long_texts.joined, own_outputs, own_outputs[0].request_id, items[index], own, info)
+            found.append(own_outputs[0] if len(own_parts) == 1 else joined())
+        return found
 
     def embed(
         self,

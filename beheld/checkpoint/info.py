@@ -220,7 +220,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
     return ModelInfo(
         path=str(path),
         name=args.model or "mote",
-        architecture=_architecture(config),
+        architecture=family.late.get(_architecture(config), _architecture(config)),
         model_type=config.model_type,
         family=package,
         checkpoint_dtype=_dtype_name(config, text),

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from beheld.checkpoint.checks.safetensors import shapes_of
 from beheld.checkpoint.files import read_json, read_json_list
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
-from beheld.core.pooling import DenseLayer, PoolerConfig, PoolerInfo, runner_and_convert
+from beheld.core.pooling import LONGEST, DenseLayer, PoolerConfig, PoolerInfo, runner_and_convert
 from beheld.families.family import Family
 from beheld.utils.log import get_logger
 
@@ -27,6 +28,11 @@ _BY_PROBLEM = {
     "single_label_classification": "",
     "multi_label_classification": "sigmoid",
 }
+# Entries that say how wide a vector of ColBERT's is, and the file of its own code that does.
+_WIDTHS = ("colbert_dim", "dim", "projection_dim")
+_COLBERTS = "artifact.metadata"
+# Its layer.
+_LINEAR = "linear"
 _METHODS = ("from_2_way_softmax", "no_post_processing")
 
 
@@ -41,7 +47,7 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
     architecture = (getattr(config, "architectures", None) or [""])[0]
     tokens = _entry(config, "classifier_from_token")
     classifies = architecture.endswith((_CLASSIFIES, _CLASSIFIES_TOKENS))
-    own = family.pools is not None
+    own = family.pools is not None or architecture in family.late
     cannot_generate = own or classifies or family.encodes or _is_bare(config, architecture, family)
     if runner == "generate" and cannot_generate:
         raise ConfigError(
@@ -60,7 +66,7 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
         return None
     found = _of_family(config, convert, architecture, family) or _with_head(path, config, convert, architecture, family)
     if found is None:
-        found = _with_modules(path, config, modules, family)
+        found = _with_modules(path, config, modules, architecture, family)
     limits = _sentence_settings(path)
     found = replace(found, lowercase=limits.get("do_lower_case") is True, encodes=family.encodes)
     return _overridden(found, PoolerConfig.of(args.override_pooler_config))
@@ -215,7 +221,9 @@ def _activation(config: Any, count: int) -> str:
 # ---------------------------------------------------------------------- vectors
 
 
-def _with_modules(path: Path, config: Any, modules: Sequence[Mapping[str, Any]], family: Family) -> PoolerInfo:
+def _with_modules(
+    path: Path, config: Any, modules: Sequence[Mapping[str, Any]], architecture: str, family: Family
+) -> PoolerInfo:
     """Return how a model of vectors pools, by sentence-transformers' modules if there are any."""
     text = config.get_text_config(decoder=True)
     sizes = getattr(config, "matryoshka_dimensions", None) or ()
@@ -227,7 +235,7 @@ def _with_modules(path: Path, config: Any, modules: Sequence[Mapping[str, Any]],
         matryoshka_dimensions=tuple(int(size) for size in sizes),
     )
     if not modules:
-        return found
+        return _of_each_token(path, config, found, ()) if architecture in family.late else found
     kinds = [str(entry.get("type", "")).rsplit(".", 1)[-1] for entry in modules]
     dense: list[DenseLayer] = []
     for kind, entry in zip(kinds, modules, strict=True):
@@ -244,8 +252,47 @@ def _with_modules(path: Path, config: Any, modules: Sequence[Mapping[str, Any]],
     if kinds and kinds[-1] != "Normalize" and "Normalize" in kinds:
         raise ModelError(f"{MODULES} has a module after Normalize, which is not available in this version.")
     _mention_prompts(path)
+    if architecture in family.late or (dense and "Pooling" not in kinds):
+        return _of_each_token(path, config, found, dense)
     width = dense[-1].width_out if dense else found.width
     return replace(found, activate="Normalize" in kinds, dense=tuple(dense), width=width)
+
+
+def _of_each_token(path: Path, config: Any, found: PoolerInfo, dense: Sequence[DenseLayer]) -> PoolerInfo:
+    """Return how a model of late interaction pools: a layer makes a vector of each token's state.
+
+    Args:
+        dense: PyLate's layers; without one, the layer's weights lie among the model's, as ColBERT's own code writes it.
+
+    Raises:
+        ModelError: no file says how wide the vectors are.
+    """
+    marks = read_json(path / "config_sentence_transformers.json")
+    before = [marks.get("query_prefix"), marks.get("document_prefix")]
+    if any(before):
+        logger.warning(
+            "The checkpoint was trained with %r before queries and %r before documents "
+            "(config_sentence_transformers.json). Here, as in vLLM, texts are used as they are: write them yourself.",
+            *before,
+        )
+    if not dense:
+        sizes = (*(_entry(config, name) for name in _WIDTHS), read_json(path / _COLBERTS).get("dim"))
+        width = next((size for size in sizes if size), None) or _rows_of(path, f"{_LINEAR}.weight")
+        if not isinstance(width, int) or width < 1:
+            raise ModelError(
+                "No file says how many numbers the vector of a token has.",
+                "Set hf_overrides={'colbert_dim': ...} to the rows of linear.weight.",
+            )
+        dense = (DenseLayer("", found.width, width, bias=False, activation="Identity"),)
+    width = dense[-1].width_out
+    return replace(found, task="token_embed", late=True, activate=True, dense=tuple(dense), width=width)
+
+
+def _rows_of(path: Path, weight: str) -> int | None:
+    """Return how many rows a weight has by the header of model.safetensors; None if it is not there yet."""
+    file = path / "model.safetensors"
+    shape = shapes_of(file).get(weight, ()) if file.is_file() else ()
+    return shape[0] if shape else None
 
 
 def _modules(path: Path) -> Sequence[Mapping[str, Any]]:
@@ -360,6 +407,14 @@ def _overridden(found: PoolerInfo, given: PoolerConfig) -> PoolerInfo:
         if not found.scores:
             raise ConfigError(f"{name}: logit_mean and logit_sigma need a model with classes.", param=name)
         changes |= {"logit_mean": float(means or 0.0), "logit_sigma": float(given.logit_sigma or 1.0)}
+    if given.enable_chunked_processing:
+        if found.scores or found.late:
+            raise ConfigError(
+                f"{name}: enable_chunked_processing is for models that give a vector of a text.",
+                "Leave it out.",
+                param=name,
+            )
+        changes["longest"] = given.max_embed_len or LONGEST
     if given.dimensions is not None:
         if found.scores or given.dimensions > found.width:
             most = "gives scores" if found.scores else f"gives vectors of {found.width} numbers"

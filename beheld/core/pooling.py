@@ -9,6 +9,8 @@ from typing import Any
 from beheld.core.errors import ConfigError
 from beheld.core.params import known_keywords, nearest
 
+# The most tokens of a text that is read in parts, unless max_embed_len says so.
+LONGEST = 1 << 17
 SEQUENCE_METHODS = ("last", "cls", "mean")
 TOKEN_METHODS = ("all", "step")
 
@@ -59,6 +61,8 @@ class PoolerInfo:
         whole: whether there is a vector of a whole prompt only, and none of each position.
         filled_to: how many tokens a text is filled up to, with those that its tokenizer fills batches with; None for as
             many as it has.
+        longest: the most tokens of a text that is read in parts where it has more than the model reads, and that gets
+            the mean of their vectors; None if such a text is refused.
         encodes: whether the model is an encoder: its attention is both ways, and nothing is kept of a prompt.
     """
 
@@ -84,6 +88,7 @@ class PoolerInfo:
     late: bool = False
     whole: bool = False
     filled_to: int | None = None
+    longest: int | None = None
     encodes: bool = False
 
     @property
@@ -129,9 +134,14 @@ class PoolerConfig:
 
     def __post_init__(self) -> None:
         name = "override_pooler_config"
-        for entry in ("enable_chunked_processing", "max_embed_len"):
-            if getattr(self, entry):
-                raise ConfigError(f"{name}: {entry} is not available in this version.", "Leave it out.", param=name)
+        if not isinstance(self.enable_chunked_processing, bool):
+            raise ConfigError(f"{name}: enable_chunked_processing must be True or False.", param=name)
+        if self.max_embed_len is not None and not self.enable_chunked_processing:
+            raise ConfigError(
+                f"{name}: max_embed_len needs enable_chunked_processing.",
+                "Set it to True, or leave both out.",
+                param=name,
+            )
         for entry in ("use_activation", "normalize", "softmax", "activation"):
             value = getattr(self, entry)
             if value is not None and not isinstance(value, bool):
@@ -142,7 +152,7 @@ class PoolerConfig:
                 raise ConfigError(f"{name}: {entry} must be a number, got {value!r}.", param=name)
         if self.logit_sigma == 0:
             raise ConfigError(f"{name}: logit_sigma must not be 0.", param=name)
-        for entry, low in (("dimensions", 1), ("step_tag_id", 0)):
+        for entry, low in (("dimensions", 1), ("step_tag_id", 0), ("max_embed_len", 1)):
             value = getattr(self, entry)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}: {entry} must be a whole number from {low}, got {value!r}.", param=name)

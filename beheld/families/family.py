@@ -261,6 +261,7 @@ class Family:
         encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
         first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
         pools: reads from the configuration how a model pools whose class gives vectors of its own, and nothing else.
+        late: architectures of models of late interaction around one of its classes -> that class.
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.
@@ -302,6 +303,7 @@ class Family:
     encodes: bool = False
     first_position: Callable[[Any], int] | None = None
     pools: Callable[[Any], PoolerInfo] | None = None
+    late: Mapping[str, str] = field(default_factory=dict)
     pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None
     state: Callable[[Any], StateShape] | None = None

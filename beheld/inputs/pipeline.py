@@ -11,7 +11,7 @@ from typing import Any
 
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo, longer_prompts
-from beheld.core.errors import ModelError, PromptError, TemplateError, UserError, first_line
+from beheld.core.errors import ConfigError, ModelError, PromptError, TemplateError, UserError, first_line
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, MediaSpan
 from beheld.core.params import Pooling, PoolingParams, Sampling, SamplingParams
 from beheld.core.request import Request
@@ -100,6 +100,9 @@ class InputPipeline:
         self.reader = PromptReader(
             info, config, args, self._family, self._tokenizer, templates, self._checks, merge_size(info)
         )
+        self._long: tuple[PromptReader, RequestChecks] | None = None
+        if info.pooler is not None and info.pooler.longest is not None:
+            self._long = self._reader_of_long_texts(info, config, args, templates, info.pooler.longest)
         self._fetcher = Fetcher(rules)
         self._maker = ItemMaker(info, config, args, self._processor, self._family, rules, self.workers)
         self.cache = self._maker.cache
@@ -110,6 +113,37 @@ class InputPipeline:
         if workers is None:
             # Processes start after everything that may raise.
             self.workers.warm()
+
+    def _reader_of_long_texts(
+        self, info: ModelInfo, config: EngineConfig, args: EngineArgs, templates: ChatTemplates, longest: int
+    ) -> tuple[PromptReader, RequestChecks]:
+        """Return what reads and checks texts of up to `longest` tokens.
+
+        Raises:
+            ConfigError: that is less than the model reads.
+        """
+        if longest < config.max_model_len:
+            raise ConfigError(
+                f"max_embed_len={longest} is below max_model_len={config.max_model_len}.",
+                "Raise it, or lower max_model_len.",
+                param="override_pooler_config",
+            )
+        longer = replace(config, max_model_len=longest)
+        checks = RequestChecks(info, longer, args, self._family)
+        family, tokenizer = self._family, self._tokenizer
+        return PromptReader(info, longer, args, family, tokenizer, templates, checks, merge_size(info)), checks
+
+    def ids_of_long(self, prompt: PromptType, params: PoolingParams) -> Sequence[int]:
+        """Return the ids of a text, or given ids, of which there may be more than the model reads.
+
+        Raises:
+            UserError: the prompt is wrong, or longer than what is read in parts, too.
+        """
+        assert self._long is not None
+        reader, checks = self._long
+        ids = reader.read_prompt(prompt, params).ids
+        checks.length(ids, (), ())
+        return ids
 
     def _check_tokenizer(self) -> None:
         """Refuse a tokenizer that makes nothing of a text, or far too much.
@@ -169,10 +203,6 @@ class InputPipeline:
                     # It may have failed before its ids were asked for, which would be kept.
                     self.reader.read_before(order.prompt)
         return made
-
-    def has_read(self, prompt: object) -> bool:
-        """Return whether a prompt is a text whose ids were read ahead, for a model without media."""
-        return type(prompt) is str and not self._info.modalities and self.reader.has_read(prompt)
 
     def plain_run(
         self,

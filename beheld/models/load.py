@@ -156,7 +156,7 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
         mapping = getattr(transformers, auto_name)._model_mapping
         if type(hf_config) in mapping:
             found = mapping[type(hf_config)]
-            if not by_tokens:
+            if not by_tokens and found.__name__ != info.architecture:
                 logger.warning("transformers has no class %s; using %s.", info.architecture, found.__name__)
             return found
     raise ModelError(
@@ -360,7 +360,8 @@ def _from_files(
         logger.info("%d weights of parts without a use here are left out (%s).", skipped, ", ".join(left_out))
     unexpected = [key for key in unexpected if not key.startswith(left_out)]
     absent = (*getattr(model, "left_out", ()), *getattr(model, "unread", ()))
-    unused = sorted(key for key in unexpected if not disabled_towers.belongs(key, absent))
+    own = pooling_head.read_apart(info)
+    unused = sorted(key for key in unexpected if not disabled_towers.belongs(key, absent) and not key.startswith(own))
     if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from beheld.checkpoint.weights import weight_files
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, first_line
 from beheld.core.pooling import DenseLayer
@@ -44,6 +45,16 @@ def unneeded(model: Any, info: ModelInfo) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters() if id(parameter) in own)
 
 
+def read_apart(info: ModelInfo) -> tuple[str, ...]:
+    """Return how the names of weights begin that lie among the model's and are this head's."""
+    pooler = info.pooler
+    if pooler is None:
+        return ()
+    if pooler.scores == "head":
+        return tuple(f"{name}." for name in _SCORES)
+    return tuple(prefix for prefix in _PREFIXES if prefix and any(not entry.folder for entry in pooler.dense))
+
+
 def give(model: Any, info: ModelInfo) -> None:
     """Give a loaded model the head of its pooler, and take its generating head away.
 
@@ -64,6 +75,12 @@ def give(model: Any, info: ModelInfo) -> None:
         embedding = model.get_input_embeddings().weight
         layers = [layer for entry in pooler.dense for layer in _dense(Path(info.path), entry)]
         model.add_module(_OWN, nn.Sequential(*layers).to(embedding.device, embedding.dtype))
+    elif pooler.scores == "head" and registry.model(info.family).scores is None and not _has_scores(model):
+        # transformers has no class with classes for this configuration; the checkpoint has their layer.
+        embedding = model.get_input_embeddings().weight
+        stored = _stored_scores(Path(info.path), info.hidden_size, pooler.width)
+        if stored is not None:
+            model.add_module(_OWN, stored.to(embedding.device, embedding.dtype))
     if head is not None:
         model.set_output_embeddings(NoHead())
     model.requires_grad_(False)
@@ -95,13 +112,47 @@ def head_of(model: Any, info: ModelInfo) -> Callable[[Tensor], Tensor]:
     return found
 
 
+def _has_scores(model: Any) -> bool:
+    return any(isinstance(getattr(model, name, None), nn.Module) for name in _SCORES)
+
+
+def _stored_scores(path: Path, width: int, count: int) -> nn.Linear | None:
+    """Return the layer of `count` classes from the files of the model's weights; None if they have none.
+
+    Raises:
+        ModelError: it is of another shape.
+    """
+    from safetensors import safe_open
+
+    for file in (path / name for name in weight_files(path) if name.endswith(".safetensors")):
+        with safe_open(file, framework="pt", device="cpu") as stored:
+            names = set(stored.keys())
+            name = next((name for name in _SCORES if f"{name}.weight" in names), None)
+            if name is None:
+                continue
+            weight_DH = stored.get_tensor(f"{name}.weight")
+            bias_D = stored.get_tensor(f"{name}.bias") if f"{name}.bias" in names else None
+        if weight_DH.shape != (count, width):
+            raise ModelError(
+                f"{name}.weight has the shape {tuple(weight_DH.shape)}, and config.json describes {count} classes of "
+                f"{width} numbers.",
+                "Check num_labels or id2label in config.json.",
+            )
+        layer = nn.Linear(width, count, bias=bias_D is not None)
+        layer.weight = nn.Parameter(weight_DH, requires_grad=False)
+        if bias_D is not None:
+            layer.bias = nn.Parameter(bias_D, requires_grad=False)
+        return layer
+    return None
+
+
 def _dense(path: Path, entry: DenseLayer) -> list[nn.Module]:
     """Return a linear layer with its weights, and what follows it.
 
     Raises:
         ModelError: the file is missing, or does not fit.
     """
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     layer = nn.Linear(entry.width_in, entry.width_out, bias=entry.bias)
     file = path / entry.folder / "model.safetensors"
@@ -109,12 +160,13 @@ def _dense(path: Path, entry: DenseLayer) -> list[nn.Module]:
     if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise ModelError(f"{entry.folder}/config.json names the activation {entry.activation!r}, which is not known.")
     try:
-        stored = load_file(file)
-        prefix = next(prefix for prefix in _PREFIXES if f"{prefix}weight" in stored)
-        layer.load_state_dict({name: stored[f"{prefix}{name}"] for name in layer.state_dict()})
+        with safe_open(file, framework="pt", device="cpu") as stored:
+            names = set(stored.keys())
+            prefix = next(prefix for prefix in _PREFIXES if f"{prefix}weight" in names)
+            layer.load_state_dict({name: stored.get_tensor(f"{prefix}{name}") for name in layer.state_dict()})
         return [layer, activation()]
-    except (OSError, StopIteration, KeyError, RuntimeError, TypeError) as error:
+    except (OSError, StopIteration, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
-            f"The layer in {entry.folder} cannot be loaded: {first_line(error)}.",
+            f"The layer in {entry.folder or 'the checkpoint'} cannot be loaded: {first_line(error)}.",
             "Fetch the checkpoint again; the layer's weights are read from its model.safetensors.",
         ) from error

@@ -28,6 +28,7 @@ from beheld.server import (
     chat,
     completions,
     generate,
+    invocations,
     limits,
     messages,
     page,
@@ -99,7 +100,7 @@ class Service:
         self._reader = Reader(
             self.admission,
             options,
-            replace(limits.JSON, values=max(limits.JSON.values, 2 * llm.config.max_model_len)),
+            replace(limits.JSON, values=max(limits.JSON.values, 2 * _longest(llm))),
             self._starts,
             llm.host,
         )
@@ -119,6 +120,7 @@ class Service:
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
+            Route("/invocations", self._guarded(self.invoke), methods=["POST"]),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),
             Route("/v1/responses", self._guarded(self.create_response), methods=["POST"]),
@@ -459,6 +461,20 @@ class Service:
         pool.__name__ = kind.__name__.removesuffix("Request").lower()
         return pool
 
+    async def invoke(self, request: Request) -> Response:
+        """POST /invocations: the body says which route answers it."""
+        info, state = self.llm.info.pooler, request.state
+        body = await self._reader.read_one_of(
+            request, lambda given: invocations.kind_of(given, info), state.held, state.notes, lambda body: body
+        )
+        adapter = request.headers.get(invocations.ADAPTER)
+        state.given = [body if adapter is None else body.model_copy(update={"model": adapter})]
+        kind = type(body)
+        del body
+        if issubclass(kind, Pooled):
+            return await self._pooling(kind)(request)
+        return await (self.chat if issubclass(kind, ChatRequest) else self.complete)(request)
+
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
         names = (*self.options.names, *(lora.lora_name for lora in self.options.loras))
@@ -553,7 +569,12 @@ class Service:
     # ------------------------------------------------------------------ how
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
+        given = getattr(request.state, "given", None)
+        if given:
+            # The route found its kind by reading it. No name holds it here, as its prompts go when they are prepared.
+            body: B = given.pop()
+        else:
+            body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
         return self._completed(body)
 
@@ -655,6 +676,12 @@ class Service:
         """The prefix cache's salt: clients with different keys or different salts share no cached prefix."""
         client = self._owner(request)
         return None if client is None and own is None else f"{client or ''}/{own or ''}"
+
+
+def _longest(llm: AsyncLLM) -> int:
+    """The most tokens of a prompt."""
+    pooler = llm.info.pooler
+    return max(llm.config.max_model_len, (pooler.longest or 0) if pooler is not None else 0)
 
 
 def _html(name: str) -> Response:

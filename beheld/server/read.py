@@ -74,10 +74,16 @@ class Reader:
             HttpError: 400, 408, 413, 415 or 503, with the field at fault if there is one.
             ClientDisconnect: the client disconnected.
         """
+        return await self.read_one_of(request, lambda _: kind, held, notes, made)
+
+    async def read_one_of(
+        self, request: Request, choose: Callable[[Any], type[B]], held: Hold, notes: Notes, made: Callable[[B], T]
+    ) -> T:
+        """The same of a body whose kind `choose` says, from its JSON; it may raise HttpError."""
         self._admission.check(client=held.client)
         _check_headers(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, held.client, self._parsed, body, kind, notes, made)
+        return await self._in_turn(body, held.client, self._parsed, body, choose, notes, made)
 
     async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
         """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
@@ -114,8 +120,11 @@ class Reader:
         async with self._pool_turns.turn(client):
             return await self._host.run(self._pool, client, parse, *arguments)
 
-    def _parsed(self, body: bytearray | mmap, kind: type[B], notes: Notes, made: Callable[[B], T]) -> T:
-        return made(checked(parse(body, self._bounds), kind, notes))
+    def _parsed(
+        self, body: bytearray | mmap, choose: Callable[[Any], type[B]], notes: Notes, made: Callable[[B], T]
+    ) -> T:
+        value = parse(body, self._bounds)
+        return made(checked(value, choose(value), notes))
 
     async def _body(self, request: Request, held: Hold, pace: Pace) -> bytearray | mmap:
         most = self._options.max_body_bytes

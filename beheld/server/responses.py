@@ -8,7 +8,7 @@ from typing import Any
 STREAMED = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate"),
-        *("/v1/audio/transcriptions", "/v1/audio/translations"),
+        *("/v1/audio/transcriptions", "/v1/audio/translations", "/invocations"),
     }
 )
 
@@ -192,6 +192,7 @@ RESPONSES: dict[str, Any] = {
             "meta": _ANY,
         }
     ),
+    "Invoked": {"anyOf": [_named(name) for name in ("ChatCompletion", "Completion", "Pooled", "Embedded", "Ranked")]},
     "MessageAnswer": _object(
         {
             "id": _TEXT,
@@ -264,6 +265,7 @@ SHOWN = {
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
     "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
+    "/invocations": "Invoked",
     "/v1/messages": "MessageAnswer",
     "/v1/messages/count_tokens": "InputTokens",
     "/v1/responses": "Response",

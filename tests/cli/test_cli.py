@@ -44,6 +44,12 @@ def run(capsys: Capture, *words: Any) -> tuple[int, str, str]:
     return status, shown.out, shown.err
 
 
+def test_without_a_command_all_are_shown(capsys: Capture) -> None:
+    status, out, notes = run(capsys)
+    assert (status, out) == (2, "")
+    assert {"ask", "serve", "doctor"} <= set(notes.split())
+
+
 def test_only_the_answer_is_on_standard_output(capsys: Capture, picture: Path, model: list[str]) -> None:
     status, plain, _ = run(capsys, "ask", picture, "What is this?", "--max-tokens", 6, *model)
     assert status == 0

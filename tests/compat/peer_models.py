@@ -80,6 +80,19 @@ def _colpali(folder: Path) -> None:
     test_late.checkpoint("colpali", folder)
 
 
+def _colbert(folder: Path) -> None:
+    """BERT with the layer of late interaction among its weights, as ColBERT's own code writes it."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoints.encoder(folder, "BertModel", max_position_embeddings=512)
+    file = folder / "model.safetensors"
+    drawn = torch.randn(96, 64, generator=torch.Generator().manual_seed(3))
+    weights = {f"bert.{name}": value for name, value in load_file(file).items()}
+    save_file({**weights, "linear.weight": drawn}, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    checkpoints.write(folder / "config.json", config | {"architectures": ["HF_ColBERT"]})
+
+
 def _scored(folder: Path) -> None:
     """Qwen2.5-VL with two classes, as vLLM's class of such a checkpoint names the head."""
     from safetensors.torch import load_file, save_file
@@ -118,6 +131,7 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
     ),
     "Qwen/Qwen3-VL-Reranker-2B": example_repositories._judge("qwen3_vl"),
     "vidore/colpali-v1.3-hf": _colpali,
+    "answerdotai/answerai-colbert-small-v1": _colbert,
     "mistralai/Voxtral-Mini-4B-Realtime-2602": example_repositories._sound("voxtral_realtime"),
 }
 _REASONED = ("<think>", "\nOne", " and", " one", " is", " asked", " for.", "</think>", "\n\nIt is 2,", " I think.")

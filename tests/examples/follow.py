@@ -146,7 +146,7 @@ class Walk:
             return
         for command in commands(block):
             # What runs is this checkout, installed or not.
-            text = re.sub(r"^pip install -e \S+ && ", "", stand_ins(command))
+            text = re.sub(r"^pip install (-e )?\S+ && ", "", stand_ins(command))
             exported = re.fullmatch(r"export (\w+)=(\S+)", text)
             if exported:
                 self._environment[exported[1]] = exported[2]

@@ -112,6 +112,32 @@ def test_vectors_as_a_bare_body(running: Running, vectors: torch.Tensor) -> None
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "encoding_format")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": TEXTS}),
+        ("/v1/embeddings", {"messages": talk("x"), "encoding_format": "base64"}),
+        ("/pooling", {"input": TEXTS[0], "task": "token_embed"}),
+        ("/v2/embed", {"texts": TEXTS[:1]}),
+        ("/score", {"queries": TEXTS[0], "documents": TEXTS}),
+        ("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1]}),
+        ("/rerank", {"query": TEXTS[0], "documents": TEXTS}),
+    ],
+)
+def test_sagemakers_route_answers_what_the_body_asks(running: Running, path: str, body: dict[str, Any]) -> None:
+    plain, found = running.post(path, body), running.post("/invocations", body)
+    assert (plain.status_code, found.status_code) == (200, 200), found.text
+    for answer in (one := plain.json()), (other := found.json()):
+        for name in ("id", "created", "usage"):
+            answer.pop(name, None)
+    assert one == other
+
+
+def test_sagemakers_route_names_what_a_model_of_vectors_reads(running: Running) -> None:
+    refused = running.post("/invocations", {"prompt": "x"}).json()["error"]
+    assert refused["remedy"] == "Send one with input or messages, both sides of pairs, or a query and documents."
+
+
 def test_conversations_with_images(running: Running) -> None:
     first, second, again = (
         running.post("/v1/embeddings", {"messages": talk("What is this?", url)}).json()["data"][0]["embedding"]

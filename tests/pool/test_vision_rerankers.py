@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 from beheld import LLM
-from beheld.core.errors import ParamsError
+from beheld.core.errors import ModelError, ParamsError
 from tests import tiny
 from tests.oracle import reference
+from tests.pool import checkpoints
 from tests.tiny_media import picture
 
 SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 96}
@@ -114,3 +117,20 @@ def test_embedders(family: str) -> None:
     with LLM(str(tiny.checkpoint(family)), runner="pooling", **SMALL) as llm:
         found = torch.tensor([output.outputs.embedding for output in llm.embed(prompts, use_tqdm=False)])
     torch.testing.assert_close(found, torch.stack(wanted), atol=2e-5, rtol=1e-4)
+
+
+def test_classes_of_a_model_that_transformers_only_generates_with(tmp_path: Path) -> None:
+    """Qwen2.5-VL's layer of classes, which vLLM reads beside the model's weights."""
+    folder = checkpoints.copied("qwen2_5_vl", tmp_path / "classes", id2label={"0": "no", "1": "yes"})
+    file = folder / "model.safetensors"
+    width = reference.model("qwen2_5_vl").config.get_text_config().hidden_size
+    layer = torch.randn(2, width, generator=torch.Generator().manual_seed(3))
+    save_file({**load_file(file), "score.weight": layer}, file, metadata={"format": "pt"})
+    with LLM(str(folder), runner="pooling", convert="classify", **SMALL) as llm:
+        prompt = {"prompt": f"{IMAGE}two", "multi_modal_data": {"image": picture(*SIZES[0])}}
+        (output,) = llm.classify([prompt], use_tqdm=False)
+    state, _ = made("qwen2_5_vl", f"{IMAGE}two", [picture(*SIZES[0])])
+    torch.testing.assert_close(torch.tensor(output.outputs.probs), (layer @ state).softmax(-1), atol=1e-5, rtol=1e-4)
+    save_file({**load_file(file), "score.weight": layer[:1]}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="2 classes"):
+        LLM(str(folder), runner="pooling", convert="classify", **SMALL)

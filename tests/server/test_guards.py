@@ -23,6 +23,7 @@ from tests.server.test_refusals import routes
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 GENERATE = "/inference/v1/generate"
+INVOKE = "/invocations"
 EMBED = "/v1/embeddings"
 SIDES = {"text_1": "x", "text_2": "y"}
 RANKED = {"query": "x", "documents": ["y"]}
@@ -52,6 +53,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     COMPLETE: {"prompt": "x", "max_tokens": 1},
     GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}},
     **POOLED,
+    INVOKE: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COUNT: {"messages": [{"role": "user", "content": "x"}]},
     RESPONSES: {"input": "x", "max_output_tokens": 1},
@@ -77,7 +79,7 @@ ABSENT = (STREAM, RESPONSE, CANCEL)
 # The methods of a route, where they are not GET alone, or POST with a body.
 METHODS = {"/ping": ("GET", "POST"), RESPONSE: ("GET", "DELETE"), CANCEL: ("POST",), **dict.fromkeys(FORMS, ("POST",))}
 # Routes that take a conversation, hence media.
-TALKING = (CHAT, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
+TALKING = (CHAT, INVOKE, "/tokenize", EMBED, "/pooling", "/classify", MESSAGES, COUNT, RESPONSES)
 
 Guard = Callable[[Running, str], None]
 
@@ -102,7 +104,7 @@ def conversation(path: str, text: str, *urls: str) -> dict[str, Any]:
         item = {"role": "user", "content": [*parts, {"type": "input_text", "text": text}]}
         return {"input": [item], "max_output_tokens": 1}
     if path not in (MESSAGES, COUNT):
-        return {"messages": talk(text, *urls), **({"max_tokens": 1} if path == CHAT else {})}
+        return {"messages": talk(text, *urls), **({"max_tokens": 1} if path in (CHAT, INVOKE) else {})}
     blocks: list[dict[str, Any]] = [{"type": "image", "source": source_of(url)} for url in urls]
     messages = [{"role": "user", "content": [*blocks, {"type": "text", "text": text}]}]
     return {"messages": messages, **({"max_tokens": 1} if path == MESSAGES else {})}
@@ -166,7 +168,13 @@ def other_methods(running: Running, path: str) -> None:
 def counts(running: Running, path: str) -> None:
     """Too many of anything that can be many."""
     many: dict[str, list[tuple[dict[str, Any], int]]] = {
-        CHAT: [({"n": 9}, 400), ({"messages": talk() * 5000}, 400), (conversation(CHAT, "x", *[data_url()] * 5), 400)],
+        **{
+            path: [
+                (body, 400)
+                for body in ({"n": 9}, {"messages": talk() * 5000}, conversation(path, "x", *[data_url()] * 5))
+            ]
+            for path in (CHAT, INVOKE)
+        },
         **{
             path: [({"messages": talk() * 5000}, 400), (conversation(path, "x", *[data_url()] * 5), 400)]
             for path in (MESSAGES, COUNT)
@@ -224,7 +232,7 @@ def sanitised_text(running: Running, path: str) -> None:
     elif path == MESSAGES:
         usage = answer.json()["usage"]
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == found["count"]
-    elif path == CHAT:
+    elif path in (CHAT, INVOKE):
         assert answer.json()["usage"]["prompt_tokens"] == found["count"]
     elif path == "/tokenize":
         assert running.llm.info.placeholder_ids["image"] not in answer.json()["tokens"]
@@ -250,7 +258,11 @@ def test_86_every_route_has_a_row(running: Running) -> None:
     paths = running.get("/openapi.json").json()["paths"]
     for path in POSTS:
         name = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-        talks = not {"messages", "instructions"}.isdisjoint(document[name]["properties"])
+        # One route takes the bodies of others.
+        several = [choice["$ref"].rsplit("/", 1)[1] for choice in document[name].get("anyOf", ())]
+        talks = any(
+            not {"messages", "instructions"}.isdisjoint(document[name]["properties"]) for name in several or [name]
+        )
         assert talks == (path in TALKING), "what takes media needs their guards"
 
 

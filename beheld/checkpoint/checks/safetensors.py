@@ -40,7 +40,24 @@ def count_numbers(path: Path) -> int:
     return count
 
 
+def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a safetensors file and their shapes, by its header.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    header, _ = _header(file)
+    entries = {key: entry.get("shape") for key, entry in header.items() if isinstance(entry, dict)}
+    return {key: tuple(shape) for key, shape in entries.items() if isinstance(shape, list)}
+
+
 def _numbers(file: Path) -> int:
+    header, data = _header(file)
+    return sum(_count(file, key, entry, data) for key, entry in header.items() if key != "__metadata__")
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the header, and how many bytes follow it."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -52,7 +69,7 @@ def _numbers(file: Path) -> int:
             raise ModelError(f"The header of {file.name} cannot be read.", _REMEDY) from error
     if not isinstance(header, dict):
         raise ModelError(f"The header of {file.name} is not a JSON object.", _REMEDY)
-    return sum(_count(file, key, entry, size - 8 - length) for key, entry in header.items() if key != "__metadata__")
+    return header, size - 8 - length
 
 
 def _count(file: Path, key: str, entry: Any, num_bytes: int) -> int:

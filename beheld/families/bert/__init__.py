@@ -5,4 +5,10 @@ from __future__ import annotations
 from beheld.families._shared.encoders.config import learned_only
 from beheld.families.family import Family
 
-FAMILY = Family(model_types=("bert",), encodes=True, both_ways="prompt", convert={"bert": learned_only})
+FAMILY = Family(
+    model_types=("bert",),
+    encodes=True,
+    both_ways="prompt",
+    convert={"bert": learned_only},
+    late={"HF_ColBERT": "BertModel", "ColBERTModel": "BertModel"},
+)

@@ -12,4 +12,10 @@ def pools_for_classes(config: Any) -> str:
     return str(config.classifier_pooling)
 
 
-FAMILY = Family(model_types=("modernbert",), encodes=True, both_ways="prompt", pools_for_classes=pools_for_classes)
+FAMILY = Family(
+    model_types=("modernbert",),
+    encodes=True,
+    both_ways="prompt",
+    late={"ColBERTModernBertModel": "ModernBertModel"},
+    pools_for_classes=pools_for_classes,
+)

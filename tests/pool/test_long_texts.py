@@ -1,0 +1,107 @@
+"""Texts longer than an embedder reads: the vector is the mean of the parts' vectors, as often as each has tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from beheld import LLM, PoolingParams
+from beheld.core.errors import ConfigError, PromptTooLongError
+from tests.pool.checkpoints import encoder, modules
+from tests.server.running import ENGINE, Running
+
+SMALL: dict[str, Any] = {"dtype": "float32", "max_model_len": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+PARTS = {"enable_chunked_processing": True, "max_embed_len": 100}
+LONG, SHORT = "a small red circle stands left of it, there.", "hello."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = encoder(tmp_path_factory.mktemp("long"), "BertModel")
+    return modules(made, "Pooling", "Normalize", pooling_mode_mean_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), override_pooler_config=PARTS, **SMALL) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Running]:
+    made = Running(folder, ENGINE | SMALL | {"override_pooler_config": PARTS})
+    yield made
+    made.close()
+
+
+def ids_of(llm: LLM, text: str) -> list[int]:
+    return llm.get_tokenizer()(text, padding=False, truncation=False)["input_ids"]
+
+
+def wanted(llm: LLM, ids: list[int], *, scaled: bool = True) -> torch.Tensor:
+    """The mean of what the model makes of each part alone."""
+    parts = [ids[at : at + 16] for at in range(0, len(ids), 16)]
+    params = PoolingParams(normalize=scaled)
+    found = llm.encode([{"prompt_token_ids": part} for part in parts], params, use_tqdm=False)
+    total = sum(len(part) * each.outputs.data for part, each in zip(parts, found, strict=True)) / len(ids)
+    return F.normalize(total, dim=-1) if scaled else total
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_vector_is_the_mean_of_the_parts(llm: LLM, scaled: bool) -> None:
+    ids = ids_of(llm, LONG)
+    assert len(ids) > 32, "three parts, the last one shorter"
+    prompts = [SHORT, LONG, {"prompt_token_ids": ids}]
+    short, *found = llm.encode(prompts, PoolingParams(normalize=scaled), use_tqdm=False)
+    for output in found:
+        torch.testing.assert_close(output.outputs.data, wanted(llm, ids, scaled=scaled), atol=1e-5, rtol=1e-4)
+        assert output.prompt_token_ids == ids
+    assert found[0].prompt == LONG
+    torch.testing.assert_close(short.outputs.data, wanted(llm, ids_of(llm, SHORT), scaled=scaled))
+
+
+def test_a_cut_comes_before_the_parts(llm: LLM) -> None:
+    ids = ids_of(llm, LONG)
+    cut = [*ids[:19], ids[-1]]
+    (found,) = llm.encode([LONG], PoolingParams(truncate_prompt_tokens=20), use_tqdm=False)
+    assert found.prompt_token_ids == cut
+    torch.testing.assert_close(found.outputs.data, wanted(llm, cut), atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_too_long_for_parts_is_one_texts_error(llm: LLM) -> None:
+    with pytest.raises(PromptTooLongError, match="maximum context length is 16 "):
+        llm.encode([LONG], pooling_task="token_embed", use_tqdm=False)
+    failed, good = llm.encode([LONG * 4, LONG], use_tqdm=False, on_error="return")
+    assert isinstance(failed.error, PromptTooLongError)
+    assert good.error is None
+
+
+def test_on_a_server(running: Running, llm: LLM) -> None:
+    ids = ids_of(llm, LONG)
+    answer = running.post("/v1/embeddings", {"input": [SHORT, LONG]}).json()
+    torch.testing.assert_close(torch.tensor(answer["data"][1]["embedding"]), wanted(llm, ids), atol=1e-5, rtol=1e-4)
+    assert answer["usage"]["prompt_tokens"] == len(ids) + len(ids_of(llm, SHORT))
+    cohere = running.post("/v2/embed", {"texts": [LONG]}).json()
+    torch.testing.assert_close(torch.tensor(cohere["embeddings"]["float"][0]), wanted(llm, ids), atol=1e-5, rtol=1e-4)
+    refused = running.post("/v1/embeddings", {"input": LONG * 4})
+    assert (refused.status_code, "maximum context length is 100 " in refused.text) == (400, True)
+    running.idle()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_embed_len": 100}, "needs enable_chunked_processing"),
+        ({"enable_chunked_processing": True, "max_embed_len": 8}, "below max_model_len=16"),
+        ({"enable_chunked_processing": True, "max_embed_len": 0}, "whole number from 1"),
+        ({"enable_chunked_processing": "yes"}, "True or False"),
+    ],
+)
+def test_options_that_contradict_are_refused(folder: Path, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM(str(folder), override_pooler_config=given, **SMALL)
