@@ -105,8 +105,7 @@ def test_set_aside_until_the_process_ends() -> None:
     """Objects in cycles are then collected as ever, or modules would complain of them."""
     program = """
         import gc
-        from beheld.utils.bounded_json import JsonBounds, parse
-from beheld.utils.gc_tuning import set_aside
+        from beheld.utils.gc_tuning import set_aside
 
         class Made:
             def __del__(self):
