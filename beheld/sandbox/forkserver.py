@@ -27,6 +27,7 @@ from beheld.core.errors import BeheldError, EngineError
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.link import FrameError, Link, pair
 from beheld.utils.allocator import keep_freed_memory
+from beheld.utils.cpu_weight import lower_process, lower_session
 
 FORK, END = b"f", b"e"
 NUMBER = struct.Struct("<i")
@@ -74,8 +75,11 @@ def main(descriptor: int, name: str, libraries: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     control.settimeout(None)
+    lowered = False
     while command := control.recv(len(END) + NUMBER.size):
         if command == FORK:
+            # Not before: while it loads, a start waits for it.
+            lowered = lowered or lower_session()
             _fork(control, tasks.CODEC, work, memory_bytes, libc)
         elif command.startswith(END):
             (number,) = NUMBER.unpack(command.removeprefix(END))
@@ -100,6 +104,7 @@ def _fork(control: socket.socket, codec: Codec, work: Work, memory_bytes: int, l
                 libc.prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
             # If the parent had ended before prctl, no signal would arrive.
             if os.getppid() == parent:
+                lower_process()
                 _bound(memory_bytes)
                 _serve(Link(theirs, codec), work)
                 code = 0

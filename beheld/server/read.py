@@ -23,6 +23,7 @@ from beheld.server.validation_errors import validation_error
 from beheld.utils import bounded_json, piecewise_json
 from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError
 from beheld.utils.fair_turns import FairTurns
+from beheld.utils.gc_tuning import uncollected
 from beheld.utils.gil import quick_turns
 from beheld.utils.host_turns import HostTurns
 from beheld.utils.pace import Pace, paced
@@ -116,9 +117,9 @@ class Reader:
             return parse(*arguments)
         loop = asyncio.get_running_loop()
         if len(body) > limits.LARGE_BYTES:
-            return await loop.run_in_executor(self._large, parse, *arguments)
+            return await loop.run_in_executor(self._large, _undisturbed, parse, *arguments)
         async with self._pool_turns.turn(client):
-            return await self._host.run(self._pool, client, parse, *arguments)
+            return await self._host.run(self._pool, client, _undisturbed, parse, *arguments)
 
     def _parsed(
         self, body: bytearray | mmap, choose: Callable[[Any], type[B]], notes: Notes, made: Callable[[B], T]
@@ -140,6 +141,12 @@ class Reader:
             pace.received(len(chunk))
             body.append(chunk)
         return body.whole()
+
+
+def _undisturbed(parse: Callable[..., T], *arguments: Any) -> T:
+    """Parse a body of perhaps many objects; the garbage collector would walk through those of all others."""
+    with uncollected():
+        return parse(*arguments)
 
 
 def _check_headers(request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -44,3 +45,25 @@ def set_aside() -> None:
     """
     gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+_uncollected = threading.Lock()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Begin no collection inside the block, for work that makes many objects and soon drops most of them.
+
+    Parsing a body of 40,000 keys would start some fifty collections, and every other such body one of all objects: that
+    goes through the long lists of all requests in work, and keeps the interpreter meanwhile. Of several such blocks at
+    a time only the first has this effect, so that collections begin again when it ends.
+    """
+    if not gc.isenabled() or not _uncollected.acquire(blocking=False):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        _uncollected.release()

@@ -21,6 +21,7 @@ from beheld.core.errors import ConfigError, DecodeError, EngineError, WorkerErro
 from beheld.sandbox.sandbox import Sandbox
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 from beheld.utils.cancellation import Cancelled, CancelToken
+from beheld.utils.cpu_weight import NICE
 from tests.sandbox import tasks
 
 MIB = 1 << 20
@@ -320,5 +321,33 @@ def test_a_worker_keeps_the_memory_of_its_last_item() -> None:
         size = 8 * MIB
         assert made.run(("pages", size), 10) > size // os.sysconf("SC_PAGE_SIZE")
         assert made.run(("pages", size), 10) < size // os.sysconf("SC_PAGE_SIZE") // 10
+    finally:
+        made.close()
+
+
+@pytest.mark.case(131)
+def test_workers_weigh_less_than_the_server() -> None:
+    made = make(1)
+    try:
+        number = made.run(("pid", None), 10)
+        assert os.getpriority(os.PRIO_PROCESS, number) == max(NICE, os.getpriority(os.PRIO_PROCESS, 0))
+    finally:
+        made.close()
+
+
+@pytest.mark.case(131)
+@pytest.mark.skipif(not os.access("/proc/self/autogroup", os.W_OK), reason="the kernel has no groups of sessions")
+def test_the_session_of_workers_weighs_less_than_the_server() -> None:
+    """Where the kernel divides the cores between sessions, the priority of a process counts only within its own."""
+    made = make(1)
+    try:
+        for _ in range(10):
+            number = made.run(("pid", None), 10)
+            if int(Path(f"/proc/{number}/autogroup").read_text(encoding="ascii").split()[-1]) == NICE:
+                return
+            # Without privileges the kernel takes such a wish only now and then; the next worker asks again.
+            os.kill(number, signal.SIGKILL)
+            time.sleep(0.15)
+        raise AssertionError("the session has the server's priority")
     finally:
         made.close()

@@ -135,6 +135,7 @@ CASES: dict[int, str] = {
     128: "many long stop strings, and variables of templates in thousands",
     129: "many bodies of one client with tens of thousands of keys",
     130: "conversations of hundreds of messages, while another client chats",
+    131: "processes that open media and render templates want all cores",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -180,6 +181,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     128: "tables that grow with what matched in `text/stop.py`, and the number of variables in `server/schema.py`",
     129: "rests in `utils/host_turns.py`, and the turns of clients in `server/read.py`",
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
+    131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -150,6 +151,20 @@ def test_small_bodies_of_many_objects_are_parsed_in_a_thread(objects: int, *, lo
         return await reader._in_turn(body, "a", threading.current_thread)
 
     assert (asyncio.run(story()) is threading.current_thread()) == loops
+
+
+@pytest.mark.parametrize("size", [limits.INLINE_BYTES + 1, limits.LARGE_BYTES + 1])
+def test_large_bodies_start_no_collection_while_they_are_parsed(size: int) -> None:
+    """Every other body of 40,000 keys started one of all objects, which kept the interpreter for 60 to 90 ms."""
+
+    async def story() -> bool:
+        options = ServerOptions()
+        reader = Reader(AdmissionControl(options), options, limits.JSON, RequestTurns(), HostTurns())
+        return await reader._in_turn(bytearray(size), "a", gc.isenabled)
+
+    assert gc.isenabled()
+    assert not asyncio.run(story())
+    assert gc.isenabled()
 
 
 @pytest.mark.case(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,8 @@ import pytest
 import beheld
 from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
-from beheld.utils.gc_tuning import paused_collector, set_aside
+from beheld.utils.bounded_json import JsonBounds, parse
+from beheld.utils.gc_tuning import paused_collector, set_aside, uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +126,47 @@ def test_set_aside_is_out_of_every_generation() -> None:
     made = _Made()
     set_aside()
     assert not any(_in(generation, made) for generation in range(3))
+
+
+@pytest.fixture
+def collections() -> Iterator[list[int]]:
+    """The generations of collections that begin."""
+    seen: list[int] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(info["generation"])
+
+    gc.callbacks.append(collected)
+    yield seen
+    gc.callbacks.remove(collected)
+
+
+@pytest.mark.case(129)
+def test_no_body_starts_a_collection_while_it_is_parsed(collections: list[int]) -> None:
+    """A collection of all objects kept the interpreter for 60 to 90 ms while other clients' long lists were in work."""
+    body = json.dumps({f"k{number}": 1 for number in range(20_000)})
+    parse(body, JsonBounds())
+    assert collections, "by itself it starts some"
+    collections.clear()
+    with uncollected():
+        parse(body, JsonBounds())
+        assert not collections
+    assert gc.isenabled()
+
+
+def test_collections_begin_again_when_the_first_of_several_such_blocks_ends() -> None:
+    first = uncollected()
+    first.__enter__()
+    with uncollected():
+        assert not gc.isenabled()
+        first.__exit__(None, None, None)
+        assert gc.isenabled(), "blocks that follow one another closely would keep it off for good"
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off_in_such_a_block() -> None:
+    gc.disable()
+    with uncollected():
+        pass
+    assert not gc.isenabled()
