@@ -61,13 +61,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "lora",
         "quant",
+        "quant/availability",
         "attention",
         "parallel",
         "platform",
     },
     "runner": {"models", "sample", "pool", "attention", "parallel", "platform"},
     "executor": {"runner", "parallel", "platform", "sandbox", "cluster"},
-    "engine": {"cluster", "encoders", "scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"},
+    # Where a method of quantization runs is known without torch.
+    "quant/availability": {"platform"},
+    "engine": {
+        *("cluster", "encoders", "scheduler", "structured", "executor", "checkpoint", "sandbox", "platform"),
+        "quant/availability",
+    },
     "api": {"inputs", "text", "engine", "structured", "platform"},
     "server": {"api", "text"},
     "jobs": {"server", "api", "cluster"},
@@ -107,8 +113,8 @@ def room_of(parts: tuple[str, ...]) -> str:
     The sections of a family are loaded apart, so each is a room; what a folder itself says imports neither torch nor
     another room.
     """
-    if parts == ("models", "surgery", "operation"):
-        return "models/surgery/operation"
+    if "/".join(parts) in ("models/surgery/operation", "quant/availability"):
+        return "/".join(parts)
     if parts[0] != "families":
         return parts[0]
     if parts[1:] == ("model",):

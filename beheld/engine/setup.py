@@ -32,6 +32,7 @@ from beheld.core.pooling import PoolerConfig, runner_and_convert
 from beheld.engine.core import EngineCore
 from beheld.engine.ranks import LAUNCHED, check_ranks, ranks_of, with_fitting_ranks
 from beheld.executor.executor import Executor
+from beheld.quant.availability import check_at_load
 from beheld.utils import env
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger, headline
@@ -486,57 +487,8 @@ def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: 
         wanted = AT_LOAD_AS[wanted]
     if wanted not in QUANTIZED_AT_LOAD:
         return None
-    if wanted == "nf4" and not platform.shares_host_memory:
-        raise ConfigError(
-            f"quantization={args.quantization!r} is not available {platform.place}: it saves memory on a CPU. Weights "
-            "are dequantized in each product.",
-            "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
-            param="quantization",
-        )
-    if wanted == "fp8" and not platform.shares_host_memory:
-        _check_fp8(platform, dtype)
-    missing = platform.no_grouped_products
-    if wanted == "int4" and missing is not None:
-        raise ConfigError(
-            f"quantization='int4' is not available {platform.place}: {missing}.",
-            "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability "
-            "8.0 or later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
-            param="quantization",
-        )
-    if wanted == "int8" and not (platform.shares_host_memory and missing is None) | platform.int8_products:
-        reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
-        if not platform.shares_host_memory:
-            reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
-        raise ConfigError(
-            f"quantization='int8' is not available {platform.place}: {reason}.",
-            "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'.",
-            param="quantization",
-        )
+    check_at_load(wanted, str(args.quantization), platform, dtype)
     return wanted
-
-
-def _check_fp8(platform: Platform, dtype: str) -> None:
-    """Refuse FP8 weights where nothing multiplies them.
-
-    Raises:
-        ConfigError: as above.
-    """
-    reason = None
-    if not platform.fp8_products:
-        reason = "it has no products of FP8 numbers"
-    elif not platform.has_triton:
-        reason = "Triton, which rounds activations, is not installed"
-    elif not env.FP8():
-        reason = "BEHELD_FP8=0"
-    elif dtype != "bfloat16":
-        reason = f"products of FP8 numbers are given in bfloat16, and dtype is {dtype!r}"
-    if reason is not None:
-        raise ConfigError(
-            f"quantization='fp8' is not available {platform.place}: {reason}.",
-            "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the "
-            "option out, or add device='cpu'.",
-            param="quantization",
-        )
 
 
 def _max_model_len(args: EngineArgs, info: ModelInfo) -> int:

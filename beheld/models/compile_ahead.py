@@ -14,9 +14,7 @@ from beheld.models.surgery import cpu_layer, fused_norms, vector_linear
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
 from beheld.quant import byte_products
-
-# Values of the option `quantization` whose weights are grouped on a CPU.
-_GROUPED = ("int8", "int4")
+from beheld.quant.availability import AT_LOAD_METHODS
 
 
 def begin(config: EngineConfig, groups: Sequence[KVGroup] = ()) -> threading.Thread | None:
@@ -52,7 +50,7 @@ def _wanted(config: EngineConfig, groups: Sequence[KVGroup]) -> Iterator[Callabl
     if not platform.packs_linears or products is None or not jit.available() or dtype not in byte_products.KINDS:
         return
     kind = byte_products.KINDS[dtype]
-    grouped = config.quantization in _GROUPED
+    grouped = config.quantization is not None and AT_LOAD_METHODS[config.quantization].in_groups
     if grouped and config.load_format != "dummy":
         yield lambda: byte_products.compiled_rounding(products.lanes, kind)
     if grouped:

@@ -10,12 +10,11 @@ import torch
 
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
-from beheld.engine import setup
 from beheld.engine.setup import describe
 from beheld.models.surgery.parts import text_model
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import platform_of
-from beheld.quant import float8_at_load, registry
+from beheld.quant import availability, float8_at_load, registry
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import Float8Experts, Float8Linear
 from beheld.quant.float8_at_load import Float8Rounding
@@ -85,12 +84,12 @@ def test_a_gpu_multiplies_and_a_cpu_dequantizes(monkeypatch: pytest.MonkeyPatch)
         assert words in method._rounding.words
     platform = platform_of("cuda")
     monkeypatch.setattr(Cuda, "fp8_products", True)
-    setup._check_fp8(platform, "bfloat16")
+    availability.check_at_load("fp8", "fp8", platform, "bfloat16")
     with pytest.raises(ConfigError, match="dtype is 'float16'"):
-        setup._check_fp8(platform, "float16")
+        availability.check_at_load("fp8", "fp8", platform, "float16")
     monkeypatch.setenv("BEHELD_FP8", "0")
     with pytest.raises(ConfigError, match="BEHELD_FP8=0"):
-        setup._check_fp8(platform, "bfloat16")
+        availability.check_at_load("fp8", "fp8", platform, "bfloat16")
     monkeypatch.setattr(Cuda, "fp8_products", False)
     with pytest.raises(ConfigError, match="no products of FP8"):
-        setup._check_fp8(platform, "bfloat16")
+        availability.check_at_load("fp8", "fp8", platform, "bfloat16")

@@ -22,7 +22,7 @@ from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 from beheld.platform import host, jit
 from beheld.platform.registry import CPU
-from beheld.quant import registry
+from beheld.quant import availability, registry
 from beheld.quant.int8 import Int8Experts, Int8Linear
 from beheld.quant.method import StorageTarget
 from beheld.tools.verify.trace import Question
@@ -247,7 +247,7 @@ def test_sizes_reckon_with_the_bits() -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = str(tiny.checkpoint("qwen2"))
-    assert tuple(registry.AT_LOAD) == QUANTIZED_AT_LOAD
+    assert tuple(registry.AT_LOAD) == tuple(availability.AT_LOAD_METHODS) == QUANTIZED_AT_LOAD
     with pytest.raises(ConfigError, match="'int9' is not available") as caught:
         LLM(model, quantization="int9")
     assert "'int8'" in str(caught.value)

@@ -1,0 +1,115 @@
+"""The methods that quantize any checkpoint's weights as they are loaded, before torch is imported: where each runs.
+
+The methods themselves are in registry.AT_LOAD, by the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from beheld.core.errors import ConfigError
+from beheld.platform.platform import Platform
+from beheld.utils import env
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why a method does not run somewhere.
+
+    Attributes:
+        reason: the end of "It is not available on this device: ...".
+        remedy: what to do.
+    """
+
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is known of a method without torch.
+
+    Attributes:
+        missing: says, of a platform and the type of computation, why the method does not run there; None if it does.
+        in_groups: whether a CPU multiplies groups of its numbers by compiled code.
+    """
+
+    missing: Callable[[Platform, str], Unavailable | None]
+    in_groups: bool = False
+
+
+def _no_nf4(platform: Platform, dtype: str) -> Unavailable | None:
+    if platform.shares_host_memory:
+        return None
+    return Unavailable(
+        "it saves memory on a CPU. Weights are dequantized in each product",
+        "Leave the option out, add device='cpu', or use a checkpoint that is quantized.",
+    )
+
+
+def _no_int4(platform: Platform, dtype: str) -> Unavailable | None:
+    missing = platform.no_grouped_products
+    if missing is None:
+        return None
+    return Unavailable(
+        missing,
+        "On a CPU with AVX2, AVX512-VNNI or AVX-VNNI: pip install llvmlite. On a GPU of compute capability 8.0 or "
+        "later: install Triton, and leave BEHELD_INT4_ON_GPU out.",
+    )
+
+
+def _no_int8(platform: Platform, dtype: str) -> Unavailable | None:
+    missing = platform.no_grouped_products
+    if platform.int8_products or (platform.shares_host_memory and missing is None):
+        return None
+    reason = f"{missing}, and oneDNN's products of bytes need AVX512-VNNI, AVX-VNNI or AMX"
+    if not platform.shares_host_memory:
+        reason = "it multiplies weights of 4 bits in groups as they are, and none of 8"
+    return Unavailable(
+        reason, "On a CPU with AVX2: pip install llvmlite. On a GPU leave the option out, or add device='cpu'."
+    )
+
+
+def _no_fp8(platform: Platform, dtype: str) -> Unavailable | None:
+    if platform.shares_host_memory:
+        return None
+    if not platform.fp8_products:
+        reason = "it has no products of FP8 numbers"
+    elif not platform.has_triton:
+        reason = "Triton, which rounds activations, is not installed"
+    elif not env.FP8():
+        reason = "BEHELD_FP8=0"
+    elif dtype != "bfloat16":
+        reason = f"products of FP8 numbers are given in bfloat16, and dtype is {dtype!r}"
+    else:
+        return None
+    return Unavailable(
+        reason,
+        "It needs a GPU of compute capability 8.9 or later, Triton and dtype='bfloat16'. Otherwise leave the option "
+        "out, or add device='cpu'.",
+    )
+
+
+AT_LOAD_METHODS = {
+    "fp8": Method(_no_fp8),
+    "int4": Method(_no_int4, in_groups=True),
+    "int8": Method(_no_int8, in_groups=True),
+    "nf4": Method(_no_nf4),
+}
+
+
+def check_at_load(name: str, asked: str, platform: Platform, dtype: str) -> None:
+    """Refuse a method where it does not run.
+
+    Args:
+        asked: how the user calls it.
+        dtype: the type of computation.
+
+    Raises:
+        ConfigError: as above.
+    """
+    missing = AT_LOAD_METHODS[name].missing(platform, dtype)
+    if missing is not None:
+        message = f"quantization={asked!r} is not available {platform.place}: {missing.reason}."
+        raise ConfigError(message, missing.remedy, param="quantization")
