@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from beheld.checkpoint import quantized
 from beheld.checkpoint.checks.config import check_activations, check_heads
-from beheld.checkpoint.code import own_first
+from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.pooling import longest, pooler_of

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.code import own_first
+from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line

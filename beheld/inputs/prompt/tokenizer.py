@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.code import own_first
+from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.info import added_tokens

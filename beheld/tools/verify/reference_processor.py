@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.code import own_first
+from beheld.checkpoint.remote_code import own_first
 from beheld.core.config import EngineArgs, MediaLimits, ModelInfo
 from beheld.families import registry
 from beheld.families.inputs import FamilyInputs
