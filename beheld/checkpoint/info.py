@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from beheld.checkpoint import quantized
 from beheld.checkpoint.checks.config import check_activations, check_heads
-from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.pooling import longest, pooler_of
+from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import ConfigError, ModelError

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.files import read_json
+from beheld.checkpoint.remote_code import own_first
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line
 from beheld.core.media import MediaItem

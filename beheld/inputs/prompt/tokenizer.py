@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.convert import own_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.info import added_tokens
+from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError
