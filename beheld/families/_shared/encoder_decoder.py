@@ -9,9 +9,10 @@ Shapes: T tokens of the step, E states of an item, S size of a state.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from beheld.attention import hook
@@ -24,6 +25,16 @@ from beheld.models.surgery.operation import Changes
 
 # Decoder layers only test whether there are states; our attention finds the states itself.
 _SOME = True
+
+
+def _alike(items: Sequence[EncodeItem]) -> list[list[int]]:
+    """Return the numbers of items whose features have the same shapes, in groups."""
+    groups: dict[Any, list[int]] = {}
+    for number, item in enumerate(items):
+        single = all(value.dim() and len(value) == 1 for value in item.features.values())
+        shapes = tuple(sorted((name, value.shape, value.dtype) for name, value in item.features.items()))
+        groups.setdefault(shapes if single else number, []).append(number)
+    return list(groups.values())
 
 
 class SelfAttention(nn.Module):
@@ -82,24 +93,32 @@ class EncoderDecoder:
         return model.model.decoder
 
     def states(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
-        """Return the encoder's states (E, S) of each item, which it reads alone: its features are its arguments.
+        """Return the encoder's states (E, S) of each item, whose features are its arguments.
+
+        Features have a first dimension of 1. Items of the same shapes are computed together, each attending to itself.
 
         Raises:
             StepError: an item does not fit the encoder.
         """
+        found: dict[int, Tensor] = {}
+        for numbers in _alike(items):
+            made_IES = self.encoder(self._model)(**self._joined([items[n].features for n in numbers])).last_hidden_state
+            for number, states_ES in zip(numbers, made_IES, strict=True):
+                count = items[number].num_embeds
+                if len(states_ES) < count:
+                    raise StepError(f"the encoder makes {len(states_ES)} states of it; {count} were expected.")
+                # What follows are states of silence that fills features up, which nothing attends to.
+                found[number] = self.projected(states_ES[:count])
+        return [found[number] for number in range(len(items))]
+
+    def _joined(self, features: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the encoder's arguments for several items."""
         weight = self._model.get_input_embeddings().weight
-        found = []
-        for item in items:
-            features = {
-                name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
-                for name, value in item.features.items()
-            }
-            # What follows are states of silence that fills features up, which nothing attends to.
-            states_ES = self.encoder(self._model)(**features).last_hidden_state[0, : item.num_embeds]
-            if len(states_ES) != item.num_embeds:
-                raise StepError(f"the encoder makes {len(states_ES)} states of it; {item.num_embeds} were expected.")
-            found.append(self.projected(states_ES))
-        return found
+        joined = {name: torch.cat([each[name] for each in features]) for name in features[0]}
+        return {
+            name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+            for name, value in joined.items()
+        }
 
     @classmethod
     def attending(cls, layer: Any) -> Any:

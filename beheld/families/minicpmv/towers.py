@@ -92,12 +92,13 @@ class MiniCPMVResampler(nn.Module):
 
     def forward(self, features: Tensor, grid: Grid) -> Tensor:
         """Return the embeddings (slices, Q, H) of features (slices, patches, V) of one grid."""
-        x_PSH = self.ln_kv(self.kv_proj(features)).transpose(0, 1)
+        # Of a view, PyTorch multiplies each patch's rows with the whole matrix anew.
+        x_PSH = self.ln_kv(self.kv_proj(features)).transpose(0, 1).contiguous()
         keys = x_PSH + self._positions(grid, x_PSH)[:, None]
         queries = self.ln_q(self.query)
         if hasattr(self, "pos_embed"):
             queries = queries + self.pos_embed
-        asked = queries[:, None].expand(-1, len(features), -1)
+        asked = queries[:, None].repeat(1, len(features), 1)
         out = self.attn(asked, keys, x_PSH, need_weights=False)[0].transpose(0, 1)
         embeds: Tensor = self.ln_post(out) @ self.proj
         return embeds

@@ -96,9 +96,10 @@ class QwenVLResampler(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the embeddings (I, Q, H) of features (I, P, V)."""
-        x_PIH = self.ln_kv(self.kv_proj(features)).transpose(0, 1)
+        # Of a view, PyTorch multiplies each patch's rows with the whole matrix anew.
+        x_PIH = self.ln_kv(self.kv_proj(features)).transpose(0, 1).contiguous()
         keys = x_PIH + resampled(self.pos_embed, len(x_PIH))[:, None]
-        queries = (self.ln_q(self.query) + self.pos_embed)[:, None].expand(-1, len(features), -1)
+        queries = (self.ln_q(self.query) + self.pos_embed)[:, None].repeat(1, len(features), 1)
         out: Tensor = self.attn(queries, keys, x_PIH, need_weights=False)[0].transpose(0, 1)
         return out
 
