@@ -19,6 +19,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.text_types import TEXT_TYPES
+from beheld.models.hf import _takes_nested_routes
 from tests import census, census_media, tiny
 from tests.long import LONG
 
@@ -105,6 +106,15 @@ def test_a_transformers_that_is_too_old_is_refused(
     for known in ("5.23.0", "5.24.0.dev0", "6.0"):
         monkeypatch.setattr("transformers.__version__", known)
         assert read_config(tmp_path, EngineArgs()).model_type == "minimax_m3_vl"
+
+
+@pytest.mark.parametrize(("version", "nested"), [("5.17.0", False), ("5.19.0", False), ("5.20.1", True), ("6.0", True)])
+def test_parts_of_parts_are_routed_where_transformers_takes_them(
+    version: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`set_attn_implementation` takes a dict within a dict since 5.20; before, such a model did not start."""
+    monkeypatch.setattr("transformers.__version__", version)
+    assert _takes_nested_routes() is nested
 
 
 @pytest.mark.parametrize("kind", [kind for kind in census.media_types() if kind not in census.RECIPES])
