@@ -1161,6 +1161,8 @@ RECIPES: dict[str, Recipe] = {
             patch_size=2,
         ),
         "<image>",
+        # Before 5.20, its processor reads no text without an image.
+        alone=False,
         room=2048,
     ),
     "granite4_vision": Recipe(

@@ -10,13 +10,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from beheld import LLM
-from beheld.checkpoint.info import read_info
+from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.text_types import TEXT_TYPES
+from beheld.models.hf import _takes_nested_routes
 from tests import census, census_media, tiny
 from tests.long import LONG
 
@@ -36,9 +39,10 @@ FULL = [*TEXT_TYPES, *census.RECIPES] if LONG else [*RUN, *SHORT]
 
 
 def installed(kind: str) -> bool:
-    """Whether the package that transformers' class or processor needs is there."""
-    package = registry.facts(registry.find(kind)).package
-    return not package or find_spec(package) is not None
+    """Whether the package that transformers' class or processor needs is there, and transformers is new enough."""
+    family = registry.facts(registry.find(kind))
+    new = family.oldest is None or Version(transformers.__version__) >= Version(family.oldest.version)
+    return new and (not family.package or find_spec(family.package) is not None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FULL if known(kind) and installed(kind)])
@@ -84,6 +88,33 @@ def test_a_refusal_names_what_is_missing(kind: str) -> None:
     found = census.examine(kind)
     assert found.verdict == "refused"
     assert REFUSED[kind] in found.said
+
+
+@pytest.mark.parametrize("version", ["5.17.0", "5.22.2"])
+def test_a_transformers_that_is_too_old_is_refused(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers would be wrong: images that are encoded together change each other."""
+    config = {"model_type": "minimax_m3_vl", "architectures": ["MiniMaxM3SparseForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(
+        ModelError, match=rf"need transformers 5\.23: {version}, which is installed, lets the"
+    ) as caught:
+        read_config(tmp_path, EngineArgs())
+    assert caught.value.remedy == "Install it: pip install 'transformers>=5.23'"
+    for known in ("5.23.0", "5.24.0.dev0", "6.0"):
+        monkeypatch.setattr("transformers.__version__", known)
+        assert read_config(tmp_path, EngineArgs()).model_type == "minimax_m3_vl"
+
+
+@pytest.mark.parametrize(("version", "nested"), [("5.17.0", False), ("5.19.0", False), ("5.20.1", True), ("6.0", True)])
+def test_parts_of_parts_are_routed_where_transformers_takes_them(
+    version: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`set_attn_implementation` takes a dict within a dict since 5.20; before, such a model did not start."""
+    monkeypatch.setattr("transformers.__version__", version)
+    assert _takes_nested_routes() is nested
 
 
 @pytest.mark.parametrize("kind", [kind for kind in census.media_types() if kind not in census.RECIPES])

@@ -45,6 +45,8 @@ _LAYER_KINDS = {
 _STATELESS = ("moe", "mlp")
 _BOTH = "hybrid"
 _INDEXED = "indexed_attention"
+# Names of kinds in transformers before 5.18, and in files that it wrote.
+_RENAMED = {"deepseek_sparse_attention": _INDEXED, "qwen_sparse_attention": _INDEXED}
 # Positions of a model that has no bound of its own: without attention, a state is as large however long the prompt.
 _UNBOUNDED = 1 << 17
 
@@ -59,6 +61,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
     raw: Mapping[str, Any] = read_json(path / CONFIG)
     family = registry.facts(family_of_config(raw))
     _need_package(family, raw)
+    _need_transformers(family, raw)
     quantized.check(args.quantization, raw)
     raw = described(raw, path, args)
     check_activations(raw)
@@ -128,6 +131,25 @@ def _need_package(family: Family, raw: Mapping[str, Any]) -> None:
             f"Models of the type {raw.get('model_type')!r} need the package {family.package}, which is not installed.",
             f"Install it: pip install {family.package}",
         )
+
+
+def _need_transformers(family: Family, raw: Mapping[str, Any]) -> None:
+    """Refuse a family whose answers the installed transformers computes wrongly."""
+    if family.oldest is None:
+        return
+    import transformers
+
+    if _numbers(transformers.__version__) < _numbers(family.oldest.version):
+        raise ModelError(
+            f"Models of the type {raw.get('model_type')!r} need transformers {family.oldest.version}: "
+            f"{transformers.__version__}, which is installed, {family.oldest.flaw}.",
+            f"Install it: pip install 'transformers>={family.oldest.version}'",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _first_line(error: BaseException) -> str:
@@ -329,7 +351,7 @@ def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False
     types = getattr(text, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers
-    types = list(types[: text.num_hidden_layers])
+    types = [_RENAMED.get(name, name) for name in types[: text.num_hidden_layers]]
     cross_layers = frozenset(getattr(text, "cross_attention_layers", None) or ())
     # The last layers of some models read the keys and values of the last one of their kind before them.
     own = text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", None) or 0)

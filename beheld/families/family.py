@@ -211,6 +211,19 @@ class GGUFProjector:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class OldestTransformers:
+    """The oldest transformers whose own classes compute a family's answers correctly.
+
+    Attributes:
+        version: its first two numbers, as in "5.23".
+        flaw: what older versions do, as a half sentence whose subject they are.
+    """
+
+    version: str
+    flaw: str
+
+
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in
 # that layout.
 Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]
@@ -249,6 +262,7 @@ class Family:
         definition: the family's own classes.
         secondary: further checkpoints that hold parts of the model.
         package: a package that transformers' model requires and beheld does not.
+        oldest: the oldest transformers that runs it, if that is newer than the oldest that beheld takes.
         convert: model type in config.json -> a function that converts a configuration of another layout with this type.
         reads_by: for a model that also speaks, the class that runs only its reading part (`thinker_config`).
         placeholders: reads modality -> placeholder id from the configuration, if they are not at its top level under
@@ -294,6 +308,7 @@ class Family:
     definition: Definition | None = None
     secondary: tuple[SecondaryCheckpoint, ...] = ()
     package: str = ""
+    oldest: OldestTransformers | None = None
     convert: Mapping[str, Convert] = field(default_factory=dict)
     reads_by: str = ""
     placeholders: Callable[[Any], dict[str, int]] | None = None

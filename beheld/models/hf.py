@@ -178,7 +178,8 @@ class HFAdapter:
                 routes |= dict.fromkeys(towers, tower.register(windows))
             # transformers gives the parts of a part what it has itself, and refuses that where they are not loaded.
             others = {key: getattr(config, key, None) for key in config.sub_configs if key not in routes}
-            routes |= {key: _as_they_are(own) for key, own in others.items() if getattr(own, "sub_configs", None)}
+            if _takes_nested_routes():
+                routes |= {key: _as_they_are(own) for key, own in others.items() if getattr(own, "sub_configs", None)}
             routed.set_attn_implementation(routes)
         if text._attn_implementation != name:
             raise ModelError(
@@ -365,6 +366,13 @@ class HFAdapter:
         assert self._pool is not None, "a model that generates has no head for pooled states"
         with self.surgery.passing():
             return self._pool(hidden_SH)
+
+
+def _takes_nested_routes() -> bool:
+    """Return whether `set_attn_implementation` takes a part's parts: before 5.20, it refuses them."""
+    from transformers import __version__
+
+    return tuple(int(part) for part in __version__.split(".")[:2]) >= (5, 20)
 
 
 def _as_they_are(config: Any) -> dict[str, Any]:

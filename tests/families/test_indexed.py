@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beheld import LLM, SamplingParams
+from beheld.checkpoint.info import kv_groups
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError, PromptTooLongError
 from beheld.engine.setup import resolve_and_decide
 from beheld.families import page
+from beheld.families._shared.indexed.model import INDEXED
 from beheld.models.unread import UnreadModule
 from tests import census
 
@@ -45,6 +47,27 @@ def made(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def indexers(model: Any) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "index_topk")]
+
+
+@pytest.mark.parametrize("name", ["indexed_attention", "deepseek_sparse_attention"])
+@pytest.mark.parametrize("kind", page.picking())
+def test_layers_have_either_name(kind: str, name: str) -> None:
+    """transformers before 5.18 has another name for them, in its configurations and where its models look up masks."""
+    config = census.tiny_config(kind)
+    usual = kv_groups(config, dense=True)
+    config.layer_types = [name] * config.num_hidden_layers
+    assert kv_groups(config, dense=True) == usual
+    assert usual[0].values_in_keys
+    assert INDEXED.keywords is not None
+    mask = INDEXED.keywords(None, torch.arange(3)[None])["attention_mask"]
+    assert mask[name].numel() == 0
+
+
+@pytest.mark.parametrize("kind", page.picking())
+def test_the_mask_has_the_installed_name(kind: str) -> None:
+    assert INDEXED.keywords is not None
+    mask = INDEXED.keywords(None, torch.arange(3)[None])["attention_mask"]
+    assert set(census.tiny_config(kind).layer_types) <= set(mask)
 
 
 @pytest.mark.parametrize("kind", page.picking())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("deepseek_ocr2",),
@@ -12,8 +12,9 @@ FAMILY = Family(
             "DeepseekOcr2ForConditionalGeneration",
             "deepseek-community/DeepSeek-OCR-2",
             IMAGE,
-            "an overview and two to six tiles; experts",
+            "an overview and two to six tiles; experts; needs transformers 5.20",
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.20", "has a processor that says of no image which tokens stand for it"),
 )

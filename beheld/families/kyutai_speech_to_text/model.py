@@ -43,9 +43,11 @@ class Kyutai(HearingDecoder):
         """See HearingDecoder; transformers applies the window by its cache alone."""
         core = self._model.model
         for layer in core.layers:
-            embeds_1TH = layer(
+            given = layer(
                 embeds_1TH, position_ids=positions, sliding_window=self._model.config.sliding_window, use_cache=False
             )
+            # transformers before 5.21 gives a tuple.
+            embeds_1TH = given[0] if isinstance(given, tuple) else given
         hidden_1TH: Tensor = core.norm(embeds_1TH)
         return hidden_1TH
 

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from beheld.families.model import FamilyModel
 
+# The kind of such layers by which transformers looks up their mask: now, and before 5.18.
+_KINDS = ("indexed_attention", "deepseek_sparse_attention")
+
 
 def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
     """Return a mask without elements, for layers that index it; see attention/hook.py."""
-    return {"attention_mask": {"indexed_attention": positions_1T.new_empty((1, 1, 0, 0))}}
+    return {"attention_mask": dict.fromkeys(_KINDS, positions_1T.new_empty((1, 1, 0, 0)))}
 
 
 INDEXED = FamilyModel(keywords=keywords, unread=("indexer",))
