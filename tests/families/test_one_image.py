@@ -13,7 +13,7 @@ import transformers
 
 from beheld.core.errors import PromptError
 from beheld.families._shared.joined.inputs import start_token
-from beheld.families._shared.t5.model import bias_by_distance
+from beheld.families._shared.t5.model import buckets_of_distances
 from beheld.families.pix2struct.inputs import variant
 from beheld.families.speech_encoder_decoder import states_of as heard
 from beheld.families.vision_encoder_decoder import states_of as seen
@@ -70,7 +70,8 @@ def test_the_bias_of_a_distance_is_that_of_transformers() -> None:
         Pix2StructTextConfig(hidden_size=8, num_heads=2, d_kv=4), has_relative_attention_bias=True, layer_idx=0
     )
     torch.nn.init.normal_(attention.relative_attention_bias.weight)
-    bias_HD, length = bias_by_distance(attention), 300
+    weight, length = attention.relative_attention_bias.weight, 300
+    bias_HD = weight[buckets_of_distances(attention, weight.device)].T
     wanted_HPL = attention.compute_bias(length, length)[0]
     places = torch.arange(length)
     back_PL = (places[:, None] - places).clamp(0, bias_HD.shape[1] - 1)

@@ -27,7 +27,7 @@ from beheld.models.surgery.operation import Changes
 _SOME = True
 
 
-def _alike(items: Sequence[EncodeItem]) -> list[list[int]]:
+def alike(items: Sequence[EncodeItem]) -> list[list[int]]:
     """Return the numbers of items whose features have the same shapes, in groups."""
     groups: dict[Any, list[int]] = {}
     for number, item in enumerate(items):
@@ -101,8 +101,8 @@ class EncoderDecoder:
             StepError: an item does not fit the encoder.
         """
         found: dict[int, Tensor] = {}
-        for numbers in _alike(items):
-            made_IES = self.encoder(self._model)(**self._joined([items[n].features for n in numbers])).last_hidden_state
+        for numbers in alike(items):
+            made_IES = self.encoder(self._model)(**self.joined([items[n].features for n in numbers])).last_hidden_state
             for number, states_ES in zip(numbers, made_IES, strict=True):
                 count = items[number].num_embeds
                 if len(states_ES) < count:
@@ -111,7 +111,7 @@ class EncoderDecoder:
                 found[number] = self.projected(states_ES[:count])
         return [found[number] for number in range(len(items))]
 
-    def _joined(self, features: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def joined(self, features: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return the encoder's arguments for several items."""
         weight = self._model.get_input_embeddings().weight
         joined = {name: torch.cat([each[name] for each in features]) for name in features[0]}

@@ -15,7 +15,7 @@ from transformers.models.t5gemma2.modeling_t5gemma2 import apply_rotary_pos_emb
 
 from beheld.attention.op import attend_merged
 from beheld.core.plan import EncodeItem
-from beheld.families._shared.encoder_decoder import EncoderDecoder
+from beheld.families._shared.encoder_decoder import EncoderDecoder, alike
 from beheld.families.model import FamilyModel
 from beheld.models.cross import CrossAttention
 from beheld.models.surgery.operation import Changes
@@ -68,17 +68,13 @@ class T5Gemma2(EncoderDecoder):
 
     def states(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
         """Return the states (E, S) of whole prompts."""
-        encoder = self._model.model.encoder
-        weight = encoder.get_input_embeddings().weight
-        found = []
-        for item in items:
-            pixels: Tensor | None = item.features.get("pixel_values")
-            ids_1E = item.features["input_ids"].to(weight.device)
-            if pixels is not None:
-                pixels = pixels.to(weight.device, weight.dtype)
-            mask_1E = torch.ones_like(ids_1E)
-            found.append(encoder(ids_1E, attention_mask=mask_1E, pixel_values=pixels).last_hidden_state[0])
-        return found
+        found: dict[int, Tensor] = {}
+        for numbers in alike(items):
+            given = self.joined([items[number].features for number in numbers])
+            mask_IE = torch.ones_like(given["input_ids"])
+            made_IES = self.encoder(self._model)(**given, attention_mask=mask_IE).last_hidden_state
+            found |= dict(zip(numbers, made_IES, strict=True))
+        return [found[number] for number in range(len(items))]
 
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Compute the rotation of each position for every kind of layer."""

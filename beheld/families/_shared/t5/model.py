@@ -69,24 +69,30 @@ class T5Decoder(EncoderDecoder):
         changes.set(decoder, "layers", getattr(decoder, cls.listed))
         super().adapt(model, changes)
 
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._buckets_D: Tensor | None = None
+
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Look up the bias of each distance; positions have no embedding."""
-        return embeds_1TS, {"position_bias": bias_by_distance(self.attending(self._decoder.layers[0]))}
+        """Look up the bias (H, D) of a query and a key at most D - 1 positions before it; farther ones have the last.
+
+        Positions have no embedding.
+        """
+        # The first layer holds the biases of all, one for each head and bucket of distances.
+        attention = self.attending(self._decoder.layers[0])
+        weight: Tensor = attention.relative_attention_bias.weight
+        if self._buckets_D is None or self._buckets_D.device != weight.device:
+            self._buckets_D = buckets_of_distances(attention, weight.device)
+        return embeds_1TS, {"position_bias": weight[self._buckets_D].T}
 
 
-def bias_by_distance(attention: Any) -> Tensor:
-    """Return the bias (H, D) of a query and a key at most D - 1 positions before it; farther ones have the last.
-
-    Args:
-        attention: of the layer that holds the biases, one for each head and bucket of distances.
-    """
+def buckets_of_distances(attention: Any, device: torch.device) -> Tensor:
+    """Return the bucket of each distance, (D)."""
     most: int = attention.relative_attention_max_distance
-    weight = attention.relative_attention_bias.weight
-    buckets_D = attention._relative_position_bucket(
-        -torch.arange(most + 1, device=weight.device),
+    found_D: Tensor = attention._relative_position_bucket(
+        -torch.arange(most + 1, device=device),
         bidirectional=False,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=most,
     )
-    bias_HD: Tensor = weight[buckets_D].T
-    return bias_HD
+    return found_D
