@@ -38,6 +38,9 @@ def agreed_seed(wanted: int, seed: int) -> int:
         )
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    agreed = torch.tensor(seed)
-    dist.broadcast(agreed, 0)
-    return int(agreed)
+    # A script's own group may be of GPUs alone.
+    group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    assert not isinstance(group, int), "every process is in the group"
+    agreed = [seed]
+    dist.broadcast_object_list(agreed, src=0, group=group, device=torch.device("cpu"))
+    return agreed[0]

@@ -169,9 +169,11 @@ def _experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
     inner = module.down_proj.shape[inner_dim]
     if module.gate_up_proj.shape[3 - inner_dim] != 2 * inner:
         return None
+    # PyTorch's grouped product takes only rows in multiples of 16 bytes.
+    unit = min(8, 16 // module.down_proj.element_size())
     cuts = {
-        f"{path}.gate_up_proj": Cut(3 - inner_dim, sections(2, inner, rank, ranks)),
-        f"{path}.down_proj": Cut(inner_dim, share(inner, rank, ranks)),
+        f"{path}.gate_up_proj": Cut(3 - inner_dim, sections(2, inner, rank, ranks, unit)),
+        f"{path}.down_proj": Cut(inner_dim, share(inner, rank, ranks, unit)),
     }
     own = cuts[f"{path}.down_proj"].size
     names = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")

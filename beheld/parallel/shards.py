@@ -57,9 +57,13 @@ class Cut:
         return found[0].contiguous() if len(found) == 1 else torch.cat(found, dim=self.dim)
 
 
-def share(size: int, rank: int, ranks: int) -> tuple[Piece, ...]:
-    """Return a rank's pieces of `size` entries: equally many on every rank, the last ones padded by zeros."""
-    each = size // ranks if size % ranks == 0 else -(-size // (ranks * _ALIGNED)) * _ALIGNED
+def share(size: int, rank: int, ranks: int, unit: int = 1) -> tuple[Piece, ...]:
+    """Return a rank's pieces of `size` entries: equally many on every rank, the last ones padded by zeros.
+
+    Args:
+        unit: what a rank's number of entries is a multiple of, a divisor of 8.
+    """
+    each = size // ranks if size % (ranks * unit) == 0 else -(-size // (ranks * _ALIGNED)) * _ALIGNED
     start, stop = min(rank * each, size), min((rank + 1) * each, size)
     return _merged([range(start, stop), Zeros(each - (stop - start))])
 
@@ -72,9 +76,9 @@ def blocks(indices: Iterable[int | None], width: int, start: int = 0) -> tuple[P
     )
 
 
-def sections(count: int, size: int, rank: int, ranks: int) -> tuple[Piece, ...]:
+def sections(count: int, size: int, rank: int, ranks: int, unit: int = 1) -> tuple[Piece, ...]:
     """Return a rank's pieces of `count` sections of `size` entries, such as gate and up, each shared out alike."""
-    own = share(size, rank, ranks)
+    own = share(size, rank, ranks, unit)
     return tuple(
         piece if isinstance(piece, Zeros) else range(piece.start + first, piece.stop + first)
         for first in range(0, count * size, size)

@@ -161,30 +161,28 @@ def give_back_libraries() -> None:
     What is used comes back when it is used. Loading a library reads much that nothing uses later: all addresses that
     must be changed, and with PyTorch's build for CUDA whole libraries of which a CPU needs nothing.
     """
-    with suppress(OSError):
-        listed = Path("/proc/self/maps").read_bytes()
-        for start, stop in ((int(start, 16), int(stop, 16)) for start, stop in _LIBRARY.findall(listed)):
-            # Addresses that the loader brought in are written.
-            if stop - start >= _LIBRARY_BYTES and not _written(start, stop):
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
+    for start, stop in _file_maps(_LIBRARY):
+        # Addresses that the loader brought in are written.
+        if stop - start >= _LIBRARY_BYTES:
+            _give_back((start, stop), start, stop, _LIBRARY)
 
 
-def _file_maps() -> list[tuple[int, int]]:
-    """Addresses of the files that are mapped and not run: start and stop."""
+def _file_maps(pattern: re.Pattern[bytes] = _MAPPED_FILE) -> list[tuple[int, int]]:
+    """Addresses of mapped files: start and stop; without a pattern, of those that are not run."""
     with suppress(OSError):
         listed = Path("/proc/self/maps").read_bytes()
-        return [(int(start, 16), int(stop, 16)) for start, stop in _MAPPED_FILE.findall(listed)]
+        return [(int(start, 16), int(stop, 16)) for start, stop in pattern.findall(listed)]
     return []
 
 
-def _give_back(mapping: tuple[int, int], low: int, high: int) -> None:
+def _give_back(mapping: tuple[int, int], low: int, high: int, pattern: re.Pattern[bytes] = _MAPPED_FILE) -> None:
     """Give back pages of a mapped file, all between two addresses, unless one was written: that would be lost."""
-    # A mapping that changed meanwhile has other addresses.
-    if not os.path.lexists(_MAPPING.format(*mapping)) and mapping not in _file_maps():
-        return
     size = os.sysconf("SC_PAGE_SIZE")
     start, stop = low // size * size, min(-(-high // size) * size, mapping[1])
-    if not _written(start, stop):
+    if _written(start, stop):
+        return
+    # Last of all, for another thread may load a library or map memory there: what changed has other addresses.
+    if os.path.lexists(_MAPPING.format(*mapping)) or mapping in _file_maps(pattern):
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _DONTNEED)
 
 

@@ -34,7 +34,8 @@ PUBLIC_VIDEO_KEYS = ("ernie45_vl", "glm4_1v", "glm4_5v", "glm4_5v_fp8", "hypercl
 SHARED = [("000", "pixtral_hf", 2, 1)]
 if LONG:
     SHARED += [("000", "NVLM_D", 4, 1), ("003", "NVLM_D", 4, 4)]
-    SHARED += [("002", key, 4, 4) for key in documents.keys("002") if key == "command_a_vision"]
+    shared = ("command_a_vision", "glm4_5v", "glm4_5v_fp8")
+    SHARED += [("002", key, 4, 4) for key in documents.keys("002") if key in shared]
 VIDEO_KEYS = ("llava-next-video", "llava-onevision", "minicpmo", "minicpmv", "qwen2_vl", "qwen2_5_vl")
 
 

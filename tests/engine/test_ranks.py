@@ -150,13 +150,16 @@ def test_torchruns_processes_have_the_whole_model_on_a_cpu_alone() -> None:
         check(replace(args, data_parallel_size=2))
 
 
-def test_torchruns_processes_meet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", ["gloo", "cuda:gloo"])
+def test_torchruns_processes_meet(group: str, tmp_path: Path) -> None:
+    """In a group that the script made, of GPUs alone too; on any seed that may be given."""
     with pytest.raises(ConfigError, match="it has not started this one") as caught:
         agreed_seed(4, 7)
     assert "torchrun --nproc-per-node=4" in str(caught.value)
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(group, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
-        assert agreed_seed(1, 2**62 + 1) == 2**62 + 1
+        for seed in (2**62 + 1, 2**64 - 1, -(2**63)):
+            assert agreed_seed(1, seed) == seed
         with pytest.raises(ConfigError, match="started 1 processes, and the options speak of 2"):
             agreed_seed(2, 7)
     finally:

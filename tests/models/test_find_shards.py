@@ -78,3 +78,24 @@ def test_a_stack_in_a_stack_is_cut_once() -> None:
     found = [shard.path for shard in find(model, info, 0, 2, towers=True).shards if shard.tower]
     assert any(".blocks." in each for each in found)
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+def test_parts_of_experts_suit_a_grouped_product(ranks: int) -> None:
+    """In bfloat16 it takes rows in multiples of 16 bytes: other parts are padded, and each unit is there once."""
+    path = tiny.checkpoint("glm4v_moe")
+    args = EngineArgs(model=str(path))
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(path)
+        model = model_class_of(read_info(path, args), config)._from_config(config).bfloat16()
+    found: dict[str, list[int]] = {}
+    for rank in range(ranks):
+        plan = find(model, read_info(path, args), rank, ranks)
+        for name, cut in plan.cuts.items():
+            if name.endswith("experts.down_proj"):
+                assert cut.size * 2 % 16 == 0
+                assert plan.cuts[name.replace("down", "gate_up")].size == 2 * cut.size
+                found.setdefault(name, []).extend(n for piece in cut.pieces if isinstance(piece, range) for n in piece)
+    assert found
+    for name, units in found.items():
+        assert units == list(range(model.get_parameter(name).shape[2]))

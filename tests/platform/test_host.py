@@ -87,3 +87,36 @@ def test_only_pages_of_libraries_that_nobody_wrote_are_given_back(tmp_path: Path
         assert (_resident_kib(address) >= size >> 10) is not name.startswith("code")
     assert pages[5000] == (9 if written else 7)
     assert pages[:5000] == b"\x07" * 5000
+
+
+@pytest.mark.parametrize("library", [True, False])
+def test_memory_that_another_thread_maps_meanwhile_stays(
+    library: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loader maps a whole library, then its data over the end; all is looked at before that."""
+    size, libc = 2 << 20, ctypes.CDLL(None)
+    path = tmp_path / "code.so"
+    path.write_bytes(b"\x07" * size)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    with path.open("rb") as file:
+        address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+    looked = host._written
+
+    def mapped_after(start: int, stop: int) -> bool:
+        found = looked(start, stop)
+        if start == address and not found:
+            fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
+            libc.mmap(address + size // 2, size // 2, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
+            ctypes.memset(address + size // 2, 9, size // 2)
+        return found
+
+    monkeypatch.setattr(host, "_written", mapped_after)
+    if library:
+        host.give_back_libraries()
+    else:
+        own = host.FilePages()
+        own.read(address, size)
+        own.end()
+    assert ctypes.string_at(address + size // 2, 2) == b"\x09\x09"
+    assert libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size)) == 0
