@@ -189,6 +189,8 @@ class AsyncLLM:
         self._jobs: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: dict[str, _LiveRequest] = {}
+        # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
+        self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._reason = "The engine is closed."
@@ -374,30 +376,39 @@ class AsyncLLM:
         pool = self._pools.of(prompt, params)
         ids = await self._run_in(pool, client, self._inputs.ids_of_long, prompt, params)
         parts = long_texts.parts_of(prompt, ids, self.config.max_model_len)
-        own = params if len(parts) == 1 else long_texts.alone(params)
-        room = asyncio.Semaphore(_PARTS_AT_ONCE)
+        if len(parts) == 1:
+            whole = self._answer(prompt, params, name, lora, priority, Pieces.FINAL, client=client)
+            async with contextlib.aclosing(whole) as answers:
+                async for answer in answers:
+                    yield answer
+            return
+        self._check_name(name)
+        self._in_parts[name] = names = [f"{name}-{number}" for number in range(len(parts))]
+        own, room = long_texts.alone(params), asyncio.Semaphore(_PARTS_AT_ONCE)
 
-        async def one(number: int, part: PromptType) -> PoolingRequestOutput:
+        async def one(part_name: str, part: PromptType) -> PoolingRequestOutput:
             async with room:
-                whole = len(parts) == 1
-                made = self._answer(
-                    part, own, name if whole else f"{name}-{number}", lora, priority, Pieces.FINAL, client=client
-                )
+                if name not in self._in_parts:
+                    return long_texts.aborted(part_name)
+                made = self._answer(part, own, part_name, lora, priority, Pieces.FINAL, client=client)
                 async with contextlib.aclosing(made) as outputs:
                     async for output in outputs:
                         found: PoolingRequestOutput = output
                         return found
             raise AssertionError("a request ended without an output")
 
-        tasks = [asyncio.ensure_future(one(number, part)) for number, part in enumerate(parts)]
+        tasks = [asyncio.ensure_future(one(*each)) for each in zip(names, parts, strict=True)]
         try:
             outputs = await asyncio.gather(*tasks)
         finally:
+            self._in_parts.pop(name, None)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         assert self.info.pooler is not None
-        yield outputs[0] if len(parts) == 1 else long_texts.joined(outputs, name, prompt, params, self.info.pooler)
+        made = long_texts.joined(outputs, name, prompt, params, self.info.pooler)
+        made.prompt_token_ids = list(ids)
+        yield made
 
     async def transcribe(
         self,
@@ -500,10 +511,12 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator yields a last output with the finish reason "abort"."""
+        parts = self._in_parts.pop(request_id, None)
         found = self._live.get(request_id) or self._live.get(f"{request_id}#0")
-        if found is not None:
+        names = found.request_ids if found is not None else tuple(part for part in parts or () if part in self._live)
+        if names:
             self._outbox.flush()
-            self._engine.send(Abort(found.request_ids))
+            self._engine.send(Abort(names))
 
     async def ping(self) -> EngineStats:
         """The engine's counters, by a round trip between two of its steps.
@@ -704,8 +717,7 @@ class AsyncLLM:
         name = str(number) if request_id is None else request_id
         chosen = self.get_default_sampling_params() if params is None else params
         chosen.verify()
-        if name in self._live or f"{name}#0" in self._live:
-            raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
+        self._check_name(name)
         seed = seed_of(chosen, self.config.seed, number)
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
         first = await self._prepared(order)
@@ -874,6 +886,10 @@ class AsyncLLM:
                 waiting.set_exception(error)
 
     # ------------------------------------------------------------------ how
+
+    def _check_name(self, name: str) -> None:
+        if name in self._live or f"{name}#0" in self._live or name in self._in_parts:
+            raise ParamsError(f"A request with the id {name!r} is still running.", param="request_id")
 
     def _check_alive(self) -> None:
         if not self._engine.alive:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 
 from beheld.api import iterables, long_texts, scoring
 from beheld.api.beam import beam_search
-from beheld.api.collectors import Params
+from beheld.api.collectors import Params, failed
 from beheld.api.feed import Job, Jobs, Reading, Run
 from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
 from beheld.api.pools import has_grammar
@@ -299,29 +298,40 @@ class LLM:
         named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))
         _check_counts({name: len(value) for name, value in named if isinstance(value, list | tuple)}, len(items))
         parts: list[list[Any]] = []
+        errors: dict[int, UserError] = {}
         for index, item in enumerate(items):
             parts.append([item])
             own = _entry_or_common(params, index)
             if long_texts.may_be_long(item, own, info, most):
-                # Its error is that of its job, which has the item whole.
-                with contextlib.suppress(UserError):
+                try:
                     parts[-1] = long_texts.parts_of(item, self._inputs.ids_of_long(item, own), most)
+                except UserError as error:
+                    if on_error == "raise":
+                        raise
+                    errors[index], parts[-1] = error, []
         places = [index for index, own in enumerate(parts) for _ in own]
 
         def of_parts(values: Any) -> Any:
             return [values[index] for index in places] if isinstance(values, list | tuple) else values
 
-        each: list[PoolingParams] = [_entry_or_common(params, index) for index in places]
-        each = [
-            long_texts.alone(own) if len(parts[index]) > 1 else own for index, own in zip(places, each, strict=True)
-        ]
+        each: list[PoolingParams] = []
+        # By object: prompts in a row with the same one are prepared together.
+        lone: dict[int, PoolingParams] = {}
+        for index in places:
+            own = _entry_or_common(params, index)
+            if len(parts[index]) > 1:
+                own = lone.get(id(own)) or lone.setdefault(id(own), long_texts.alone(own))
+            each.append(own)
         flat = [part for own in parts for part in own]
         jobs = self._jobs(flat, each, of_parts(lora), of_parts(priority))
         outputs = iter(self._all(jobs, use_tqdm, on_error))
         found: list[PoolingRequestOutput] = []
         for index, own_parts in enumerate(parts):
-            own_outputs = [next(outputs) for _ in own_parts]
             own = _entry_or_common(params, index)
+            if index in errors:
+                found.append(failed(str(next(self._numbers)), own, errors[index]))
+                continue
+            own_outputs = [next(outputs) for _ in own_parts]
             joined = partial(long_texts.joined, own_outputs, own_outputs[0].request_id, items[index], own, info)
             found.append(own_outputs[0] if len(own_parts) == 1 else joined())
         return found
@@ -410,6 +420,8 @@ class LLM:
         first, second = scoring.pairs(data_1, data_2)
         scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
         params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
+        if pooler.longest is not None:
+            return scores.of(self._encoded_in_parts(scores.prompts, params, lora_request, None, use_tqdm, on_error))
         return scores.of(self._all(self._jobs(scores.prompts, params, lora_request, None), use_tqdm, on_error))
 
     # ------------------------------------------------------------------ asking about the engine
@@ -548,6 +560,8 @@ class LLM:
 
     def _runs(self, items: list[Any], params: Any, priority: Any) -> Generator[Job | Run, None, None]:
         """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `_jobs`."""
+        # An earlier call that was interrupted may have left ids, and the tokenizer may have changed since.
+        self._inputs.reader.read_ahead((), first=True)
         index = 0
         while index < len(items):
             own = _entry_or_common(params, index)

@@ -46,6 +46,11 @@ def alone(params: PoolingParams) -> PoolingParams:
     return made
 
 
+def aborted(request_id: str) -> PoolingRequestOutput:
+    """Return the output of a part that was not begun before the whole was aborted."""
+    return PoolingRequestOutput(request_id, None, [], 0, finished=True)  # type: ignore[arg-type]
+
+
 def joined(
     outputs: Sequence[PoolingRequestOutput],
     request_id: str,
@@ -53,7 +58,10 @@ def joined(
     params: PoolingParams,
     info: PoolerInfo,
 ) -> PoolingRequestOutput:
-    """Return the output of a whole prompt: the mean of its parts' vectors, each as often as the part has ids."""
+    """Return the output of a whole prompt: the mean of its parts' vectors, each as often as the part has ids.
+
+    It has no vector if one of the parts has none.
+    """
     import torch
     import torch.nn.functional as F
 
@@ -66,7 +74,8 @@ def joined(
         num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
     )
     error = next((output.error for output in outputs if output.error is not None), None)
-    if error is not None:
+    if any(output.outputs is None for output in outputs):
+        # Aborted, or failed.
         return replace(made, outputs=None, error=error)  # type: ignore[arg-type]
     weights_P = torch.tensor([float(len(output.prompt_token_ids)) for output in outputs])
     mean_D = (weights_P / weights_P.sum()) @ torch.stack([output.outputs.data.float() for output in outputs])

@@ -230,7 +230,8 @@ class InputPipeline:
             self.reader.read_ahead([plain_form(prompt) for prompt in prompts], first=False)
             return made
         try:
-            for priority in set(priorities):
+            # Types, too: True equals 1, and only one of them is right.
+            for priority in {(type(each), each): each for each in priorities}.values():
                 self._checks.order(None, priority)
             pooling = self._pooling.resolve(params)
         except UserError:

@@ -193,6 +193,42 @@ def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
     assert [output.error for output in llm.embed(right, use_tqdm=False)] == [None] * len(right)
 
 
+class PanicException(BaseException):
+    """What the tokenizers' library raises where its code panics."""
+
+
+def test_a_text_at_which_the_library_panics_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = llm._inputs.reader._tokenizer
+    own = tokenizer._own
+
+    class Backend:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            def call(given: Any, *rest: Any, **options: Any) -> Any:
+                if "panic" in given:
+                    raise PanicException("index out of bounds")
+                return getattr(self.inner, name)(given, *rest, **options)
+
+            return call
+
+    monkeypatch.setattr(tokenizer, "_shared", True)
+    monkeypatch.setattr(tokenizer, "_own", lambda backend: Backend(own(backend)))
+    for texts in (["one", "panic", "two"], ["panic"]):
+        for options in ({}, {"truncate_prompt_tokens": 4}):
+            found = llm.embed(texts, on_error="return", use_tqdm=False, **options)
+            assert [type(output.error) for output in found] == [
+                PromptError if text == "panic" else type(None) for text in texts
+            ]
+
+
+def test_each_priority_of_a_run_is_checked(llm: LLM) -> None:
+    wrong: list[Any] = [1, True, 1.0]
+    outputs = llm.encode(["one", "two", "three"], priority=wrong, use_tqdm=False, on_error="return")
+    assert [type(output.error) for output in outputs] == [type(None), ParamsError, ParamsError]
+
+
 def test_a_prompt_that_the_engine_refuses_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was queued with it is gone when it raises."""
     run = llm._live()
@@ -211,6 +247,10 @@ def test_a_prompt_that_the_engine_refuses_fails_alone(llm: LLM, monkeypatch: pyt
         llm.embed([[1], [1, 2], [1, 2, 3]], use_tqdm=False)
     assert not run._prompts
     assert not scheduler.has_work
+
+
+def interrupting(*given: Any) -> Any:
+    raise KeyboardInterrupt
 
 
 def test_a_run_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +274,14 @@ def test_a_run_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.
         assert not run._prompts
         assert not run.engine.has_work
         assert_equal(vectors(llm.embed(texts, use_tqdm=False)), wanted)
+    tokenizer = llm._inputs.reader._tokenizer
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._inputs, "prepare", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            llm.embed(texts, truncate_prompt_tokens=4, use_tqdm=False)
+    assert set(tokenizer._ahead) == set(texts)
+    llm.embed(["other", "texts"], use_tqdm=False)
+    assert not tokenizer._ahead, "ids of a tokenizer that may have changed since"
 
 
 def test_bars_count_the_prompts_of_runs(llm: LLM) -> None:

@@ -15,7 +15,7 @@ import transformers
 
 from beheld import LLM, PoolingParams
 from beheld.attention import packed
-from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptTooLongError
+from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptError, PromptTooLongError
 from beheld.models.surgery import linears
 from beheld.quant.row_counts import padded_rows
 from tests.pool.checkpoints import encoder, modules, write
@@ -139,6 +139,18 @@ def test_cross_encoders_score_pairs_and_classifiers_classify(tmp_path: Path, arc
         probs = [output.outputs.probs for output in llm.classify(TEXTS, use_tqdm=False)]
     for found, text in zip(probs, TEXTS, strict=True):
         assert found == pytest.approx(logits(folder, text, types=types).softmax(-1).tolist(), abs=1e-5)
+
+
+def test_a_pair_with_half_a_character_fails_alone(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
+    with LLM(str(folder), **SMALL) as llm:
+        for first in ("hello", "a\ud800b"):
+            found = llm.score(first, ["yes", "a\ud800b", "no"], use_tqdm=False, on_error="return")
+            right = [first == "hello" and place != 1 for place in range(3)]
+            assert [output.error is None for output in found] == right
+            assert all("lone surrogate" in str(output.error) for output in found if output.error)
+        with pytest.raises(PromptError, match="lone surrogate"):
+            llm.score("a\ud800b", "yes", use_tqdm=False)
 
 
 def test_an_encoder_cannot_generate(tmp_path: Path) -> None:

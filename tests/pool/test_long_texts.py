@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from beheld import LLM, PoolingParams
-from beheld.core.errors import ConfigError, PromptTooLongError
+from beheld import LLM, AsyncLLM, PoolingParams
+from beheld.core.errors import ConfigError, ParamsError, PromptTooLongError
 from tests.pool.checkpoints import encoder, modules
 from tests.server.running import ENGINE, Running
 
@@ -76,9 +77,56 @@ def test_a_cut_comes_before_the_parts(llm: LLM) -> None:
 def test_what_is_too_long_for_parts_is_one_texts_error(llm: LLM) -> None:
     with pytest.raises(PromptTooLongError, match="maximum context length is 16 "):
         llm.encode([LONG], pooling_task="token_embed", use_tqdm=False)
-    failed, good = llm.encode([LONG * 4, LONG], use_tqdm=False, on_error="return")
-    assert isinstance(failed.error, PromptTooLongError)
-    assert good.error is None
+    prompts = [SHORT, LONG * 4, LONG, {"prompt_token_ids": [1, "a"] * 20}, SHORT, "x " * 200]
+    found = llm.encode(prompts, use_tqdm=False, on_error="return")
+    words = ["None", "context length is 100 ", "None", "must be whole numbers", "None", "context length is 100 "]
+    assert [part in str(output.error) for part, output in zip(words, found, strict=True)] == [True] * len(words)
+    assert len({output.request_id for output in found}) == len(found)
+    with pytest.raises(PromptTooLongError, match="context length is 100 "):
+        llm.encode(prompts, use_tqdm=False)
+
+
+def test_scores_of_long_texts(llm: LLM) -> None:
+    """A server's are the same: it has one way to a vector."""
+    found = llm.score(LONG, [SHORT, LONG, LONG * 4], use_tqdm=False, on_error="return")
+    short, long = (wanted(llm, ids_of(llm, text)) for text in (SHORT, LONG))
+    assert [output.outputs.score for output in found[:2]] == pytest.approx([float(short @ long), 1.0], abs=1e-5)
+    assert isinstance(found[2].error, PromptTooLongError)
+
+
+def test_an_abort_ends_all_parts(folder: Path) -> None:
+    """Of eight parts four are in the engine at a time; when the first is, the text is aborted."""
+
+    async def run() -> None:
+        async with AsyncLLM(str(folder), override_pooler_config=PARTS | {"max_embed_len": 200}, **SMALL) as llm:
+            begun, submit = asyncio.Event(), llm._submit
+            names: list[str] = []
+
+            async def submitting(*given: Any) -> Any:
+                live = await submit(*given)
+                names.extend(live.request_ids)
+                begun.set()
+                return live
+
+            llm._submit = submitting  # type: ignore[method-assign]
+
+            async def all_of(name: str) -> list[Any]:
+                return [output async for output in llm.encode(LONG * 3, request_id=name)]
+
+            task = asyncio.ensure_future(all_of("a"))
+            await begun.wait()
+            with pytest.raises(ParamsError, match="still running"):
+                await all_of("a")
+            await llm.abort("a")
+            (output,) = await task
+            assert (output.request_id, output.outputs, output.error, output.finished) == ("a", None, None, True)
+            assert len(output.prompt_token_ids) == 110
+            assert len(names) == 4, "the other parts were not begun"
+            (again,) = await all_of("a")
+            assert again.outputs.data.shape == (64,)
+            assert (llm.num_live, llm._in_parts) == (0, {})
+
+    asyncio.run(run())
 
 
 def test_on_a_server(running: Running, llm: LLM) -> None:

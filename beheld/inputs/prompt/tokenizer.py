@@ -14,7 +14,7 @@ from beheld.checkpoint.info import added_tokens
 from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.resolve import resolve_tokenizer
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import ModelError, PromptError, PromptTooLongError
+from beheld.core.errors import ModelError, PromptError, PromptTooLongError, first_line
 from beheld.families import registry
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
@@ -122,13 +122,21 @@ class PromptTokenizer:
             most: the number of ids needed; a long text is read no further. None for all.
 
         Raises:
-            PromptError: there is no tokenizer, or the text contains a lone surrogate.
+            PromptError: there is no tokenizer, the text contains a lone surrogate, or the library fails on it.
             PromptTooLongError: the text is long and has more than `most`.
         """
         tokenizer = self._require()
         if add_special_tokens and (known := self.known(text)) is not None:
             return known
         _check_letters(text)
+        try:
+            return self._read(tokenizer, text, add_special_tokens, most)
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            raise _failed(error) from error
+
+    def _read(self, tokenizer: Any, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         usual = _usual(tokenizer)
         if usual and len(text) < _BRIEF_TEXT:
             return self._encoded(text, add_special_tokens, most)
@@ -200,8 +208,8 @@ class PromptTokenizer:
         try:
             return backend.encode_batch_fast(inputs, add_special_tokens=True)
         except BaseException as error:
-            # The library's panics are no exceptions of the usual kind. The text at fault has its own error later.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            # The text at fault has its own error later.
+            if not isinstance(error, Exception) and not _is_panic(error):
                 raise
             return ()
 
@@ -216,11 +224,13 @@ class PromptTokenizer:
             most: cut the longer text, then both in turn, to this many ids in all; None for no cut.
 
         Raises:
-            PromptError: there is no tokenizer, or it has no pairs.
+            PromptError: there is no tokenizer, it has no pairs, a text contains a lone surrogate, or the library fails.
         """
         tokenizer = self._require()
         if not getattr(tokenizer, "is_fast", False):
             raise PromptError("This tokenizer cannot join two texts.", "Use a checkpoint with a tokenizer.json.")
+        _check_letters(first)
+        _check_letters(second)
         with self._lock:
             if self._pairs is None:
                 self._pairs = _copy(tokenizer.backend_tokenizer)
@@ -228,7 +238,12 @@ class PromptTokenizer:
                 self._pairs.no_truncation()
             else:
                 self._pairs.enable_truncation(most, strategy="longest_first")
-            found = self._pairs.encode(first, second)
+            try:
+                found = self._pairs.encode(first, second)
+            except BaseException as error:
+                if not _is_panic(error):
+                    raise
+                raise _failed(error) from error
         # Tokenizers of models without types may have them in their templates, and transformers leaves them out.
         types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
         return list(found.ids), types.index(1) if 1 in types else None
@@ -448,6 +463,19 @@ def _check_letters(text: str) -> None:
     """Raise PromptError if a text contains a lone surrogate."""
     if not text.isascii() and _has_surrogate(text):
         raise PromptError("The text contains a lone surrogate, which is not a character.", "Decode it as UTF-8 again.")
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Return whether the tokenizers' library has panicked, which is no exception of the usual kind."""
+    return type(error).__name__ == "PanicException"
+
+
+def _failed(error: BaseException) -> PromptError:
+    return PromptError(
+        "The tokenizer fails on this text.",
+        "Leave out unusual characters, or fetch the checkpoint's tokenizer files again.",
+        detail=first_line(error),
+    )
 
 
 def _has_surrogate(text: str) -> bool:
