@@ -331,9 +331,11 @@ class LLM:
             if index in errors:
                 found.append(failed(str(next(self._numbers)), own, errors[index]))
                 continue
-            own_outputs = [next(outputs) for _ in own_parts]
-            joined = partial(long_texts.joined, own_outputs, own_outputs[0].request_id, items[index], own, info)
-            found.append(own_outputs[0] if len(own_parts) == 1 else joined())
+            made = [next(outputs) for _ in own_parts]
+            whole = made[0]
+            if len(made) > 1:
+                whole = long_texts.joined(made, whole.request_id, items[index], own, info)
+            found.append(whole)
         return found
 
     def embed(
@@ -591,6 +593,7 @@ class LLM:
             made: list[Any] = self._inputs.plain_run(prompts, params, names, priorities, arrival)
         except Exception:
             # Whatever it is, each prompt at fault has it alone.
+            logger.debug("Prompts of a run are prepared one by one.", exc_info=True)
             made = [None] * len(prompts)
         for place, request in enumerate(made):
             if request is None:

@@ -149,6 +149,7 @@ class TritonBackend:
             given = group, metadata.lengths_B, metadata.num_decodes, tiles, programs
             plan = group.extra["latents"] = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
         assert isinstance(plan, DecodePlan)
+        assert plan.arrived_BK.shape[1] == tiles, "layers of one group have the same heads"
         return plan
 
     def _decode_plan(

@@ -95,17 +95,19 @@ def test_scores_of_long_texts(llm: LLM) -> None:
 
 
 def test_an_abort_ends_all_parts(folder: Path) -> None:
-    """Of eight parts four are in the engine at a time; when the first is, the text is aborted."""
+    """Of eight parts four are in the engine at a time; when they are, and before one is read, the text is aborted."""
 
     async def run() -> None:
         async with AsyncLLM(str(folder), override_pooler_config=PARTS | {"max_embed_len": 200}, **SMALL) as llm:
-            begun, submit = asyncio.Event(), llm._submit
+            begun, aborted, submit = asyncio.Event(), asyncio.Event(), llm._submit
             names: list[str] = []
 
             async def submitting(*given: Any) -> Any:
                 live = await submit(*given)
                 names.extend(live.request_ids)
-                begun.set()
+                if len(names) == 4:
+                    begun.set()
+                await aborted.wait()
                 return live
 
             llm._submit = submitting  # type: ignore[method-assign]
@@ -118,6 +120,7 @@ def test_an_abort_ends_all_parts(folder: Path) -> None:
             with pytest.raises(ParamsError, match="still running"):
                 await all_of("a")
             await llm.abort("a")
+            aborted.set()
             (output,) = await task
             assert (output.request_id, output.outputs, output.error, output.finished) == ("a", None, None, True)
             assert len(output.prompt_token_ids) == 110

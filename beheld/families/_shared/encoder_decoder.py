@@ -114,7 +114,9 @@ class EncoderDecoder:
     def joined(self, features: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Return the encoder's arguments for several items."""
         weight = self._model.get_input_embeddings().weight
-        joined = {name: torch.cat([each[name] for each in features]) for name in features[0]}
+        joined = features[0]
+        if len(features) > 1:
+            joined = {name: torch.cat([each[name] for each in features]) for name in joined}
         return {
             name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
             for name, value in joined.items()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,12 +130,8 @@ class PromptTokenizer:
         if add_special_tokens and (known := self.known(text)) is not None:
             return known
         _check_letters(text)
-        try:
+        with _panics_as_errors():
             return self._read(tokenizer, text, add_special_tokens, most)
-        except BaseException as error:
-            if not _is_panic(error):
-                raise
-            raise _failed(error) from error
 
     def _read(self, tokenizer: Any, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         usual = _usual(tokenizer)
@@ -238,12 +235,8 @@ class PromptTokenizer:
                 self._pairs.no_truncation()
             else:
                 self._pairs.enable_truncation(most, strategy="longest_first")
-            try:
+            with _panics_as_errors():
                 found = self._pairs.encode(first, second)
-            except BaseException as error:
-                if not _is_panic(error):
-                    raise
-                raise _failed(error) from error
         # Tokenizers of models without types may have them in their templates, and transformers leaves them out.
         types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
         return list(found.ids), types.index(1) if 1 in types else None
@@ -470,12 +463,19 @@ def _is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _failed(error: BaseException) -> PromptError:
-    return PromptError(
-        "The tokenizer fails on this text.",
-        "Leave out unusual characters, or fetch the checkpoint's tokenizer files again.",
-        detail=first_line(error),
-    )
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise PromptError where the library panics on a text."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise PromptError(
+            "The tokenizer fails on this text.",
+            "Leave out unusual characters, or fetch the checkpoint's tokenizer files again.",
+            detail=first_line(error),
+        ) from error
 
 
 def _has_surrogate(text: str) -> bool:
