@@ -16,9 +16,14 @@ PATIENCE_S = 1.0
 
 @dataclass(eq=False)
 class ClientTurn:
-    """A turn of a client: waited for, then held."""
+    """A turn of a client: waited for, then held.
+
+    Attributes:
+        changed: its own, so that a change wakes the one thread that it concerns.
+    """
 
     client: str
+    changed: threading.Condition
     begun: float = field(default=0.0)
 
 
@@ -37,7 +42,7 @@ class ClientTurns:
         assert most > 0
         self._most = most
         self._patience_s = patience_s
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         # The client that was served last stands last.
         self._waiting: dict[str, deque[ClientTurn]] = {}
         self._held: set[ClientTurn] = set()
@@ -50,12 +55,17 @@ class ClientTurns:
             WorkerError: there are no more turns.
             Cancelled: it is not wanted any more.
         """
-        turn = ClientTurn(client)
-        with cancel.calling(self._wake), self._changed:
+        turn = ClientTurn(client, threading.Condition(self._lock))
+
+        def wake() -> None:
+            with self._lock:
+                turn.changed.notify()
+
+        with cancel.calling(wake), self._lock:
             self._waiting.setdefault(client, deque()).append(turn)
             try:
                 while not self._closed and not self._is_due(turn):
-                    self._changed.wait(self._patience_s if self._held else None)
+                    turn.changed.wait(self._patience_s)
                     cancel.check()
                 if self._closed:
                     raise WorkerError("The engine is closed.")
@@ -67,21 +77,27 @@ class ClientTurns:
 
     def give_back(self, turn: ClientTurn) -> None:
         """End a turn."""
-        with self._changed:
+        with self._lock:
             self._held.discard(turn)
-            self._changed.notify_all()
+            self._wake_next()
 
     def close(self) -> None:
         """Give no more turns; those that wait get an error."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            for line in self._waiting.values():
+                for turn in line:
+                    turn.changed.notify()
+
+    def _next(self) -> ClientTurn:
+        """The turn before which no other is due."""
+        held = [other.client for other in self._held]
+        return self._waiting[min(self._waiting, key=held.count)][0]
 
     def _is_due(self, turn: ClientTurn) -> bool:
-        held = [other.client for other in self._held]
-        first = min(self._waiting, key=held.count)
-        if self._waiting[first][0] is not turn:
+        if turn is not self._next():
             return False
+        held = [other.client for other in self._held]
         if len(held) < self._most:
             return True
         patient_until = time.monotonic() - self._patience_s
@@ -96,9 +112,9 @@ class ClientTurns:
         line.remove(turn)
         if line:
             self._waiting[turn.client] = line
-        # Another turn may be due now.
-        self._changed.notify_all()
+        self._wake_next()
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _wake_next(self) -> None:
+        """Wake the turn that is due, if there is one. Each task would switch between all waiting threads if all woke."""
+        if self._waiting and self._is_due(turn := self._next()):
+            turn.changed.notify()

@@ -91,6 +91,28 @@ def test_who_leaves_keeps_nobody_behind_waiting_and_closing_tells_all() -> None:
     assert ended[-1] == "d WorkerError"
 
 
+def test_a_turn_that_ends_wakes_one_of_many_threads() -> None:
+    class Counted(ClientTurns):
+        num_looks = 0
+
+        def _is_due(self, turn: ClientTurn) -> bool:
+            self.num_looks += 1
+            return super()._is_due(turn)
+
+    turns = Counted(1, patience_s=60)
+    first = turns.take("a", CancelToken())
+
+    def work() -> None:
+        turns.give_back(turns.take("a", CancelToken()))
+
+    with ThreadPoolExecutor(32) as pool:
+        for _ in range(32):
+            pool.submit(work)
+        wait_for(turns, 32)
+        turns.give_back(first)
+    assert turns.num_looks < 6 * 32
+
+
 def test_a_client_waits_a_second_for_anothers_long_tasks_and_the_worker_for_it_goes() -> None:
     pool = make(1)
     try:
