@@ -53,12 +53,14 @@ class Job:
     waits: bool = False
 
 
-def _bench(name: str, size: str, only: str, causes: str, gpus: str, cache_gib: float, *options: str) -> Job:
+def _bench(
+    name: str, size: str, only: str, causes: str, gpus: str, cache_gib: float, *options: str, limit_s: float = 90
+) -> Job:
     """Run benchmarks.gpu; `cache_gib` 0 takes what is free."""
     command = (*_MODULE, "benchmarks.gpu", "--size", size, "--only", only, "--causes", causes, "--wait", *options)
     if cache_gib:
         command += ("--option", f"kv_cache_memory_bytes={int(cache_gib * _GIB)}")
-    return Job(name, command, 90, gpus, waits=True)
+    return Job(name, command, limit_s, gpus, waits=True)
 
 
 def _oracle(name: str, *rows: str) -> Job:
@@ -75,6 +77,7 @@ def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str) -> 
 def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
     """Return the jobs by group."""
     moe, causes, all_of_it = "decode,text,prefill", "decode,rows", ("--option", "gpu_memory_utilization=0.95")
+    dense = "decode,first_token,prefill,text,images"
     return {
         "sums": [Job("sums-2048", (*_MODULE, "benchmarks.sums", "--width", "2048"), 60)],
         "engine": [_engines(1, folder, "0", 800)],
@@ -97,6 +100,9 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
         # Two engines at once do not fit while their weights are joined.
         "glm-tp2": [_bench("glm12-tp2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO)],
         "glm-ep2": [_bench("glm12-ep2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO, *_EXPERTS)],
+        # One GPU needs more than 80 GB, so that 256 sequences fit beside the weights.
+        "32B-one": [_bench("32B-tp1", "32B", dense, "", "0", 0, *all_of_it, limit_s=200)],
+        "32B-two": [_bench("32B-tp2", "32B", dense, "", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
         # it its engine's start.
         "oracle": [_oracle(f"oracle-{number}", *_ROWS[number::6]) for number in range(6)],
