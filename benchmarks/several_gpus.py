@@ -30,8 +30,9 @@ _EXPERTS = ("--option", "enable_expert_parallel=true")
 # Of tests/gpu/test_ranks.py.
 _ROWS = (
     *("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe"),
-    *("qwen2_5_vl-data", "qwen3_vl_moe-experts", "llama-stages", "qwen2_5_vl-stages"),
+    *("qwen2_5_vl-data", "qwen3_vl_moe-experts"),
 )
+_STAGES = ("llama-stages", "qwen2_5_vl-stages")
 _GIB = 2**30
 
 
@@ -106,6 +107,7 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
         # it its engine's start.
         "oracle": [_oracle(f"oracle-{number}", *_ROWS[number::6]) for number in range(6)],
+        "stages": [_oracle(f"oracle-{row}", row) for row in _STAGES],
     }
 
 
