@@ -70,6 +70,8 @@ class RankGroup:
         self._store: Any = None
         self._host: Any = None
         self._device: Any = None
+        # Between GPUs, what carries tensors to lower ranks; see open_lines.
+        self._back: Any = None
         self._holds = False
         self._connections: Connections | None = None
         self._near: HostSums | None = None
@@ -89,7 +91,7 @@ class RankGroup:
 
         self._ready()
         store, address = self._meeting.store(self.size), self._meeting.address
-        self._store = dist.PrefixStore("alike", store)
+        self._store = store
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = _LIMIT
@@ -101,9 +103,7 @@ class RankGroup:
         if self._backend == "nccl":
             VARIABLES.hold(interface_of(address))
             self._holds = True
-            nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = _LIMIT
-            self._device = dist.ProcessGroupNCCL(dist.PrefixStore("device", store), self.rank, self.size, nccl)
+            self._device = self._nccl("device")
         self._sum, self._least, self._gather, self._cast = (
             dist.AllreduceOptions(),
             dist.AllreduceOptions(),
@@ -116,6 +116,15 @@ class RankGroup:
         # On the caller's stream, so that a CUDA graph captured on it holds the collective.
         for each in (self._sum, self._gather, self._cast):
             each.asyncOp = False
+
+    def _nccl(self, name: str) -> Any:
+        from torch import distributed
+
+        # Its stubs lack what is used here.
+        dist: Any = distributed
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _LIMIT
+        return dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), self.rank, self.size, options)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -223,9 +232,25 @@ class RankGroup:
             self._cast.rootRank = source
             _finish(self._device.broadcast([x], self._cast))
 
+    def open_lines(self, device: torch.device) -> None:
+        """Connect each rank with the next one and the last one with all others, the ways that stages send.
+
+        Between GPUs the first send of a pair waits on the host until the other receives. Each direction has a
+        communicator of its own: sends and receives of one run in order, so a send back could wait for one ahead that
+        waits for it.
+        """
+        number, last = torch.zeros(1, device=device), self.size - 1
+        for source, to in [*((rank, rank + 1) for rank in range(last)), *((last, rank) for rank in range(last))]:
+            if self.rank == source:
+                self.send(number, to)
+            elif self.rank == to:
+                self.receive(number, source)
+        # Until the numbers are there.
+        number.item()
+
     def send(self, x: Tensor, to: int) -> None:
         """Start sending a tensor to the rank `to`, which receives one of the same shape."""
-        self._start(self._device_end, x.contiguous(), to)
+        self._start(self._forth_end if to > self.rank else self._back_end, x.contiguous(), to)
 
     def send_host(self, x: Tensor, to: int) -> None:
         """Start sending a tensor of the host."""
@@ -240,7 +265,8 @@ class RankGroup:
     def receive(self, x: Tensor, source: int) -> None:
         """Overwrite a contiguous tensor by one that the rank `source` sent."""
         with self._waiting():
-            _finish(self._device.recv([x], source, 0))
+            end = self._forth_end if source < self.rank else self._back_end
+            _finish(end().recv([x], source, 0))
 
     def receive_host(self, count: int, source: int) -> list[int]:
         """Return so many whole numbers that the rank `source` sent from its host."""
@@ -250,8 +276,13 @@ class RankGroup:
         found: list[int] = tensor.tolist()
         return found
 
-    def _device_end(self) -> Any:
+    def _forth_end(self) -> Any:
         return self._device
+
+    def _back_end(self) -> Any:
+        if self._backend == "nccl" and self._back is None:
+            self._back = self._nccl("back")
+        return self._device if self._back is None else self._back
 
     def _host_end(self) -> Any:
         return self._host
@@ -275,7 +306,7 @@ class RankGroup:
         if self._host is None:
             self._connect()
         until = time.monotonic() + within_s
-        asked = [f"{what}/{rank}" for rank in range(self.size)]
+        asked = [f"alike/{what}/{rank}" for rank in range(self.size)]
         try:
             self._store.set(asked[self.rank], "")
             # The store's own wait may take a second more.
@@ -297,8 +328,9 @@ class RankGroup:
             near.abort()
         if peers is not None:
             peers.abort()
-        if device is not None and device is not self._host:
-            device.abort()
+        for each in (device, self._back):
+            if each is not None and each is not self._host:
+                each.abort()
 
     def close(self) -> None:
         """Leave the group, once no CUDA graph holds a collective of it any more.
@@ -310,18 +342,19 @@ class RankGroup:
         if self._holds:
             self._holds = False
             VARIABLES.leave()
-        device, host, peers = self._device, self._host, self._peers
-        self._device = self._host = self._peers = self._near = None
+        device, back, host, peers = self._device, self._back, self._host, self._peers
+        self._device = self._back = self._host = self._peers = self._near = None
         if peers is not None:
             peers.close()
-        if device is None or device is host:
-            return
-        ending = threading.Thread(target=device.abort, name="beheld-leave", daemon=True)
-        ending.start()
-        ending.join(_LEAVE_S)
-        if ending.is_alive():
-            # Its destructor would wait as well, at the latest when the interpreter ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
+        for each in (device, back):
+            if each is None or each is host:
+                continue
+            ending = threading.Thread(target=each.abort, name="beheld-leave", daemon=True)
+            ending.start()
+            ending.join(_LEAVE_S)
+            if ending.is_alive():
+                # Its destructor would wait as well, at the latest when the interpreter ends.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 class RankGroups:

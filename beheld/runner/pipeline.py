@@ -44,6 +44,7 @@ class Pipeline:
     def __init__(self, group: RankGroup, device: torch.device, dtype: torch.dtype, *, sends_embeds: bool) -> None:
         self._group, self._device, self._dtype = group, device, dtype
         self._sends_embeds = sends_embeds
+        group.open_lines(device)
         self.first, self.last = group.rank == 0, group.rank == group.size - 1
         # Sampled tokens that were not read yet: the rows that sample, and how many.
         self._unread: deque[tuple[frozenset[int], int]] = deque()

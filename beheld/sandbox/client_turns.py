@@ -115,6 +115,6 @@ class ClientTurns:
         self._wake_next()
 
     def _wake_next(self) -> None:
-        """Wake the turn that is due, if there is one. Each task would switch between all waiting threads if all woke."""
+        """Wake the turn that is due, if any. If all woke, each task would switch between all threads."""
         if self._waiting and self._is_due(turn := self._next()):
             turn.changed.notify()

@@ -23,8 +23,13 @@ class Group:
 
     def __init__(self, rank: int, size: int, wire: Wire) -> None:
         self.rank, self.size, self._wire = rank, size, wire
+        self._opened = False
+
+    def open_lines(self, device: torch.device) -> None:
+        self._opened = True
 
     def send(self, x: Tensor, to: int) -> None:
+        assert self._opened, "between GPUs, the first send would wait for its receiver"
         self._wire[self.rank, to, "device"].append(x.clone())
 
     def send_host(self, x: Tensor, to: int) -> None:
