@@ -1,13 +1,13 @@
 """Embeddings: texts per second, beside sentence-transformers, transformers as it calls it, and vLLM where installed.
 
     python -m benchmarks.embeddings FOLDER --texts 256
-    python -m benchmarks.embeddings --shape minilm --shape qwen3-0.6b --device cuda --texts 4096
+    python -m benchmarks.embeddings --shape minilm --shape qwen3-0.6b --device cuda --texts 4096 [--engine vLLM]
 
 FOLDER is a checkpoint of sentence-transformers; `--shape` makes one of real size with random weights instead. Both
 times are given: seconds, and seconds of processor time, which other programs on the machine disturb less. The best of
 three runs counts. Each line says how far its vectors are from those of the first. On a CPU, peers compute in float32;
 beheld does so, too, and then in bfloat16. On a GPU all compute in bfloat16, and sentence-transformers also in larger
-batches.
+batches. `--engine` takes those alone whose names begin so: engines that need different versions of PyTorch run in turn.
 """
 
 from __future__ import annotations
@@ -117,11 +117,17 @@ def makers(device: str) -> dict[str, Callable[[str], Embed]]:
     return found
 
 
-def measure(folder: str, count: int, all_words: Sequence[tuple[int, int]], device: str) -> None:
+def measure(folder: str, count: int, all_words: Sequence[tuple[int, int]], device: str, engines: Sequence[str]) -> None:
     """Print a line for each engine and each range of words."""
     first: dict[tuple[int, int], torch.Tensor] = {}
     for name, make in makers(device).items():
-        embed = make(folder)
+        if not name.startswith(tuple(engines)):
+            continue
+        try:
+            embed = make(folder)
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}"[:500], flush=True)
+            continue
         for words in all_words:
             texts = texts_of(count, words=words)
             wall, processor, vectors = fastest(embed, texts)
@@ -140,17 +146,19 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--words", nargs=2, type=int, action="append", metavar=("LEAST", "MOST"))
+    parser.add_argument("--engine", action="append", help="the beginning of an engine's name")
     arguments = parser.parse_args()
     if (arguments.folder is None) == (arguments.shape is None):
         parser.error("give a folder or --shape")
     words = [tuple(each) for each in arguments.words or [(4, 60)]]
+    engines = arguments.engine or [""]
     with tempfile.TemporaryDirectory() as place:
         for shape in arguments.shape or ():
             print(shape, flush=True)
             folder = embedders.make(shape, Path(place) / shape, arguments.device)
-            measure(str(folder), arguments.texts, words, arguments.device)
+            measure(str(folder), arguments.texts, words, arguments.device, engines)
     if arguments.folder is not None:
-        measure(arguments.folder, arguments.texts, words, arguments.device)
+        measure(arguments.folder, arguments.texts, words, arguments.device, engines)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Offline speed on one GPU: the workloads of docs/explanation/measurements.md, on real shapes with random weights.
 
-    python -m benchmarks.gpu --size 3B [--only decode,first_token,prefill,text,sampled,images,four,answers,shared,long]
-        [--causes decode,rows,new] [--transformers]
+    python -m benchmarks.gpu --size 3B [--engine beheld] [--causes decode,rows,new] [--transformers]
+        [--only decode,rows,first_token,prefill,text,sampled,images,four,mixed,video,answers,shared,long]
 
-Prints one JSON line per workload. All runs but `sampled` are greedy, all `ignore_eos`, bfloat16; pictures are 448x448
-noise, each new.
+Prints one JSON line per workload; one that fails prints its error, and the next runs. All runs but `sampled` are
+greedy, all `ignore_eos`, bfloat16; pictures are 448x448 noise, each new, but for `mixed`. `long` and `shared` need
+`--option max_model_len=16384` where a card's default is less.
+With `--engine vllm`, vLLM runs the same workloads with the same options: --option goes to either engine.
 With --transformers, its batched `generate` runs the same in a process of its own first. With --causes, the same engine
 then runs these workloads of benchmarks.causes, of at most --causes-tokens tokens each, under a profiler.
 """
@@ -12,45 +14,70 @@ then runs these workloads of benchmarks.causes, of at most --causes-tokens token
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.shapes import SHAPES, checkpoint, prompt
 
-WORKLOADS = ("decode", "first_token", "prefill", "text", "sampled", "images", "four", "answers", "shared", "long")
+ENGINES = ("beheld", "vllm")
+WORKLOADS = (
+    *("decode", "rows", "first_token", "prefill", "text", "sampled", "images", "four", "mixed", "video"),
+    *("answers", "shared", "long"),
+)
+# Width and height; a prompt with one has 676 tokens in the mean.
+MIXED = ((224, 224), (336, 336), (448, 448), (640, 480), (800, 600), (448, 896), (1024, 768), (1600, 1092))
 # As many models' own settings have it.
 SAMPLED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
 
 
-def pictures(count: int, seed: int) -> list[Any]:
-    """Distinct noise pictures."""
+def pictures(count: int, seed: int, sizes: Sequence[tuple[int, int]] = ((448, 448),)) -> list[Any]:
+    """Distinct noise pictures of these widths and heights in turn."""
     import numpy as np
     from PIL import Image
 
     rng = np.random.default_rng(seed)
-    return [Image.fromarray(rng.integers(0, 256, (448, 448, 3), dtype=np.uint8)) for _ in range(count)]
+    chosen = [sizes[number % len(sizes)] for number in range(count)]
+    return [Image.fromarray(rng.integers(0, 256, (high, wide, 3), dtype=np.uint8)) for wide, high in chosen]
+
+
+def videos(count: int, seed: int) -> list[Any]:
+    """Distinct noise videos of 16 frames of 448x336 at two a second, sampled already, with their metadata."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    known = {"fps": 2.0, "duration": 8.0, "total_num_frames": 16, "frames_indices": list(range(16))}
+    known |= {"video_backend": "noise", "do_sample_frames": False}
+    return [(rng.integers(0, 256, (16, 336, 448, 3), dtype=np.uint8), dict(known)) for _ in range(count)]
+
+
+def video_prompt(size: str) -> str:
+    """A question about one video, in Qwen's form."""
+    return prompt(size, 1).replace("image_pad", "video_pad")
 
 
 class Bench:
     """A started engine and its workloads; each returns figures by name."""
 
-    def __init__(self, size: str, folder: Path, *, detokenize: bool = True, **options: Any) -> None:
+    def __init__(
+        self, size: str, folder: Path, *, engine: str = "beheld", detokenize: bool = True, **options: Any
+    ) -> None:
         self.size = size
         self._detokenize = detokenize
         path = checkpoint(size, folder)
         start = time.perf_counter()
-        from beheld import LLM, SamplingParams
-
+        module = importlib.import_module(engine)
+        made, self._params = module.LLM, module.SamplingParams
         imported = time.perf_counter()
-        length = options.pop("max_model_len", 16384 if size == "onevision" else 4096)
-        self.llm = LLM(str(path), load_format="dummy", max_model_len=length, max_num_seqs=256, seed=0, **options)
+        options.setdefault("max_model_len", 16384 if size == "onevision" else 4096)
+        self.llm = made(str(path), load_format="dummy", max_num_seqs=256, seed=0, **options)
         self.import_s, self.start_s = imported - start, time.perf_counter() - imported
-        self._params = SamplingParams
 
     def run(self, prompts: list[Any], new: int, **options: Any) -> float:
         """Seconds for these prompts, `new` tokens each; greedy unless sampling options say otherwise."""
@@ -75,11 +102,17 @@ class Bench:
 
     def decode(self) -> dict[str, float]:
         """One request: milliseconds for each next token."""
-        asked = self.text_prompts(1, 512, 1)
+        return {"next_token_ms": self._step_ms(self.text_prompts(1, 512, 1))}
+
+    def rows(self) -> dict[str, float]:
+        """Eight requests: milliseconds a step."""
+        return {"step_ms": self._step_ms(self.text_prompts(8, 512, 22))}
+
+    def _step_ms(self, asked: list[Any]) -> float:
         for _ in range(2):
             self.run(asked, 20)
         short, long = self.run(asked, 20), self.run(asked, 220)
-        return {"next_token_ms": 1e3 * (long - short) / 200}
+        return 1e3 * (long - short) / 200
 
     def text(self) -> dict[str, float]:
         """256 requests, 512 tokens in, 256 out: output tokens per second."""
@@ -108,6 +141,23 @@ class Bench:
         """64 requests with four new pictures each, 32 tokens out: pictures per second."""
         self.run(self.image_prompts(4, 8, 4), 4)
         return {"pictures_per_s": 256 / self.run(self.image_prompts(64, 9, 4), 32)}
+
+    def mixed(self) -> dict[str, float]:
+        """128 requests with a picture of one of eight sizes, 96 out: requests per second, at once and warmed up."""
+        rates = []
+        for seed in (23, 24):
+            made = pictures(128, seed, MIXED)
+            prompts = [{"prompt": prompt(self.size, 1), "multi_modal_data": {"image": [each]}} for each in made]
+            rates.append(128 / self.run(prompts, 96))
+        return {"requests_per_s_first": rates[0], "requests_per_s": rates[1]}
+
+    def video(self) -> dict[str, float]:
+        """32 requests with a video of 16 frames each, 64 out: videos per second, at once and warmed up."""
+        text, rates = video_prompt(self.size), []
+        for seed in (25, 26):
+            prompts = [{"prompt": text, "multi_modal_data": {"video": [each]}} for each in videos(32, seed)]
+            rates.append(32 / self.run(prompts, 64))
+        return {"videos_per_s_first": rates[0], "videos_per_s": rates[1]}
 
     def answers(self) -> dict[str, float]:
         """64 new pictures, four answers of 96 tokens to each: output tokens per second, at once and warmed up."""
@@ -143,6 +193,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=tuple(SHAPES), default="3B")
+    parser.add_argument("--engine", choices=ENGINES, default="beheld")
     parser.add_argument("--only", default=",".join(WORKLOADS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
@@ -156,14 +207,18 @@ def main() -> None:
         peer = [sys.executable, "-m", "benchmarks.gpu_transformers", "--size", arguments.size]
         subprocess.run([*peer, "--folder", str(arguments.folder)], check=True)
     options = {name: json.loads(value) for name, value in (o.split("=", 1) for o in arguments.option)}
-    bench = Bench(arguments.size, arguments.folder, detokenize=not arguments.no_detokenize, **options)
+    text, named = not arguments.no_detokenize, {"size": arguments.size, "engine": arguments.engine}
+    bench = Bench(arguments.size, arguments.folder, engine=arguments.engine, detokenize=text, **options)
     start = {"import_s": round(bench.import_s, 2), "start_s": round(bench.start_s, 2)}
-    print(json.dumps({"size": arguments.size, **start, "text": not arguments.no_detokenize, **options}), flush=True)
+    print(json.dumps({**named, **start, "text": text, **options}), flush=True)
     if arguments.wait:
         sys.stdin.readline()
     for name in filter(None, arguments.only.split(",")):
-        figures = {key: round(value, 3) for key, value in getattr(bench, name)().items()}
-        print(json.dumps({"size": arguments.size, "workload": name, **figures}), flush=True)
+        try:
+            figures = {key: round(value, 3) for key, value in getattr(bench, name)().items()}
+        except Exception as error:
+            figures = {"error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps({**named, "workload": name, **figures}), flush=True)
     if arguments.causes:
         from benchmarks.causes import Profiled, mark_stages
 
@@ -171,7 +226,8 @@ def main() -> None:
         profiled = Profiled(bench, arguments.causes_tokens)
         for name in arguments.causes.split(","):
             print(json.dumps({"size": arguments.size, "causes": name, **profiled.look(name, 8)}), flush=True)
-    bench.llm.close()
+    if arguments.engine == "beheld":
+        bench.llm.close()
 
 
 if __name__ == "__main__":

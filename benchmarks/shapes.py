@@ -220,9 +220,11 @@ def _qwen(text: dict[str, Any], tower: dict[str, Any] = _QWEN_TOWER) -> Shape:
         "vision_config": {**tower, "out_hidden_size": text["hidden_size"]},
     }
     pixels = {"min_pixels": 3136, "max_pixels": 12845056}
+    # Of each frame.
+    frames = {"min_pixels": 100352, "max_pixels": 602112}
     return Shape(
         "qwen2_5_vl",
-        {"config.json": config, "preprocessor_config.json": pixels},
+        {"config.json": config, "preprocessor_config.json": pixels, "video_preprocessor_config.json": frames},
         "<|im_start|>user\n",
         "<|vision_start|><|image_pad|><|vision_end|>",
         "What is the content of this image ?<|im_end|>\n<|im_start|>assistant\n",
