@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from beheld.attention import triton_decode
-from beheld.models import expert_row_kernel, one_row_kernel
+from beheld.models import expert_row_kernel, one_row_kernel, route_row_kernel
 from beheld.quant import mxfp4_row_kernel
 
 SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
@@ -93,6 +93,8 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         (one_row_kernel._long_rows, LONG, True),
         (expert_row_kernel._outer, LANES, True),
         (mxfp4_row_kernel._row, {**PACKED, "SUMMED": True}, True),
+        (route_row_kernel._choose, {"G": 8, "S": 32, "SIGMOID": True}, True),
+        (route_row_kernel._choose, {"G": 1, "S": 128, "SIGMOID": False, "correction_ptr": None}, False),
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),
     ],
@@ -105,6 +107,8 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         "long FP8",
         "experts",
         "MXFP4",
+        "choice by groups",
+        "choice",
         "decode, settled",
         "decode",
     ],
