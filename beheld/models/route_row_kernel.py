@@ -137,5 +137,5 @@ def choose(
     sizes = groups, experts // groups, kept, choices, int(normed), scale
     lanes = triton.next_power_of_2(groups), max(2, triton.next_power_of_2(experts // groups))
     given = logits_E, correction_E, choice_C, share_C, *sizes, *lanes
-    _choose[(1,)](*given, sigmoid, early, num_warps=1, **_options(early))
+    _choose[(1,)](*given, sigmoid, early, num_warps=1, enable_fp_fusion=True, **_options(early))
     return share_C, choice_C
