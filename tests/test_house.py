@@ -407,6 +407,8 @@ DEVICE_WORDS = re.compile(
 )
 NAMES_A_DEVICE = {
     "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
+    "attention/triton_delta.py": "instructions of Hopper within a Triton kernel",
+    "attention/triton_latent.py": "instructions of Hopper within a Triton kernel",
     "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",

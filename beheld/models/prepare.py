@@ -296,7 +296,8 @@ OPERATIONS = (
     Operation(
         "fused linears",
         Stage.FUSE,
-        needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, gate and up, or the like, of one input",
+        needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, gate and up, or the like, of "
+        "one input",
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_cpu,
         suits=lambda target: _packs(target) and env.FUSE(),
