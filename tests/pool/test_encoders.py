@@ -126,14 +126,16 @@ def test_small_passes_are_replayed(tmp_path: Path, architecture: str, monkeypatc
         monkeypatch.setattr(EncoderAdapter, "hidden", hidden)
         for _ in range(4):
             found = [[each.outputs.embedding for each in llm.embed(texts, use_tqdm=False)] for texts in rounds]
-        torch.testing.assert_close(torch.tensor(sum(found, [])), torch.tensor(sum(wanted, [])), atol=1e-5, rtol=1e-4)
+        for own, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.tensor(own), torch.tensor(other), atol=1e-5, rtol=1e-4)
     if architecture == "ModernBertModel":
         assert seen[0]._call_graphs is None
         assert not graphs.sizes
         return
     assert graphs.replays >= len(graphs.sizes) > 1
     # Few numbers of tokens and of prompts, one of which is padding.
-    assert all(tokens in (16, 24, 32, 48, 64, 96, 128) and prompts in (2, 8) for tokens, prompts in graphs.sizes)
+    assert all(prompts in (2, 8) for _, prompts in graphs.sizes)
+    assert len({tokens for tokens, _ in graphs.sizes}) < len(rounds)
 
 
 def test_large_passes_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
