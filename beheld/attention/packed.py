@@ -52,12 +52,15 @@ def packed_attention(
     A token sees those whose distance is less than `sliding_window`, and with `is_causal` none after it.
 
     Raises:
-        ModelError: the layer brings a mask.
+        ModelError: the layer brings a mask, or a captured pass would need the prompts' lengths on the host.
     """
     if attention_mask is not None:
         raise ModelError(f"{type(module).__name__} needs a mask, which packed prompts do not have.")
     metadata = current().metadata
-    lengths, bounds_B1 = _prompts(metadata, query.shape[2])
+    captured = metadata.starts_B is not None
+    if captured and (sliding_window is not None or is_causal):
+        raise ModelError(f"Prompts of a {type(module).__name__} are computed one by one, which no graph holds.")
+    lengths, bounds_B1 = ((), metadata.cu_q_B1) if captured else _prompts(metadata, query.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # What rows that nobody reads see is all one.
     if sliding_window is not None and max(metadata.lengths) > sliding_window:

@@ -5,7 +5,8 @@ which end where a state is kept; see gated_delta.py for the formulas. The first 
 triangular system of every chunk, all at once; the second goes through the chunks of each sequence in turn.
 
 Nothing is read back to the host, and decoding reads every number that changes between steps from tensors on the device,
-so that a CUDA graph may contain it. Rows that pad such a graph write nothing.
+so that a CUDA graph may contain it. Rows that pad such a graph write nothing. Its two kernels start before the previous
+one ends (models/one_row_kernel.py): they signal, read weights and what earlier steps left behind, wait, and compute.
 
 Shapes: T tokens, D of them decoding, H heads of values, K and V sizes of a key and a value, C channels, L positions
 that the convolution sees; of a kernel, N tokens of a chunk.
@@ -22,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.gated_delta import EPSILON, GatedDelta
@@ -66,44 +68,56 @@ def _moved(lengths_ptr, slots_ptr, tables_ptr, row, table_row, BLOCK_SIZE: tl.co
 def _convolve_decodes(
     x_ptr, weight_ptr, bias_ptr, inputs_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr, table_row, x_token,
     CHANNELS: tl.constexpr, LENGTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_BIAS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    WIDTH: tl.constexpr, PLACES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program convolves one row's channels and moves their last inputs along."""
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0)
     c_C = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there_C = c_C < CHANNELS
+    p_P1 = tl.arange(0, PLACES)[:, None]
+    there_PC = (p_P1 < LENGTH - 1) & there_C[None, :]
     source, target, known = _moved(lengths_ptr, slots_ptr, tables_ptr, row, table_row, BLOCK_SIZE)
+    weight_PC = tl.load(weight_ptr + c_C[None, :] * LENGTH + p_P1, mask=there_PC, other=0.0).to(tl.float32)
+    weight_C = tl.load(weight_ptr + c_C * LENGTH + LENGTH - 1, mask=there_C, other=0.0).to(tl.float32)
+    cell_PC = p_P1 * CHANNELS + c_C[None, :]
+    old_PC = tl.load(inputs_ptr + source * (LENGTH - 1) * CHANNELS + cell_PC, mask=there_PC & known, other=0.0)
+    if EARLY:
+        gdc_wait()
     x_C = tl.load(x_ptr + row.to(tl.int64) * x_token + c_C, mask=there_C, other=0.0)
-    acc_C = x_C.to(tl.float32) * tl.load(weight_ptr + c_C * LENGTH + LENGTH - 1, mask=there_C, other=0.0).to(tl.float32)
-    from_ptr = inputs_ptr + source * (LENGTH - 1) * CHANNELS + c_C
-    to_ptr = inputs_ptr + target * (LENGTH - 1) * CHANNELS + c_C
-    written_C = there_C & (target > 0)
-    for place in tl.static_range(LENGTH - 1):
-        old_C = tl.load(from_ptr + place * CHANNELS, mask=there_C & known, other=0.0)
-        weight_C = tl.load(weight_ptr + c_C * LENGTH + place, mask=there_C, other=0.0)
-        acc_C += old_C.to(tl.float32) * weight_C.to(tl.float32)
-        # The block may be the same: a place is overwritten after it was read.
-        if place > 0:
-            tl.store(to_ptr + (place - 1) * CHANNELS, old_C, mask=written_C)
-    tl.store(to_ptr + (LENGTH - 2) * CHANNELS, x_C.to(inputs_ptr.dtype.element_ty), mask=written_C)
+    acc_C = x_C.to(tl.float32) * weight_C + tl.sum(old_PC.to(tl.float32) * weight_PC, 0)
     if HAS_BIAS:
         acc_C += tl.load(bias_ptr + c_C, mask=there_C, other=0.0).to(tl.float32)
     tl.store(out_ptr + row.to(tl.int64) * CHANNELS + c_C, _silu(acc_C, out_ptr.dtype.element_ty), mask=there_C)
+    # The block may be the same: other threads have read what is overwritten.
+    tl.debug_barrier()
+    to_ptr = inputs_ptr + target * (LENGTH - 1) * CHANNELS
+    tl.store(to_ptr + cell_PC - CHANNELS, old_PC, mask=there_PC & (p_P1 > 0) & (target > 0))
+    tl.store(to_ptr + (LENGTH - 2) * CHANNELS + c_C, x_C.to(inputs_ptr.dtype.element_ty), mask=there_C & (target > 0))
 
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["slots_ptr", "tables_ptr"])
 def _step(
     x_ptr, g_ptr, beta_ptr, states_ptr, out_ptr, lengths_ptr, slots_ptr, tables_ptr, table_row, g_token, beta_token,
     HEADS: tl.constexpr, SHARE: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, SCALE: tl.constexpr,
-    EPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    EPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program changes some columns of one head's state of one row."""
+    if EARLY:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     v_V = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     k_K = tl.arange(0, KEYS)
     there_K, there_V = k_K < KEY, v_V < VALUE
     source, target, known = _moved(lengths_ptr, slots_ptr, tables_ptr, tl.program_id(0), table_row, BLOCK_SIZE)
+    inside_KV = there_K[:, None] & there_V[None, :]
+    cell_KV = head * KEY * VALUE + k_K[:, None] * VALUE + v_V[None, :]
+    size: tl.constexpr = HEADS * KEY * VALUE
+    state_KV = tl.load(states_ptr + source * size + cell_KV, mask=inside_KV & known, other=0.0)
+    if EARLY:
+        gdc_wait()
     width: tl.constexpr = HEADS // SHARE * KEY
     line_ptr = x_ptr + row * (2 * width + HEADS * VALUE)
     near = head // SHARE * KEY
@@ -114,10 +128,7 @@ def _step(
     key_K = key_K * (1.0 / tl.sqrt(tl.sum(key_K * key_K, 0) + EPS))
     decay = tl.exp(tl.load(g_ptr + row * g_token + head).to(tl.float32))
     beta = tl.load(beta_ptr + row * beta_token + head).to(tl.float32)
-    inside_KV = there_K[:, None] & there_V[None, :]
-    cell_KV = head * KEY * VALUE + k_K[:, None] * VALUE + v_V[None, :]
-    size: tl.constexpr = HEADS * KEY * VALUE
-    state_KV = tl.load(states_ptr + source * size + cell_KV, mask=inside_KV & known, other=0.0) * decay
+    state_KV *= decay
     said_V = tl.sum(key_K[:, None] * state_KV, 0)
     state_KV += key_K[:, None] * ((value_V - said_V) * beta)[None, :]
     out_V = tl.sum(q_K[:, None] * state_KV, 0)
@@ -369,18 +380,20 @@ class TritonDelta:
         weight_CL, bias_C = weights
         channels, length = weight_CL.shape
         mixed_DC = x_TC.new_empty((count, channels))
+        early = platform_of(x_TC.device).kernel_facts(x_TC.device).early_launch
+        options = {"launch_pdl": True} if early else {}
         where = (metadata.lengths_B, group.slots_T, group.tables_BN, group.tables_BN.stride(0))
         _convolve_decodes[(count, triton.cdiv(channels, _CHANNELS))](
             x_TC, weight_CL, bias_C if bias_C is not None else weight_CL, cache.inputs, mixed_DC, *where,
             x_TC.stride(0), channels, length, metadata.block_size, bias_C is not None, _CHANNELS,
-            num_warps=4, enable_fp_fusion=True,
+            triton.next_power_of_2(max(1, length - 1)), early, num_warps=4, enable_fp_fusion=True, **options,
         )  # fmt: skip
         keys, values = _padded(rule.key_dim), min(32, _padded(rule.value_dim))
         _step[(count, rule.value_heads, triton.cdiv(rule.value_dim, values))](
             mixed_DC, g_TH, beta_TH, cache.states, out_THV, *where, g_TH.stride(0), beta_TH.stride(0),
             rule.value_heads, rule.value_heads // rule.key_heads, rule.key_dim, rule.value_dim, rule.key_dim**-0.5,
-            EPSILON, metadata.block_size, keys, values,
-            num_warps=4, enable_fp_fusion=True,
+            EPSILON, metadata.block_size, keys, values, early,
+            num_warps=4, enable_fp_fusion=True, **options,
         )  # fmt: skip
 
     def prefill(

@@ -1,7 +1,9 @@
 """Latent attention on the paged cache: queries that are absorbed into the latents, for decoding and after prefixes.
 
 All heads read the same row of a position, whose first numbers are also its value: one load serves as key and as value.
-Heads are cut into tiles for the matrix units; the work of decoding sequences is cut as in triton_decode.
+Heads are cut into tiles for the matrix units; the work of decoding sequences is cut as in triton_decode. A single row's
+queries are absorbed, and its latents raised, by kernels that read their matrices before the previous kernel ends. All
+four kernels of such a row signal first and then wait (models/one_row_kernel.py says why).
 
 Shapes as in attention/latent.py; of a tile, G heads, padded to R rows, and N positions; A the latent's size, B the
 rotary key's.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV, LayerLatent
 from beheld.attention.triton_decode import DecodePlan, workspace_of
@@ -26,6 +29,8 @@ PROGRAMS_PER_SM = 2
 _JOINED_NUMBERS = 128
 _JOINED_AT_ONCE = 8
 _MOST_HEADS = 32
+# Numbers of a latent, and of a value, that a program of a single row computes.
+_ABSORBED, _RAISED = 64, 16
 
 
 @triton.jit
@@ -80,8 +85,12 @@ def _decode(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
     ROTARY_WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program computes one item and one tile of heads."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(0)
     item = tl.program_id(1)
     row = tl.load(items_ptr + item * 8 + 0)
@@ -151,8 +160,12 @@ def _join(
     WIDTH: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program joins some numbers of one head of one row; rows of one part are complete without it."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     head = tl.program_id(1)
     a_A = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
@@ -174,6 +187,68 @@ def _join(
         part_JA = tl.load(acc_ptr + line_J[:, None] * RANK + a_A[None, :], mask=there_JA, other=0.0)
         acc_JA += part_JA * tl.exp2(m_J - m)[:, None]
     tl.store(out_ptr + (row.to(tl.int64) * HEADS + head) * RANK + a_A, tl.sum(acc_JA, 0) / total, mask=a_A < RANK)
+
+
+@triton.jit
+def _absorb(
+    q_ptr,
+    up_ptr,
+    out_ptr,
+    q_head,
+    up_head,
+    PLAIN: tl.constexpr,
+    RANK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    N: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program computes some numbers of the latent query of a single row's head; the first copies rotary ones."""
+    if EARLY:
+        gdc_launch_dependents()
+    head, part = tl.program_id(0), tl.program_id(1)
+    n_N = tl.arange(0, N)
+    a_A = part * A + tl.arange(0, A)
+    inside_NA = (n_N < PLAIN)[:, None] & (a_A < RANK)[None, :]
+    up_NA = tl.load(up_ptr + head * up_head + n_N[:, None] * RANK + a_A[None, :], mask=inside_NA, other=0.0)
+    if EARLY:
+        gdc_wait()
+    q_N = tl.load(q_ptr + head * q_head + n_N, mask=n_N < PLAIN, other=0.0).to(tl.float32)
+    made_A = tl.sum(up_NA.to(tl.float32) * q_N[:, None], 0)
+    line_ptr = out_ptr + head * (RANK + ROTARY)
+    tl.store(line_ptr + a_A, made_A.to(out_ptr.dtype.element_ty), mask=a_A < RANK)
+    b_B = tl.arange(0, B)
+    rotary_B = (b_B < ROTARY) & (part == 0)
+    tl.store(line_ptr + RANK + b_B, tl.load(q_ptr + head * q_head + PLAIN + b_B, mask=rotary_B), mask=rotary_B)
+
+
+@triton.jit
+def _raise(
+    seen_ptr,
+    up_ptr,
+    out_ptr,
+    up_head,
+    PLAIN: tl.constexpr,
+    VALUES: tl.constexpr,
+    RANK: tl.constexpr,
+    V: tl.constexpr,
+    A: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program computes V numbers of a single row's head from its weighted latent."""
+    if EARLY:
+        gdc_launch_dependents()
+    head = tl.program_id(0)
+    v_V = tl.program_id(1) * V + tl.arange(0, V)
+    a_A = tl.arange(0, A)
+    inside_VA = (v_V < VALUES)[:, None] & (a_A < RANK)[None, :]
+    up_VA = tl.load(up_ptr + head * up_head + (PLAIN + v_V)[:, None] * RANK + a_A[None, :], mask=inside_VA, other=0.0)
+    if EARLY:
+        gdc_wait()
+    seen_A = tl.load(seen_ptr + head * RANK + a_A, mask=a_A < RANK, other=0.0).to(tl.float32)
+    made_V = tl.sum(up_VA.to(tl.float32) * seen_A[None, :], 1)
+    tl.store(out_ptr + head * VALUES + v_V, made_V.to(out_ptr.dtype.element_ty), mask=v_V < VALUES)
 
 
 @triton.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables_ptr"])
@@ -247,11 +322,14 @@ def decode(
     group: GroupMetadata,
     plan: DecodePlan,
     scale: float,
+    *,
+    early: bool,
 ) -> Tensor:
     """Store and attend for the first rows of the step, one token each; returns weighted latents (B, H, R).
 
     Args:
         plan: for as many key-value heads as there are tiles of heads, joined apart, of at most `MAX_PARTS` parts.
+        early: start before the previous kernel ends; only if the hardware can.
     """
     heads, tiles = q_THW.shape[1], plan.arrived_BK.shape[1]
     block_size, width = kv.latents.shape[1:]
@@ -282,15 +360,58 @@ def decode(
         16 if float32 else 32,
         max(16, triton.next_power_of_2(rank)),
         max(16, triton.next_power_of_2(rotary)),
+        early,
         num_warps=4,
         num_stages=2,
         enable_fp_fusion=True,
+        **_options(early),
     )
     _join[(len(out_BHR), heads, triton.cdiv(rank, _JOINED_NUMBERS))](
-        *workspace, plan.lines_B2, out_BHR, heads, rank, _JOINED_NUMBERS, MAX_PARTS, _JOINED_AT_ONCE,
-        num_warps=4, enable_fp_fusion=True,
+        *workspace, plan.lines_B2, out_BHR, heads, rank, _JOINED_NUMBERS, MAX_PARTS, _JOINED_AT_ONCE, early,
+        num_warps=4, enable_fp_fusion=True, **_options(early),
     )  # fmt: skip
     return out_BHR
+
+
+def absorb_row(q_HC: Tensor, up_HDR: Tensor, rotary: int, *, early: bool) -> Tensor:
+    """Return a single row's queries of latents, (1, H, W); `latent.absorbed` for many.
+
+    Args:
+        q_HC: with a head's numbers side by side.
+        up_HDR: contiguous.
+        early: see `decode`.
+    """
+    assert q_HC.stride(1) == 1
+    assert up_HDR.is_contiguous()
+    heads, both, rank = up_HDR.shape
+    plain = q_HC.shape[1] - rotary
+    q_1HW = q_HC.new_empty((1, heads, rank + rotary))
+    sizes = plain, rank, rotary, triton.next_power_of_2(plain), _ABSORBED, triton.next_power_of_2(rotary)
+    given = q_HC, up_HDR, q_1HW, q_HC.stride(0), both * rank
+    _absorb[(heads, triton.cdiv(rank, _ABSORBED))](
+        *given, *sizes, early, num_warps=4, enable_fp_fusion=True, **_options(early)
+    )
+    return q_1HW
+
+
+def raise_row(seen_1HR: Tensor, up_HDR: Tensor, plain: int, out_HV: Tensor, *, early: bool) -> None:
+    """Write a single row's outputs (H, V) of its weighted latents; `latent.raised` for many; all contiguous.
+
+    Args:
+        early: see `decode`.
+    """
+    assert all(each.is_contiguous() for each in (seen_1HR, up_HDR, out_HV))
+    heads, both, rank = up_HDR.shape
+    sizes = plain, both - plain, rank, _RAISED, triton.next_power_of_2(rank)
+    _raise[(heads, triton.cdiv(both - plain, _RAISED))](
+        seen_1HR, up_HDR, out_HV, both * rank, *sizes, early,
+        num_warps=4, enable_fp_fusion=True, **_options(early),
+    )  # fmt: skip
+
+
+def _options(early: bool) -> dict[str, int]:
+    """Return the launch options for an early start; empty where Triton does not support it."""
+    return {"launch_pdl": True} if early else {}
 
 
 def rows_of(element_bytes: int, shared_bytes: int) -> int:

@@ -99,9 +99,16 @@ class TritonBackend:
         decodes = metadata.num_decodes
         if decodes:
             plan = self._latent_plan(metadata, group, triton_latent.tiles_of(heads))
-            q_BHW = absorbed(q_THC[:decodes], up_HDR, rotary)
-            seen_BHR = triton_latent.decode(q_BHW, latent_TW, kv, group, plan, scale)
-            out_THV[:decodes] = raised(seen_BHR, up_HDR, plain)
+            early = self._facts_of(q_THC.device).early_launch
+            if decodes == 1 and up_HDR.is_contiguous():
+                q_BHW = triton_latent.absorb_row(_dense_heads(q_THC)[0], up_HDR, rotary, early=early)
+            else:
+                q_BHW = absorbed(q_THC[:decodes], up_HDR, rotary)
+            seen_BHR = triton_latent.decode(q_BHW, latent_TW, kv, group, plan, scale, early=early)
+            if decodes == 1 and up_HDR.is_contiguous():
+                triton_latent.raise_row(seen_BHR, up_HDR, plain, out_THV[0], early=early)
+            else:
+                out_THV[:decodes] = raised(seen_BHR, up_HDR, plain)
         if len(metadata.starts) > decodes:
             triton_latent.store(latent_TW[decodes:], kv, group.slots_T[decodes:])
             if any(metadata.starts[decodes:]):

@@ -176,16 +176,18 @@ def one_row(
     early: bool,
     residual_N: Tensor | None = None,
     scale_N: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return weight @ x + bias (+ residual), (N,), all contiguous; sums are in float32.
 
     Args:
         early: start before the previous kernel ends; only if the hardware can.
         scale_N: of FP8 weights; x is rounded to FP8 too.
+        dtype: of the result; None: of x.
     """
     assert all(each is None or each.is_contiguous() for each in (x_K, weight_NK, bias_N, residual_N, scale_N))
     num_outputs, num_inputs = weight_NK.shape
-    y_N = x_K.new_empty(num_outputs)
+    y_N = x_K.new_empty(num_outputs, dtype=dtype)
     given = x_K, weight_NK, scale_N, bias_N, residual_N, y_N, num_inputs, num_outputs
     options = _options(early)
     if num_inputs <= _MOST_AT_ONCE:

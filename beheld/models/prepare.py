@@ -38,6 +38,7 @@ from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, 
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.models.surgery.rank_trial import RankTrial
+from beheld.models.surgery.route_row import use_row_routers
 from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import jit
@@ -109,6 +110,10 @@ def _packs(target: Target) -> bool:
 
 def _fuses_on_gpu(target: Target) -> bool:
     return _on_gpu(target) and env.FUSE()
+
+
+def _has_row_kernels(target: Target) -> bool:
+    return _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
 
 
 def _compiles(target: Target) -> bool:
@@ -201,6 +206,11 @@ def _one_row_experts(target: Target, changes: Changes) -> None:
     logger.debug("%d modules of experts have a single-row form.", found)
 
 
+def _row_routers(target: Target, changes: Changes) -> None:
+    found = use_row_routers(text_model(target.model), _dtype(target), changes, RankTrial(target.ranks))
+    logger.debug("%d routers have a single-row form.", found)
+
+
 def _attach_lora(target: Target, changes: Changes) -> None:
     target.slots = attach(target.model, text_model(target.model), target.config, changes, target.shards)
 
@@ -222,7 +232,7 @@ def _compile_text(target: Target, changes: Changes) -> None:
     # trace into.
     layers = [layer for layer in text.layers if not crosses(layer) and not recurs(layer)]
     recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
-    fits = _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
+    fits = _has_row_kernels(target)
     trial = RankTrial(target.ranks)
     one_row = one_row_layers(text, OneRowLayer, trial) if fits else {}
     logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
@@ -286,7 +296,8 @@ OPERATIONS = (
     Operation(
         "fused linears",
         Stage.FUSE,
-        needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, or gate and up, of one input",
+        needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, gate and up, or the like, of "
+        "one input",
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_cpu,
         suits=lambda target: _packs(target) and env.FUSE(),
@@ -351,7 +362,7 @@ OPERATIONS = (
     Operation(
         "fused linears",
         Stage.FUSE,
-        needs="a GPU; layers with q, k and v, or gate and up, of one input",
+        needs="a GPU; layers with q, k and v, gate and up, or the like, of one input",
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_gpu,
         suits=_fuses_on_gpu,
@@ -370,9 +381,15 @@ OPERATIONS = (
         needs="a GPU and 16 bits; gated experts with an output's inputs side by side, or of MXFP4 numbers",
         replaces="their products of a single row, by kernels that read chosen experts alone, if a trial agrees",
         apply=_one_row_experts,
-        suits=lambda target: (
-            _fuses_on_gpu(target) and not _float32(target) and platform_of(target.config.device).one_row_kernels
-        ),
+        suits=_has_row_kernels,
+    ),
+    Operation(
+        "single-row routers",
+        Stage.FUSE,
+        needs="a GPU and 16 bits; routers by softmax or sigmoid, with corrections and groups or without",
+        replaces="their choice for a single row, by two kernels, if a trial agrees",
+        apply=_row_routers,
+        suits=_has_row_kernels,
     ),
     Operation(
         "LoRA",

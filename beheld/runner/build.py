@@ -96,6 +96,9 @@ def build_runner(
                 runner.capture_graphs()
         else:
             logger.info("Decode steps run without CUDA graphs: %s.", reason)
+    encodes = info.pooler is not None and info.pooler.encodes
+    if encodes and ranks is None and platform.graphs is not None and not config.enforce_eager:
+        adapter.capture_calls()
     return runner
 
 

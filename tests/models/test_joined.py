@@ -10,6 +10,7 @@ import torch
 from beheld.models.surgery import joined
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.operation import Changes
+from beheld.quant.float8 import Float8Linear, rounded_rows
 
 
 def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
@@ -89,3 +90,54 @@ def test_weights_that_are_not_numbers_are_joined_as_they_are() -> None:
         layer.gate_proj.weight[3] = torch.nan
         layer.up_proj.weight[4] = torch.inf
     assert joined.fuse_linears(layer, Changes()) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups"),
+    [
+        ({"q_a_proj": 12, "kv_a_proj_with_mqa": 7}, 1),
+        ({"q_proj": 12, "kv_a_proj_with_mqa": 7}, 1),
+        ({"in_proj_qkv": 12, "in_proj_z": 6, "in_proj_b": 3, "in_proj_a": 3}, 1),
+        ({"in_proj_qkvz": 18, "in_proj_ba": 6}, 1),
+    ],
+)
+def test_what_else_is_joined(sizes: dict[str, int], groups: int) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, size in sizes.items():
+                setattr(self, name, torch.nn.Linear(8, size, bias=False))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([getattr(self, name)(x) for name in sizes], -1)
+
+    layer, x, changes = Layer(), torch.randn(3, 8), Changes()
+    before = layer(x)
+    assert joined.fuse_linears(layer, changes) == groups
+    assert type(getattr(layer, next(iter(sizes)))) is joined.FirstOfFused
+    torch.testing.assert_close(layer(x), before)
+    changes.take_back()
+    assert all(type(getattr(layer, name)) is torch.nn.Linear for name in sizes)
+    torch.testing.assert_close(layer(x), before)
+
+
+def test_of_four_layers_in_two_forms_pairs_are_joined() -> None:
+    """Of a quantized mixer, the small gates keep their type."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_proj_qkv, self.in_proj_z = (torch.nn.Linear(64, n, bias=False) for n in (96, 32))
+            self.in_proj_b, self.in_proj_a = (torch.nn.Linear(64, 4, bias=False) for _ in range(2))
+            for name in ("in_proj_qkv", "in_proj_z"):
+                rows_NK, scale_N = rounded_rows(getattr(self, name).weight.data)
+                setattr(self, name, Float8Linear(rows_NK, scale_N, None, torch.float32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            layers = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
+            return torch.cat([layer(x) for layer in layers], -1)
+
+    layer, x = Layer(), torch.randn(3, 64)
+    before = layer(x)
+    assert joined.fuse_linears(layer, Changes()) == 2
+    torch.testing.assert_close(layer(x), before)

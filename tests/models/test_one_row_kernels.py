@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from beheld.attention import triton_decode
-from beheld.models import expert_row_kernel, one_row_kernel
+from beheld.attention import triton_decode, triton_delta, triton_latent
+from beheld.models import expert_row_kernel, one_row_kernel, route_row_kernel
 from beheld.quant import mxfp4_row_kernel
 
 SINGLE = {"num_inputs": 1, "num_outputs": 1, "bias_ptr": None, "residual_ptr": None}
@@ -34,6 +34,12 @@ DECODE = {
     "TILE": 64,
 }
 DECODE |= {"WIDTH": 64, "V_WIDTH": 64, "PARTS": 4}
+LATENT = {"RANK": 512, "ROTARY": 64}
+TILES = {"TILES": 1, "GROUP": 20, "BLOCK_SIZE": 16, "ROWS": 32, "TILE": 32, "WIDTH": 512, "ROTARY_WIDTH": 64}
+JOIN = {"HEADS": 20, "RANK": 512, "WIDTH": 128, "MAX_PARTS": 128, "AT_ONCE": 8}
+CONVOLVED = {"CHANNELS": 8192, "LENGTH": 4, "BLOCK_SIZE": 16, "HAS_BIAS": False, "WIDTH": 256, "PLACES": 4}
+DELTA = {"HEADS": 32, "SHARE": 2, "KEY": 128, "VALUE": 128, "SCALE": 0.1, "EPS": 1e-6, "BLOCK_SIZE": 16}
+DELTA |= {"KEYS": 128, "VALUES": 32}
 FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
 PLAIN = {"scale_ptr": None}
 LANES = {"A": 1024, "B": 512}
@@ -45,6 +51,9 @@ TYPES = {
     "tables": "*i32",
     "arrived": "*i32",
     "slots": "*i64",
+    "lengths": "*i32",
+    "lines": "*i32",
+    "states": "*fp32",
     "acc": "*fp32",
     "sums": "*fp32",
 } | FLOAT8
@@ -93,6 +102,14 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         (one_row_kernel._long_rows, LONG, True),
         (expert_row_kernel._outer, LANES, True),
         (mxfp4_row_kernel._row, {**PACKED, "SUMMED": True}, True),
+        (route_row_kernel._choose, {"G": 8, "S": 32, "SIGMOID": True}, True),
+        (route_row_kernel._choose, {"G": 1, "S": 128, "SIGMOID": False, "correction_ptr": None}, False),
+        (triton_latent._absorb, {**LATENT, "PLAIN": 192, "N": 256, "A": 64, "B": 64}, True),
+        (triton_latent._raise, {"RANK": 512, "PLAIN": 192, "VALUES": 256, "V": 16, "A": 512}, True),
+        (triton_latent._decode, {**LATENT, **TILES}, False),
+        (triton_latent._join, JOIN, False),
+        (triton_delta._convolve_decodes, CONVOLVED, True),
+        (triton_delta._step, DELTA, True),
         (triton_decode._decode, {**DECODE, "AHEAD": True}, True),
         (triton_decode._decode, {**DECODE, "AHEAD": False}, False),
     ],
@@ -105,6 +122,14 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         "long FP8",
         "experts",
         "MXFP4",
+        "choice by groups",
+        "choice",
+        "absorbed",
+        "raised",
+        "latents",
+        "joined latents",
+        "convolution",
+        "delta rule",
         "decode, settled",
         "decode",
     ],

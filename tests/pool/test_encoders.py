@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,9 @@ import transformers
 from beheld import LLM, PoolingParams
 from beheld.attention import packed
 from beheld.core.errors import ConfigError, ModelError, ParamsError, PromptError, PromptTooLongError
+from beheld.models import encoder as encoders
+from beheld.models.call_graphs import CallGraphs, _Captured
+from beheld.models.encoder import EncoderAdapter
 from beheld.models.surgery import linears
 from beheld.quant.row_counts import padded_rows
 from tests.pool.checkpoints import encoder, modules, write
@@ -73,6 +78,88 @@ def test_vectors(tmp_path: Path, architecture: str) -> None:
         torch.testing.assert_close(output.outputs.data, state, atol=2e-5, rtol=1e-4)
     cls = F.normalize(torch.stack([state[0] for state in wanted]), dim=-1)
     torch.testing.assert_close(found, cls, atol=1e-5, rtol=1e-4)
+
+
+class Replays(CallGraphs):
+    """Captures stand-ins of graphs, which compute again from what lies in place."""
+
+    def __init__(self) -> None:
+        graphs: Any = SimpleNamespace(refusing_to_wait=contextlib.nullcontext, waited=lambda error: False)
+        super().__init__(graphs)
+        self.sizes: list[tuple[int, ...]] = []
+        self.replays = 0
+
+    def _capture(
+        self, inputs: Mapping[str, torch.Tensor], compute: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+    ) -> _Captured:
+        kept = {name: value.clone() for name, value in inputs.items()}
+        out = compute(kept)
+        self.sizes.append((len(kept["embeds"]), len(kept["bounds"]) - 1))
+
+        def replay() -> None:
+            self.replays += 1
+            out.copy_(compute(kept))
+
+        graph: Any = SimpleNamespace(replay=replay)
+        return _Captured(graph, kept, out)
+
+
+@pytest.mark.parametrize("architecture", BARE)
+def test_small_passes_are_replayed(tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filled up with a prompt that nobody reads, and with empty ones; layers with windows are computed as before."""
+    folder, graphs, plain = (
+        encoder(tmp_path / "e", architecture, **BARE[architecture]),
+        Replays(),
+        EncoderAdapter.hidden,
+    )
+    rounds = [TEXTS[first : first + count] for count in (1, 2, 6) for first in range(6)]
+    with LLM(str(folder), **SMALL) as llm:
+        wanted = [[each.outputs.embedding for each in llm.embed(texts, use_tqdm=False)] for texts in rounds]
+
+        def hidden(self: EncoderAdapter, *given: torch.Tensor) -> torch.Tensor:
+            if not seen:
+                self._call_graphs = graphs
+            seen.append(self)
+            return plain(self, *given)
+
+        seen: list[EncoderAdapter] = []
+        monkeypatch.setattr(EncoderAdapter, "hidden", hidden)
+        for _ in range(4):
+            found = [[each.outputs.embedding for each in llm.embed(texts, use_tqdm=False)] for texts in rounds]
+        for own, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.tensor(own), torch.tensor(other), atol=1e-5, rtol=1e-4)
+    if architecture == "ModernBertModel":
+        assert seen[0]._call_graphs is None
+        assert not graphs.sizes
+        return
+    assert graphs.replays >= len(graphs.sizes) > 1
+    # Few numbers of tokens and of prompts, one of which is padding.
+    assert all(prompts in (2, 8) for _, prompts in graphs.sizes)
+    assert len({tokens for tokens, _ in graphs.sizes}) < len(rounds)
+
+
+def test_large_passes_are_not_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, graphs = encoder(tmp_path / "e", "BertModel"), Replays()
+    monkeypatch.setattr(encoders, "_MOST_PRODUCTS", 0)
+    monkeypatch.setattr(CallGraphs, "__call__", lambda *given: pytest.fail("a large pass"))
+    with LLM(str(folder), **SMALL) as llm:
+        plain = EncoderAdapter.hidden
+
+        def hidden(self: EncoderAdapter, *given: torch.Tensor) -> torch.Tensor:
+            self._call_graphs = graphs
+            return plain(self, *given)
+
+        monkeypatch.setattr(EncoderAdapter, "hidden", hidden)
+        llm.embed(TEXTS, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "tokens", "prompts"),
+    [(1, 16, 2), (2, 16, 2), (3, 16, 8), (17, 24, 32), (25, 32, 32), (33, 48, 128), (49, 64, 128), (1000, 1024, 2048)],
+)
+def test_few_sizes(count: int, tokens: int, prompts: int) -> None:
+    assert encoders._filled_tokens(count) == tokens
+    assert encoders._filled_prompts(count) == prompts
 
 
 @pytest.mark.skipif(not linears.can_pack(), reason="this PyTorch has no oneDNN")

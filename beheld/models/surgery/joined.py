@@ -1,4 +1,4 @@
-"""Joins linear layers with the same input into one product: q, k and v, and gate and up.
+"""Joins linear layers with the same input into one product: q, k and v; gate and up; what a mixer or a latent takes.
 
 Shapes: M rows of activations, I inputs, O outputs.
 """
@@ -20,8 +20,18 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Linear layers with the same input, in the order in which transformers' layers call them.
-_FUSABLE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Linear layers with the same input, in the order in which transformers' layers, or our mixers, call them. Of several
+# groups with a layer in common, the first one whose layers have one form is joined.
+_FUSABLE = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+    ("in_proj_qkvz", "in_proj_ba"),
+)
 
 
 class FirstOfFused(nn.Module):
@@ -110,7 +120,7 @@ class RestOfFused(nn.Module):
 
 
 def fuse_linears(model: nn.Module, changes: Changes) -> int:
-    """Join q, k and v, and gate and up, wherever a module has them; returns the number of joined groups.
+    """Join the groups of layers wherever a module has them; returns the number of joined groups.
 
     A group stays separate if keys and values have another input than queries, or if a trial shows that the product
     gives other results than the layers, for example because a program changed what one of them does. At any time only

@@ -47,8 +47,10 @@ class DeltaMixer(RecurrentMixer):
 
     def project(self, x_TH: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return q, k and v side by side (T, C), z (T, M, V), b and a (T, M)."""
+        # In the order in which they are joined (models/surgery/joined.py).
+        x_TC = self.in_proj_qkv(x_TH)
         z_TMV = self.in_proj_z(x_TH).unflatten(-1, (-1, self.value_dim))
-        return self.in_proj_qkv(x_TH), z_TMV, self.in_proj_b(x_TH), self.in_proj_a(x_TH)
+        return x_TC, z_TMV, self.in_proj_b(x_TH), self.in_proj_a(x_TH)
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
         """Compute (1, T, H) -> (1, T, H); other arguments concern padding and caches, which do not exist here."""
