@@ -2,7 +2,7 @@
 
 Gloo sends them over the loopback interface, and wakes a thread of its own on either side.
 
-The memory has no file on a disk: the kernel would write that out every few seconds, and stop whoever writes meanwhile.
+The memory has no file on a disk: the kernel would write its pages out every few seconds, and each would fault again.
 """
 
 from __future__ import annotations
