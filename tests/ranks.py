@@ -1,6 +1,7 @@
-"""Ranks for tests, forked from one process that has imported the libraries: a fresh process takes seconds for that.
+"""Ranks and engines for tests, forked from a process that has imported the libraries: a fresh one takes seconds for it.
 
-`forked` makes MultiExecutor start its ranks there. Run as a program, this file is that process.
+`forked` makes MultiExecutor start its ranks there, `forked_engines` a data parallel front its engines. Run as a
+program, this file is that process.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import pytest
 
 from beheld.cluster import remote
 from beheld.core.config import EngineConfig
+from beheld.engine import process, process_group
 from beheld.executor import multi, ray
 from beheld.executor.watchdog import RankProcess
 from beheld.executor.wire import CODEC
@@ -104,14 +107,42 @@ def _connected() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-@contextlib.contextmanager
-def forked() -> Iterator[None]:
-    """Within the block, ranks are forked from one process; those that Ray would place, too, connected by TCP."""
+def _begun() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process that forks, and the socket on which it is asked."""
     control, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "tests.ranks", str(theirs.fileno())]
         environment = multi._environment(1, "cpu") | {"OMP_NUM_THREADS": "1"}
-        server = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
+        return subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment), control
+
+
+@contextlib.contextmanager
+def forked_engines() -> Iterator[None]:
+    """Within the block, engines behind a data parallel front are forked from one process, with one thread each."""
+    server, control = _begun()
+    turn = threading.Lock()
+
+    def spawn(environment: Mapping[str, str] | None = None) -> process.Spawned:
+        ours, ends = pair()
+        with ends, turn:
+            socket.send_fds(control, [b"e"], [ends.fileno()])
+            child = Forked(int(control.recv(16)))
+        return process.Spawned(child, ours, environment)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_group, "spawn", spawn)
+        try:
+            yield
+        finally:
+            control.close()
+            server.kill()
+            server.wait()
+
+
+@contextlib.contextmanager
+def forked() -> Iterator[None]:
+    """Within the block, ranks are forked from one process; those that Ray would place, too, connected by TCP."""
+    server, control = _begun()
 
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
@@ -168,7 +199,14 @@ def _serve(descriptor: int) -> None:
 
     from beheld.executor import rank
 
-    for name in ("beheld.runner.build", "beheld.models.hf", "beheld.models.prepare", "beheld.parallel.group"):
+    for name in (
+        "beheld.engine.setup",
+        "beheld.engine.loop",
+        "beheld.runner.build",
+        "beheld.models.hf",
+        "beheld.models.prepare",
+        "beheld.parallel.group",
+    ):
         importlib.import_module(name)
     importlib.import_module("transformers.models.llama.modeling_llama")
     torch.set_num_threads(1)
@@ -187,7 +225,10 @@ def _serve(descriptor: int) -> None:
                     _fail_once()
                 if command == b"y":
                     fail_in_towers(tests)
-                if command == b"t":
+                if command == b"e":
+                    os.setsid()
+                    process.main(files[0])
+                elif command == b"t":
                     rank.main_elsewhere(socket.socket(fileno=files[0]))
                 else:
                     rank.main(files[0])

@@ -14,13 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from beheld.parallel import host_sums
 from beheld.parallel.connections import Connections
 from beheld.parallel.host_sums import HostSums
 from beheld.parallel.meeting import Folder, Meeting, interface_of
@@ -39,6 +40,8 @@ _LEAVE_S = 5.0
 _ASK_S = 0.01
 # Sends that are under way at once.
 _SENT = 32
+# What the store calls the path of the memory that ranks of one host share.
+_MEMORY = "memory"
 
 _groups: dict[int, RankGroup] = {}
 
@@ -111,8 +114,8 @@ class RankGroup:
             dist.BroadcastOptions(),
         )
         self._least.reduceOp = dist.ReduceOp.MIN
-        if self._backend == "gloo" and isinstance(self._meeting, Folder) and self.size > 1:
-            self._near = self._find_near(self._meeting.file("memory"))
+        if self._backend == "gloo" and self._meeting.one_host and self.size > 1:
+            self._near = self._find_near()
         # On the caller's stream, so that a CUDA graph captured on it holds the collective.
         for each in (self._sum, self._gather, self._cast):
             each.asyncOp = False
@@ -152,7 +155,7 @@ class RankGroup:
             self._peers_known = True
             self._peers = self._find_peers(x.device)
         with self._waiting():
-            if self._near is not None and self._near.takes(dense):
+            if self._near is not None:
                 self._near.sum_(dense)
             elif self._peers is not None and self._peers.takes(dense):
                 self._peers.sum_(dense)
@@ -161,17 +164,27 @@ class RankGroup:
         if dense.data_ptr() != x.data_ptr():
             x.copy_(dense)
 
-    def _find_near(self, path: Path) -> HostSums | None:
+    def _find_near(self) -> HostSums | None:
         """Return memory that all ranks share, if each has it; called while they connect."""
         found: HostSums | None = None
-        try:
-            found = HostSums(path, self.rank, self.size)
-        except (OSError, RuntimeError) as error:
-            logger.debug("Sums are gloo's: %s.", error)
-        have = torch.tensor([found is not None], dtype=torch.int64)
-        _finish(self._host.allreduce([have], self._least))
-        # All have opened it. Without a name it goes with the last of them, however that ends.
-        path.unlink(missing_ok=True)
+        with ExitStack() as stack:
+            path = ""
+            try:
+                if self.rank == 0:
+                    path = stack.enter_context(host_sums.made())
+            except (OSError, RuntimeError) as error:
+                logger.debug("Sums are gloo's: %s.", error)
+            if self.rank == 0:
+                self._store.set(_MEMORY, path)
+            else:
+                path = self._store.get(_MEMORY).decode()
+            try:
+                found = HostSums(path, self.rank, self.size) if path else None
+            except (OSError, RuntimeError) as error:
+                logger.debug("Sums are gloo's: %s.", error)
+            # Once all have answered, all have opened it.
+            have = torch.tensor([found is not None], dtype=torch.int64)
+            _finish(self._host.allreduce([have], self._least))
         return found if have.item() else None
 
     def _find_peers(self, device: torch.device) -> PeerSums | None:
@@ -217,7 +230,7 @@ class RankGroup:
             return x.new_empty(sizes)
         dense = x.contiguous()
         with self._waiting():
-            if self._near is not None and self._near.takes(dense):
+            if self._near is not None:
                 out = self._near.joined(dense)
             else:
                 out = dense.new_empty(self.size * dense.numel())

@@ -1,6 +1,8 @@
-"""Sums and gathers of small tensors over ranks on the cores of one host, through memory that they share.
+"""Sums and gathers of tensors over ranks on the cores of one host, through memory that they share.
 
 Gloo sends them over the loopback interface, and wakes a thread of its own on either side.
+
+The memory has no file on a disk: the kernel would write its pages out every few seconds, and each would fault again.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ import mmap
 import os
 import platform
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-# Bytes of a rank's tensor at most; larger ones are gloo's.
+# Bytes of a rank's tensor in one exchange; larger ones take several.
 MOST_BYTES = 4 << 20
 # Numbers of different ranks lie in cache lines of their own.
 _LINE = 64
@@ -26,6 +29,24 @@ _VIEWS = 256
 _ORDERED = ("x86_64", "AMD64")
 
 
+@contextmanager
+def made() -> Iterator[str]:
+    """Make memory for a group; within the block, processes of the same user can open the path that it gives.
+
+    It goes with the last process that has it, however that ends.
+
+    Raises:
+        OSError, RuntimeError: there is none here.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise RuntimeError("this system has no memory without a file")
+    file = os.memfd_create("beheld-ranks", os.MFD_CLOEXEC)
+    try:
+        yield f"/proc/{os.getpid()}/fd/{file}"
+    finally:
+        os.close(file)
+
+
 class HostSums:
     """Memory of all ranks of a group, each a process of this host.
 
@@ -34,23 +55,21 @@ class HostSums:
     all counters have reached e + 1: by then all have read it.
 
     Args:
-        path: a file for this group, which all ranks open.
+        path: of the memory that one of them has made, see `made`.
 
     Raises:
         OSError, RuntimeError: there is no such memory here.
     """
 
-    def __init__(self, path: Path, rank: int, size: int) -> None:
+    def __init__(self, path: str, rank: int, size: int) -> None:
         if platform.machine() not in _ORDERED:
             raise RuntimeError("this processor may show writes in another order")
-        if not hasattr(os, "posix_fallocate"):
-            raise RuntimeError("this system does not reserve memory of files")
         self._rank, self._size = rank, size
         self._stopped = False
         whole = size * (_LINE + 2 * MOST_BYTES)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # Reserved now: a full disk would end the process at its first use.
+            # Reserved now: where memory is limited, the process would end at its first use.
             os.posix_fallocate(file, 0, whole)
             self._memory = mmap.mmap(file, whole)
         finally:
@@ -63,21 +82,24 @@ class HostSums:
         # Views of both halves by type and count: a model's sums have few sizes, and views cost more than adding.
         self._views: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
 
-    def takes(self, x: Tensor) -> bool:
-        """True if `x` is small enough."""
-        return x.numel() * x.element_size() <= MOST_BYTES
-
     def sum_(self, x: Tensor) -> None:
         """Replace a contiguous `x` by its sum over all ranks, which has the same bits on each."""
-        flat = x.view(-1)
-        parts = self._exchanged(flat)
-        torch.add(parts[0], parts[1], out=flat)
-        for part in parts[2:]:
-            flat.add_(part)
+        for piece in x.view(-1).split(MOST_BYTES // x.element_size()):
+            parts = self._exchanged(piece)
+            torch.add(parts[0], parts[1], out=piece)
+            for part in parts[2:]:
+                piece.add_(part)
 
     def joined(self, x: Tensor) -> Tensor:
         """Return all ranks' contiguous `x`, one after another, flat."""
-        return torch.cat(self._exchanged(x.view(-1)))
+        flat, most = x.view(-1), MOST_BYTES // x.element_size()
+        if len(flat) <= most:
+            return torch.cat(self._exchanged(flat))
+        out = flat.new_empty(self._size, len(flat))
+        for start in range(0, len(flat), most):
+            piece = flat[start : start + most]
+            torch.stack(self._exchanged(piece), out=out[:, start : start + most])
+        return out.view(-1)
 
     def _parts(self, half: int, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Return where all ranks' tensors of this form lie in a half."""

@@ -55,10 +55,6 @@ class Folder:
         own.mkdir(mode=0o700, exist_ok=True)
         return Folder(own)
 
-    def file(self, name: str) -> Path:
-        """Return the path of a file for this group."""
-        return self._path / name
-
     def store(self, size: int) -> Any:
         """See Meeting."""
         from torch import distributed

@@ -95,13 +95,13 @@ def test_what_ranks_ask_alike_is_known_within_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_system_without_proc_has_sums_by_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As macOS: neither descriptors are listed nor memory of files is reserved."""
+    """As macOS: neither descriptors are listed nor is there memory without a file."""
 
     def absent(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "iterdir", absent)
-    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.delattr(os, "memfd_create")
     groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
     tensors = [torch.full((3,), rank + 1.0) for rank in range(2)]
     threads = [threading.Thread(target=group.sum_, args=(x,)) for group, x in zip(groups, tensors, strict=True)]

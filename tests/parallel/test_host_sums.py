@@ -37,8 +37,9 @@ def side_by_side(ranks: list[Any], work: Callable[[int, Any], Any]) -> list[Any]
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_and_gathers_of_any_sizes_one_after_another(tmp_path: Path, size: int, dtype: torch.dtype) -> None:
-    ranks = [HostSums(tmp_path / "memory", rank, size) for rank in range(size)]
+def test_sums_and_gathers_of_any_sizes_one_after_another(size: int, dtype: torch.dtype) -> None:
+    with host_sums.made() as path:
+        ranks = [HostSums(path, rank, size) for rank in range(size)]
     torch.manual_seed(size)
     shapes = [(1,), (3, 5), (200, 7), (2, 1, 4)] * 5
     given = [[torch.randn(shape).to(dtype) for shape in shapes] for _ in range(size)]
@@ -61,26 +62,33 @@ def test_sums_and_gathers_of_any_sizes_one_after_another(tmp_path: Path, size: i
             assert torch.equal(joined.double(), wanted.flatten())
 
 
-def test_a_group_takes_the_memory_for_small_tensors_and_gloo_for_large_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_larger_than_the_memory_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_sums, "MOST_BYTES", 64)
-    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    groups = [RankGroup(rank, 3, tmp_path, "gloo", lambda: None) for rank in range(3)]
+    counts = (4, 16, 17, 40, 64, 161)
 
-    def work(rank: int, group: RankGroup) -> list[list[float]]:
-        small, large = torch.full((4,), rank + 1.0), torch.full((40,), rank + 1.0)
-        group.sum_(small)
-        group.sum_(large)
-        strided = torch.full((4, 2), rank + 1.0)[:, 0]
+    def work(rank: int, group: RankGroup) -> list[Tensor]:
+        made = []
+        for count in counts:
+            x = torch.arange(float(count)) + 1000 * rank
+            made.append(group.joined(x.view(1, -1)))
+            group.sum_(x)
+            made.append(x)
+        strided = torch.full((40, 2), rank + 1.0)[:, 0]
         group.sum_(strided)
-        joined = group.joined(torch.full((2, 1), float(rank)))
-        return [small.tolist(), large.tolist(), strided.tolist(), joined.flatten().tolist()]
+        return [*made, strided]
 
-    wanted = [[3.0] * 4, [3.0] * 40, [3.0] * 4, [0.0, 1.0] * 2]
-    assert side_by_side(groups, work) == [wanted, wanted]
+    for found in side_by_side(groups, work):
+        assert torch.equal(found.pop(), torch.full((40,), 6.0))
+        for count in counts:
+            own = torch.arange(float(count))
+            joined, summed, *found = found
+            assert torch.equal(joined, torch.cat([own, own + 1000, own + 2000]).view(1, -1))
+            assert torch.equal(summed, 3 * own + 3000)
     for group in groups:
         assert group._near is not None
-        assert group._near._number == 3
+        # 1, 1, 2, 3, 4 and 11 pieces, each added up and gathered, and the strided one's 3.
+        assert group._near._number == 2 * 22 + 3
         group.close()
 
 
@@ -105,4 +113,18 @@ def test_if_one_rank_has_no_such_memory_all_sums_are_gloos(tmp_path: Path, monke
     assert side_by_side(groups, work) == [[3.0] * 4] * 2
     for group in groups:
         assert group._near is None
+        group.close()
+
+
+def test_the_memory_is_no_file_that_a_disk_keeps(tmp_path: Path) -> None:
+    """Of a file that is mapped and written, the kernel writes out pages, and each of them faults again."""
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    side_by_side(groups, lambda rank, group: group.sum_(torch.ones(4)))
+    mapped = [
+        line.split(None, 5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if "beheld-ranks" in line
+    ]
+    assert len(mapped) >= 2
+    assert all(name.startswith("/memfd:") for name in mapped)
+    for group in groups:
+        assert group._near is not None
         group.close()
