@@ -55,19 +55,20 @@ def fits() -> Iterator[Fit]:
     if platform.shares_host_memory and platform.no_grouped_products is None:
         ways += _AT_LOAD
     for short in registry.short_names().values():
-        sizes = [(way, weights_bytes(short.billions, width, way) + steps) for way in ways]
+        sizes = [(way, weights_bytes(short.billions, width, way, short.embedding_billions) + steps) for way in ways]
         way, size = next((each for each in sizes if each[1] <= room), sizes[0])
         yield Fit(short, size, way, size <= room)
 
 
-def weights_bytes(billions: float, width: float, quantization: str | None) -> int:
+def weights_bytes(billions: float, width: float, quantization: str | None, embeddings: float = 0.0) -> int:
     """Return about how many bytes the weights of so many parameters take.
 
     Args:
         width: bytes of a parameter that is not rounded.
         quantization: how they are rounded as they are loaded; None if they are not.
+        embeddings: billions of them that are known to be of embeddings.
     """
-    spared = billions if quantization is None else min(_SPARED_SHARE * billions, _MOST_SPARED)
+    spared = billions if quantization is None else max(embeddings, min(_SPARED_SHARE * billions, _MOST_SPARED))
     return int(1e9 * (spared * width + (billions - spared) * _AT_LOAD.get(quantization or "", 0.0)))
 
 
