@@ -4,8 +4,8 @@
     python -m benchmarks.gguf_peers FILE.gguf --engine llama.cpp                        one run; prints one JSON line
 
 PYTHON is the interpreter of an environment with the packages xllamacpp (llama.cpp, built for this CPU) and
-openvino-genai. Prompts are random token ids, decoding is greedy. `cpu_ms` is the process's own time, all threads: other
-programs on the machine hardly change it.
+openvino-genai. Prompts are random token ids, decoding is greedy. Figures with `cpu` in their name are of the process's
+own time, all threads: other programs on the machine hardly change it.
 """
 
 from __future__ import annotations
