@@ -76,6 +76,7 @@ class ShortName:
         licence: as the repository's card states it.
         billions: of parameters, towers included.
         good_at: what to choose it for.
+        embedding_billions: of parameters in embeddings, where these are a large part of the model.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ShortName:
     licence: str
     billions: float
     good_at: str
+    embedding_billions: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,6 @@ def schemes_of(stated: Mapping[str, Any]) -> tuple[CompressedScheme, ...]:
     Raises:
         ModelError: names what is not supported.
     """
-    if stated.get("kv_cache_scheme"):
-        raise ModelError("The checkpoint asks for a quantized KV cache, which is not supported.", _REMEDY)
     for name in ("sparsity_config", "transform_config"):
         if (stated.get(name) or {}).get("format", "dense") != "dense" or (stated.get(name) or {}).get("config_groups"):
             raise ModelError(f"The checkpoint has a {name} of {METHOD}, which is not supported.", _REMEDY)

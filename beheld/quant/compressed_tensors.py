@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
 from beheld.platform.registry import platform_of
-from beheld.quant import compressed_fp4, compressed_integers, row_bytes
+from beheld.quant import cache_scales, compressed_fp4, compressed_integers, row_bytes
 from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, schemes_of
 from beheld.quant.dequantize import LazyWeight, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
@@ -58,6 +58,7 @@ class CompressedTensors:
     def __init__(self, stated: Mapping[str, Any], target: StorageTarget) -> None:
         self._device, self._dtype = target.device, target.dtype
         self._schemes = schemes_of(stated)
+        self._has_cache = cache_scales.are_stated(stated)
         bits = sorted({scheme.word for scheme in self._schemes})
         self._words = f"{' and '.join(bits)} weights"
         self.converted = f"its {self._words} dequantized"
@@ -77,7 +78,8 @@ class CompressedTensors:
 
     def weights(self, path: Path) -> dict[str, Any] | None:
         """Return the weights, quantized ones dequantized on the device unless `loading` replaces them."""
-        return open_weights(path, self._device, self._schemes)
+        found = open_weights(path, self._device, self._schemes)
+        return cache_scales.left_out(found) if self._has_cache else found
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """Return a class with room for rows that carry their scales, if weights are kept."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.errors import ModelError
+from beheld.quant import cache_scales
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks, scaled
 from beheld.quant.method import StorageTarget
@@ -37,12 +38,13 @@ def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod
     form = str(stated.get("fmt") or "e4m3")
     if not form.startswith("e4m3") and form != "float8_e4m3fn":
         raise ModelError(f"FP8 weights of the form {form!r} are not supported.", "Use one with E4M3 weights.")
-    if stated.get("kv_cache_scheme"):
-        raise ModelError(
-            "The checkpoint asks for a quantized KV cache, which is not supported.", "Use the unquantized checkpoint."
-        )
     words = "FP8 weights" if blocks is None else f"FP8 weights in blocks of {blocks[0]} x {blocks[1]}"
-    read = functools.partial(open_weights, blocks=blocks, device=target.device)
+    has_cache = cache_scales.are_stated(stated)
+
+    def read(path: Path) -> dict[str, Any]:
+        found = open_weights(path, blocks, target.device)
+        return cache_scales.left_out(found) if has_cache else found
+
     return DequantizingMethod(METHOD, words, read, None if blocks is None else KeptBlocks(target))
 
 

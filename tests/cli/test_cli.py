@@ -19,8 +19,13 @@ from beheld.cli.backends import AnswerStats
 from beheld.cli.chat import ChatSession
 from beheld.cli.main import main
 from beheld.cli.media import check_question
+from beheld.core.config import EngineArgs
+from beheld.engine.setup import resolve_and_decide
 from beheld.families import registry
+from beheld.models.load import weigh
 from beheld.mote import UNKNOWN
+from beheld.tools.fits import weights_bytes
+from benchmarks.shapes import checkpoint
 from tests import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -247,6 +252,19 @@ def test_short_names_that_fit(capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
     assert {name for name in short if short[name].billions < 1.2} <= set(fitting)
     assert not {name for name in fitting if short[name].billions > 10}
     assert all(float(fitting[name][1]) <= 6 for name in fitting)
+
+
+@pytest.mark.parametrize("size", ["3B", "7B"])
+def test_what_fits_rounded_is_reckoned_as_the_engine_counts_it(size: str, tmp_path: Path) -> None:
+    """Embeddings and towers, which keep their type, are a fifth to three quarters of a model's bytes."""
+    folder = checkpoint(size, tmp_path)
+    for dtype, width in (("float32", 4.0), ("bfloat16", 2.0)):
+        for quantization in (None, "int8", "int4"):
+            args = EngineArgs(str(folder), device="cpu", dtype=dtype, quantization=quantization, load_format="dummy")
+            decided = resolve_and_decide(args)
+            counted = weigh(decided.hf_config, decided.info, decided.config)
+            reckoned = weights_bytes(counted.num_parameters / 1e9, width, quantization)
+            assert reckoned == pytest.approx(counted.num_bytes, rel=0.1), (dtype, quantization)
 
 
 def test_the_embedded_model_names_another_one_where_it_knows_nothing(capsys: Capture, tmp_path: Path) -> None:

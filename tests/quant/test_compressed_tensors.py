@@ -18,8 +18,9 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
 from beheld.engine.setup import decide
 from beheld.models.load import load_model
-from beheld.quant import compressed_tensors
+from beheld.quant import cache_scales, compressed_tensors
 from beheld.quant.compressed_tensors import Dequantized, open_weights
+from beheld.quant.method import StorageTarget
 from tests import tiny, tiny_quantized
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -128,6 +129,22 @@ def test_scales_of_activations_are_left_out(copied: Path) -> None:
     same(copied, "float32")
 
 
+def test_scales_of_keys_and_values_are_left_out_and_it_is_told(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = QUERY.removesuffix("q_proj.weight")
+    scales = {attention + name: torch.full((1,), 0.5) for name in ("k_scale", "v_scale", "k_proj.output_scale")}
+    rewrite(copied, lambda weights: weights.update(scales))
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    restate(copied, lambda config: config["quantization_config"].update(kv_cache_scheme=scheme))
+    said: list[str] = []
+    monkeypatch.setattr(cache_scales, "once", lambda logger, level, message: said.append(message))
+    same(copied, "float32")
+    assert said[0].startswith("The checkpoint asks for keys and values in fewer bits.")
+    stated = json.loads((copied / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    found = compressed_tensors.make(stated, StorageTarget("cpu", torch.float32)).weights(copied)
+    assert found is not None
+    assert not scales.keys() & found.keys()
+
+
 def test_it_is_said_once(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
@@ -169,7 +186,6 @@ UNBUILT: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] 
         lambda own, w: own["config_groups"]["group_0"].update(format="nvfp4-pack-quantized"),
         "nvfp4",
     ),
-    "cache": (lambda own, weights: own.update(kv_cache_scheme={"num_bits": 8}), "KV cache"),
     "sparse": (lambda own, weights: own.update(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config"),
     "transforms": (lambda own, weights: own.update(transform_config={"config_groups": {"u": {}}}), "transform_config"),
     "integers": (lambda own, weights: weights.update(type="int"), "type 'int'"),

@@ -88,6 +88,17 @@ def test_scales_that_are_exponents_alone(copied: Path) -> None:
     assert torch.equal(open_weights(copied, BLOCKS, "cpu")[QUERY][...], numbers * 0.25)
 
 
+def test_scales_of_keys_and_values_are_left_out(copied: Path) -> None:
+    attention = QUERY.removesuffix("q_proj.weight")
+    scales = {attention + name: torch.ones(1) for name in ("k_proj.k_scale", "v_proj.v_scale", "kv_scale")}
+    rewrite(copied, lambda weights: weights.update(scales))
+    restate(copied, lambda config: config["quantization_config"].update(kv_cache_scheme="static"))
+    assert answers(copied) == answers(copied / "plain")
+    found = make(ENTRY | {"kv_cache_scheme": "static"}, StorageTarget("cpu", torch.float32)).weights(copied)
+    assert found is not None
+    assert not scales.keys() & found.keys()
+
+
 SCALE = f"{QUERY}_scale_inv"
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no scale": (lambda weights: weights.pop(SCALE), f"model.safetensors: '{QUERY}' is FP8 and has no '{SCALE}'"),
@@ -116,7 +127,6 @@ def test_plain_weights_are_refused(tmp_path: Path) -> None:
 UNBUILT: dict[str, dict[str, Any]] = {
     "weight_block_size": {"weight_block_size": [128]},
     "'e5m2'": {"fmt": "e5m2"},
-    "KV cache": {"kv_cache_scheme": "static"},
 }
 
 

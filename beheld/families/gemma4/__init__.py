@@ -8,8 +8,8 @@ from beheld.families.family import ALL, Family, KnownCheckpoint, ReferenceOption
 FAMILY = Family(
     model_types=("gemma4", "gemma4_text"),
     short_names=(
-        ShortName("gemma4-e2b", "google/gemma-4-E2B-it", "gemma4", "Apache-2.0", 5.1, "images, videos and speech"),
-        ShortName("gemma4-e4b", "google/gemma-4-E4B-it", "gemma4", "Apache-2.0", 8.0, "images, videos and speech"),
+        ShortName("gemma4-e2b", "google/gemma-4-E2B-it", "gemma4", "Apache-2.0", 5.1, "images, videos and speech", 2.8),
+        ShortName("gemma4-e4b", "google/gemma-4-E4B-it", "gemma4", "Apache-2.0", 8.0, "images, videos and speech", 3.5),
     ),
     tested=(
         KnownCheckpoint(
