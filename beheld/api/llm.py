@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -319,7 +319,7 @@ class LLM:
         lone: dict[int, PoolingParams] = {}
         for index in places:
             own = _entry_or_common(params, index)
-            if len(parts[index]) > 1:
+            if parts[index][0] is not items[index]:
                 own = lone.get(id(own)) or lone.setdefault(id(own), long_texts.alone(own))
             each.append(own)
         flat = [part for own in parts for part in own]
@@ -335,6 +335,8 @@ class LLM:
             whole = made[0]
             if len(made) > 1:
                 whole = long_texts.joined(made, whole.request_id, items[index], own, info)
+            elif own_parts[0] is not items[index]:
+                whole = replace(whole, prompt=long_texts.text_of(items[index]))
             found.append(whole)
         return found
 
