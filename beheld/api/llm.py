@@ -30,7 +30,7 @@ from beheld.core.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams, pooling_task
+from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
@@ -422,6 +422,13 @@ class LLM:
             self.encode("", pooling_params, use_tqdm=False)
             raise AssertionError("a generating model pools")
         first, second = scoring.pairs(data_1, data_2)
+        if pooling_params is not None and pooling_params.extra_kwargs:
+            most = [pooling_params.extra_kwargs.get(name) for name in PAIR_BOUNDS]
+            first, second = (
+                scoring.cut(name, side, bound, self._inputs.reader.cut)
+                for name, side, bound in zip(PAIR_BOUNDS, (first, second), most, strict=True)
+            )
+            pooling_params = replace(pooling_params, extra_kwargs=None)
         scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
         params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
         if pooler.longest is not None:
