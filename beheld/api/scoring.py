@@ -129,8 +129,9 @@ class PairScores:
                 self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
             ]
             return
-        self.task = "token_embed" if info.late else "embed"
-        self._of_vectors = _interaction if info.late else _cosine
+        late = info.late or info.task == "token_embed"
+        self.task = "token_embed" if late else "embed"
+        self._of_vectors = _interaction if late else _cosine
         once = first[:1] if all(entry is first[0] for entry in first) else first
         self._num_first = len(once)
         self.prompts = [self._alone(entry) for entry in (*once, *second)]

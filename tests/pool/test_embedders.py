@@ -100,6 +100,8 @@ def test_the_task_of_an_engine_is_that_of_its_requests(states: list[torch.Tensor
         for output, state in zip(llm.encode(TEXTS, use_tqdm=False), states, strict=True):
             assert_equal(output.outputs.data, state)
         assert len(llm.embed(TEXTS[0], use_tqdm=False)[0].outputs.embedding) == states[0].shape[-1]
+        (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+        assert score.outputs.score == pytest.approx(float((states[0] @ states[1].T).amax(1).sum()), rel=1e-4)
 
 
 def test_all_positions_give_a_vector_each(llm: LLM, states: list[torch.Tensor]) -> None:
