@@ -376,15 +376,18 @@ class AsyncLLM:
         pool = self._pools.of(prompt, params)
         ids = await self._run_in(pool, client, self._inputs.ids_of_long, prompt, params)
         parts = long_texts.parts_of(prompt, ids, self.config.max_model_len)
+        own = long_texts.alone(params)
         if len(parts) == 1:
-            whole = self._answer(prompt, params, name, lora, priority, Pieces.FINAL, client=client)
+            # Its ids are known, so its text is not encoded again.
+            (part,) = parts
+            whole = self._answer(part, own, name, lora, priority, Pieces.FINAL, client=client)
             async with contextlib.aclosing(whole) as answers:
                 async for answer in answers:
-                    yield answer
+                    yield replace(answer, prompt=long_texts.text_of(prompt))
             return
         self._check_name(name)
         self._in_parts[name] = names = [f"{name}-{number}" for number in range(len(parts))]
-        own, room = long_texts.alone(params), asyncio.Semaphore(_PARTS_AT_ONCE)
+        room = asyncio.Semaphore(_PARTS_AT_ONCE)
 
         async def one(part_name: str, part: PromptType) -> PoolingRequestOutput:
             async with room:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from beheld.core.outputs import (
     RequestOutput,
     ScoringRequestOutput,
 )
-from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams, pooling_task
+from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
@@ -319,7 +319,7 @@ class LLM:
         lone: dict[int, PoolingParams] = {}
         for index in places:
             own = _entry_or_common(params, index)
-            if len(parts[index]) > 1:
+            if parts[index][0] is not items[index]:
                 own = lone.get(id(own)) or lone.setdefault(id(own), long_texts.alone(own))
             each.append(own)
         flat = [part for own in parts for part in own]
@@ -335,6 +335,8 @@ class LLM:
             whole = made[0]
             if len(made) > 1:
                 whole = long_texts.joined(made, whole.request_id, items[index], own, info)
+            elif own_parts[0] is not items[index]:
+                whole = replace(whole, prompt=long_texts.text_of(items[index]))
             found.append(whole)
         return found
 
@@ -420,6 +422,13 @@ class LLM:
             self.encode("", pooling_params, use_tqdm=False)
             raise AssertionError("a generating model pools")
         first, second = scoring.pairs(data_1, data_2)
+        if pooling_params is not None and pooling_params.extra_kwargs:
+            most = [pooling_params.extra_kwargs.get(name) for name in PAIR_BOUNDS]
+            first, second = (
+                scoring.cut(name, side, bound, self._inputs.reader.cut)
+                for name, side, bound in zip(PAIR_BOUNDS, (first, second), most, strict=True)
+            )
+            pooling_params = replace(pooling_params, extra_kwargs=None)
         scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
         params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
         if pooler.longest is not None:

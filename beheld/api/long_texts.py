@@ -30,10 +30,14 @@ def may_be_long(prompt: PromptType | Chat | Pair, params: PoolingParams, info: P
     return isinstance(given, Sequence) and len(given) > most
 
 
+def text_of(prompt: PromptType) -> str | None:
+    """Return the text of a prompt; None of one of ids."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
 def parts_of(prompt: PromptType, ids: Sequence[int], most: int) -> list[PromptType]:
-    """Return the prompts of a long prompt's ids, cut after each `most`; one that is short enough stays as it is."""
-    if len(ids) <= most:
-        return [prompt]
+    """Return the prompts of a long prompt's ids, cut after each `most`."""
     salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
     more: Any = {} if salt is None else {"cache_salt": salt}
     return [{"prompt_token_ids": list(ids[at : at + most]), **more} for at in range(0, len(ids), most)]
@@ -65,11 +69,10 @@ def joined(
     import torch
     import torch.nn.functional as F
 
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     made = replace(
         outputs[0],
         request_id=request_id,
-        prompt=text if isinstance(text, str) else None,
+        prompt=text_of(prompt),
         prompt_token_ids=[token for output in outputs for token in output.prompt_token_ids],
         num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
     )

@@ -39,6 +39,20 @@ def pairs(first: Any, second: Any) -> tuple[list[Scored], list[Scored]]:
     return left, right
 
 
+def cut(name: str, side: Sequence[Scored], most: int | None, cut_text: Callable[[str, int], str]) -> list[Scored]:
+    """Return one side of the pairs with as many tokens of each text as `most`; None for all.
+
+    Raises:
+        ParamsError: an entry is no text; `name` is what the bound is called.
+    """
+    if most is None:
+        return list(side)
+    if not all(isinstance(entry, str) for entry in side):
+        raise ParamsError(f"{name} cuts texts, and one side has parts.", "Leave it out.", param="extra_kwargs")
+    texts = {entry: cut_text(entry, most) for entry in side if isinstance(entry, str)}
+    return [texts[entry] for entry in side if isinstance(entry, str)]
+
+
 def _entries(name: str, side: Any) -> list[Scored]:
     given = list(side) if isinstance(side, list | tuple) else [side]
     if isinstance(side, Mapping) and isinstance(side.get("content"), list | tuple) and set(side) == {"content"}:
@@ -115,8 +129,9 @@ class PairScores:
                 self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
             ]
             return
-        self.task = "token_embed" if info.late else "embed"
-        self._of_vectors = _interaction if info.late else _cosine
+        late = info.late or info.task == "token_embed"
+        self.task = "token_embed" if late else "embed"
+        self._of_vectors = _interaction if late else _cosine
         once = first[:1] if all(entry is first[0] for entry in first) else first
         self._num_first = len(once)
         self.prompts = [self._alone(entry) for entry in (*once, *second)]

@@ -425,4 +425,7 @@ def _overridden(found: PoolerInfo, given: PoolerConfig) -> PoolerInfo:
     made = replace(found, **changes)
     if made.token_method == "step" and made.step_id is None:
         raise ConfigError(f"{name}: the pooling type STEP needs step_tag_id.", param=name)
-    return made
+    if given.task is not None and given.task not in made.tasks:
+        known = ", ".join(map(repr, made.tasks))
+        raise ConfigError(f"{name}: {given.task!r} is not one of this model's tasks.", f"Known: {known}.", param=name)
+    return made if given.task is None else replace(made, task=given.task)

@@ -54,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     with remote.connected(at, key) as client:
         first = remote.first_model(client)
     model = arguments.model or first
+    steps = ", ".join(map(str, ladder))
+    print(f"{model}: {arguments.requests} requests with each number of clients: {steps}", file=sys.stderr)
     lines = climb(at, key, model, ladder, arguments)
     report = {"url": at, "model": model, "tokens": arguments.tokens, "side": arguments.side, "ladder": lines}
     print(f"\n{plot.text(lines, shutil.get_terminal_size().columns)}\n", file=sys.stderr)

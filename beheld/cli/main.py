@@ -49,7 +49,7 @@ def command() -> NoReturn:
     A normal interpreter exit spends up to two seconds unloading torch's libraries.
     """
     status = main()
-    if sys.argv[1] not in _CLOSED:
+    if not _CLOSED.intersection(sys.argv[1:2]):
         sys.exit(status)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

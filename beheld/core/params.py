@@ -416,6 +416,10 @@ POOLING_TASKS = ("embed", "token_embed", "classify", "token_classify")
 _TASK_ALIASES = {"encode": "token_embed", "embedding": "embed", "score": "classify", "reward": "token_classify"}
 
 
+# Names in PoolingParams.extra_kwargs.
+PAIR_BOUNDS = ("max_tokens_per_query", "max_tokens_per_doc")
+
+
 @dataclass
 class PoolingParams:
     """What to make of a prompt's hidden states. Names, meaning and defaults follow vLLM's class of the same name.
@@ -431,6 +435,7 @@ class PoolingParams:
         truncate_prompt_tokens: keep this many tokens of a longer text, from its start; -1 means as many as fit.
         normalize: the same as `use_activation`, in older scripts.
         softmax, activation: the same for scores.
+        extra_kwargs: PAIR_BOUNDS, for LLM.score: as many tokens of each text of the first or the second side are read.
 
     Raises:
         ParamsError: a keyword is unknown or a value is wrong; the error names the parameter.
@@ -469,8 +474,10 @@ class PoolingParams:
         sequence("returned_token_ids", self.returned_token_ids)
         if self.returned_token_ids is not None:
             self.returned_token_ids = [whole("returned_token_ids", each, 0) for each in self.returned_token_ids]
-        if self.extra_kwargs:
-            raise ParamsError("extra_kwargs have no effect here.", "Leave them out.", param="extra_kwargs")
+        for name, value in (self.extra_kwargs or {}).items():
+            if name not in PAIR_BOUNDS:
+                raise ParamsError(f"extra_kwargs: {name!r} has no effect here.", "Leave it out.", param="extra_kwargs")
+            whole(name, value, 1)
         if self.task is not None:
             self.task = pooling_task(self.task)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from beheld.core.errors import ConfigError
-from beheld.core.params import known_keywords, nearest
+from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.params import known_keywords, nearest, pooling_task
 
 # The most tokens of a text that is read in parts, unless max_embed_len says so.
 LONGEST = 1 << 17
@@ -156,6 +156,11 @@ class PoolerConfig:
             value = getattr(self, entry)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}: {entry} must be a whole number from {low}, got {value!r}.", param=name)
+        if self.task is not None:
+            try:
+                self.task = pooling_task(self.task)
+            except ParamsError as error:
+                raise ConfigError(f"{name}: {error.reason}", error.remedy, param=name) from error
         self.seq_pooling_type = self._method("seq_pooling_type", SEQUENCE_METHODS)
         self.tok_pooling_type = self._method("tok_pooling_type", TOKEN_METHODS)
         given = self._method("pooling_type", (*SEQUENCE_METHODS, *TOKEN_METHODS))

@@ -103,7 +103,7 @@ class AnswerSender:
             raise
 
         request.state.streamed = True
-        if request.headers.get(resume.HEADER) == "true" and self._recordings.max_bytes:
+        if request.headers.get(resume.HEADER, "").lower() in ("true", "1") and self._recordings.max_bytes:
             recording = self._recordings.record(form.shown(begun), finished, request.state.names, owner or "")
             return resume.Follower(recording)
         return EventStream(form.shown(begun), finished, request.state.names)

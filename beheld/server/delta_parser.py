@@ -75,7 +75,9 @@ class DeltaParser:
             yield from self._thought(reasoning)
             yield from self._content("" if partial_tag else words)
         if self._reader is not None:
-            yield from self._content_and_calls(*self._reader.finish())
+            words, pieces = self._reader.finish()
+            # Of a forced answer, what is left is the beginning of a call that was cut off.
+            yield from self._content_and_calls("" if self._forced else words, pieces)
 
     def _thought(self, text: str) -> Iterator[Delta]:
         if text:

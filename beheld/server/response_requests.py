@@ -332,6 +332,7 @@ class ResponsesRequest(SamplingFields):
     }
     without_effect: ClassVar[Mapping[str, str]] = {
         "client_metadata": "It changes nothing and is not stored.",
+        "max_tool_calls": "It counts calls of tools that a server runs, and this one runs none.",
         "prompt_cache_key": "Cached prefixes are found by content.",
         "prompt_cache_options": "Cached prefixes are found by content.",
         "prompt_cache_retention": "Cached prefixes are kept as long as there is room.",

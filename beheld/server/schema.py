@@ -421,6 +421,7 @@ _REMEDIES = {
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
     "verbosity": "Write it in the messages.",
     "vllm_xargs": "Leave it out: this server has no extensions that read it.",
+    "web_search_options": "Leave it out: this server searches nothing.",
 }
 
 

@@ -13,6 +13,9 @@ from beheld.server.schema import Body, Name, Number, Whole
 
 _MAX_PROMPT = 16 << 10
 _SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
+_NO_BEAMS = dict.fromkeys(
+    ("use_beam_search", "n", "length_penalty"), "Leave it out: transcripts are not searched with beams."
+)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -24,6 +27,7 @@ class TranslationRequest(Body):
     }
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],), "to_language": ("en", "english")}
     remedies: ClassVar[Mapping[str, str]] = {
+        **_NO_BEAMS,
         "url": "Send the audio as file.",
         "to_language": "Leave it out: translations are in English.",
     }
@@ -52,6 +56,7 @@ class TranscriptionRequest(TranslationRequest):
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
     remedies: ClassVar[Mapping[str, str]] = {
+        **_NO_BEAMS,
         "url": "Send the audio as file.",
         "to_language": "Use /v1/audio/translations, whose words are English.",
     }

@@ -53,6 +53,8 @@ def test_without_a_command_all_are_shown(capsys: Capture) -> None:
     status, out, notes = run(capsys)
     assert (status, out) == (2, "")
     assert {"ask", "serve", "doctor"} <= set(notes.split())
+    done = subprocess.run([sys.executable, "-m", "beheld"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.split()) == (2, "", notes.split())
 
 
 def test_only_the_answer_is_on_standard_output(capsys: Capture, picture: Path, model: list[str]) -> None:

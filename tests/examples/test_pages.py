@@ -12,7 +12,7 @@ import pytest
 
 from beheld.cli.main import build_parser, main
 from beheld.server.metrics import Metrics
-from tests.examples import follow
+from tests.examples import follow, pictures
 from tests.long import LONG
 
 DOCS = follow.ROOT / "docs"
@@ -112,6 +112,15 @@ def test_the_page_of_metrics_lists_all_and_no_other() -> None:
     page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     listed = {found[0]: found[1] for found in re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)}
     assert listed == {metric: kind for metric, kind in kinds.items() if not metric.endswith("_created")}
+
+
+@pytest.mark.parametrize("name", list(pictures.PICTURES))
+def test_pictures_show_what_beheld_answers(name: str) -> None:
+    drawn = pictures.PICTURES[name]()
+    kept = pictures.FOLDER / f"{name}.svg"
+    assert kept.read_text(encoding="utf-8") == drawn, "write them anew: python -m tests.examples.pictures"
+    named = [page for page in PAGES if f"(pictures/{name}.svg)" in page.read_text(encoding="utf-8")]
+    assert len(named) == 1
 
 
 @pytest.mark.slow

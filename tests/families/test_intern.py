@@ -13,7 +13,7 @@ import pytest
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.info import read_config
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ModelError, ProcessError, UserError
+from beheld.core.errors import ModelError, PlaceholderError, ProcessError, UserError
 from beheld.families._shared.intern.processing import best_grid, grids
 from beheld.families.interns1.processing import first_formula
 from beheld.families.internvl_chat.processing import read
@@ -46,6 +46,18 @@ def test_unknown_versions_are_refused_by_name(family: str, changes: dict[str, An
     folder = changed(family, tmp_path / "model", **changes)
     with pytest.raises(ModelError, match=words):
         read_config(folder, EngineArgs(model=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("family", "token"), [*((each, "<IMG_CONTEXT>") for each in FAMILIES[:3]), ("nvlm_d", "<|vision_pad|>")]
+)
+def test_the_token_of_an_images_embeddings_is_no_text(family: str, token: str) -> None:
+    """Items are written with `<image>`, so nothing replaces it: the model would answer of no image."""
+    pipe = pipes.shared(family)
+    (number,) = pipe.tokenizer.encode(token, add_special_tokens=False)
+    for prompt in ({"prompt_token_ids": [5, number, 7]}, f"a {token}"):
+        with pytest.raises(PlaceholderError, match=r"Write '<image>\\n' once for each image"):
+            pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 
 def test_intern_s1_names_a_language_model_that_it_does_not_know(tmp_path: Path) -> None:

@@ -320,6 +320,15 @@ def test_a_turned_page_of_a_tiff_is_upright() -> None:
     same(chat({"type": "file", "file": data}), chat(*images(picture.transpose(Image.Transpose.ROTATE_270))))
 
 
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_gif_that_is_cut_within_its_first_frame_is_refused(share: float) -> None:
+    data = many([tiny.picture(56, 56, 3), tiny.picture(56, 56, 4)], "GIF")
+    first = data.index(b"\x21\xf9", 800) if b"\x21\xf9" in data[800:] else len(data)
+    assert video.open_bytes(data, video.FrameSampling(), LIMITS).given["frames"] == 2
+    with pytest.raises(DecodeError, match="Send the complete file"):
+        video.open_bytes(data[: int(share * first)], video.FrameSampling(), LIMITS)
+
+
 ANIMATED = {"GIF": {}, "WEBP": {"lossless": True}, "PNG": {}}
 DURATIONS = (100, 50, 250)
 

@@ -94,6 +94,16 @@ def test_other_methods_read_every_position(method: str, pick: Any, states: list[
             assert [output.num_cached_tokens for output in outputs] == [0] * len(TEXTS)
 
 
+def test_the_task_of_an_engine_is_that_of_its_requests(states: list[torch.Tensor]) -> None:
+    options = SMALL | {"override_pooler_config": {"task": "token_embed", "normalize": False}}
+    with LLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **options) as llm:
+        for output, state in zip(llm.encode(TEXTS, use_tqdm=False), states, strict=True):
+            assert_equal(output.outputs.data, state)
+        assert len(llm.embed(TEXTS[0], use_tqdm=False)[0].outputs.embedding) == states[0].shape[-1]
+        (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+        assert score.outputs.score == pytest.approx(float((states[0] @ states[1].T).amax(1).sum()), rel=1e-4)
+
+
 def test_all_positions_give_a_vector_each(llm: LLM, states: list[torch.Tensor]) -> None:
     params = PoolingParams(use_activation=False)
     for output, state in zip(
@@ -440,6 +450,8 @@ def test_dimensions_need_a_model_that_was_trained_for_them(tmp_path: Path) -> No
         ({"override_pooler_config": {"poling_type": "LAST"}}, "pooling_type"),
         ({"override_pooler_config": {"pooling_type": "STEP"}, "runner": "pooling"}, "step_tag_id"),
         ({"override_pooler_config": {"pooling_type": "MEAN"}}, "no effect"),
+        ({"override_pooler_config": {"task": "token_embedd"}, "runner": "pooling"}, "Did you mean 'token_embed'"),
+        ({"override_pooler_config": {"task": "classify"}, "runner": "pooling"}, "Known: 'embed', 'token_embed'"),
         ({"convert": "reward"}, "no head"),
     ],
 )

@@ -240,6 +240,30 @@ def test_a_pair_with_half_a_character_fails_alone(tmp_path: Path) -> None:
             llm.score("a\ud800b", "yes", use_tqdm=False)
 
 
+def test_the_sides_of_pairs_are_cut(tmp_path: Path) -> None:
+    folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
+
+    def bounds(**most: Any) -> PoolingParams:
+        return PoolingParams(extra_kwargs=most)
+
+    with LLM(str(folder), **SMALL) as llm:
+        cut = llm.score("hello", TEXTS, pooling_params=bounds(max_tokens_per_doc=5), use_tqdm=False)
+        own = llm.score("hello", ["What i", "A smal", "Hello"], use_tqdm=False)
+        assert [each.prompt_token_ids for each in cut[:3]] == [each.prompt_token_ids for each in own]
+        assert [each.outputs.score for each in cut[:3]] == [each.outputs.score for each in own]
+        (both,) = llm.score("hello", "hello", pooling_params=bounds(max_tokens_per_query=2), use_tqdm=False)
+        assert both.prompt_token_ids == llm.score("he", "hello", use_tqdm=False)[0].prompt_token_ids
+        with pytest.raises(ParamsError, match=r"is for LLM\.score"):
+            llm.classify("hello", pooling_params=bounds(max_tokens_per_doc=5), use_tqdm=False)
+        parts = {"content": [{"type": "text", "text": "x"}]}
+        with pytest.raises(ParamsError, match="one side has parts"):
+            llm.score("hello", parts, pooling_params=bounds(max_tokens_per_doc=5), use_tqdm=False)
+    with pytest.raises(ParamsError, match="'late_chunking' has no effect"):
+        bounds(late_chunking=True)
+    with pytest.raises(ParamsError, match="max_tokens_per_doc"):
+        bounds(max_tokens_per_doc=0)
+
+
 def test_an_encoder_cannot_generate(tmp_path: Path) -> None:
     folder = encoder(tmp_path / "e", "BertModel")
     with pytest.raises(ConfigError, match="runner='pooling'"):

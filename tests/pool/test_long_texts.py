@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from beheld import LLM, AsyncLLM, PoolingParams
 from beheld.core.errors import ConfigError, ParamsError, PromptTooLongError
+from beheld.inputs.prompt.reader import PromptReader
 from tests.pool.checkpoints import encoder, modules
 from tests.server.running import ENGINE, Running
 
@@ -130,6 +131,26 @@ def test_an_abort_ends_all_parts(folder: Path) -> None:
             assert (llm.num_live, llm._in_parts) == (0, {})
 
     asyncio.run(run())
+
+
+def test_a_text_of_one_part_is_encoded_once(llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its length alone it may be too long."""
+    encode, seen = PromptReader._encode, []
+
+    def encoding(self: Any, text: Any, items: Any) -> Any:
+        seen.append(text.text)
+        return encode(self, text, items)
+
+    async def run() -> list[Any]:
+        async with AsyncLLM(str(folder), override_pooler_config=PARTS, **SMALL) as other:
+            seen.clear()
+            return [output async for output in other.encode(SHORT)]
+
+    monkeypatch.setattr(PromptReader, "_encode", encoding)
+    for made in (*asyncio.run(run()), *(seen.clear() or llm.encode(SHORT, use_tqdm=False))):
+        assert seen == [SHORT]
+        assert (made.prompt, made.prompt_token_ids) == (SHORT, ids_of(llm, SHORT))
+        assert torch.equal(made.outputs.data, llm.encode(made.prompt_token_ids, use_tqdm=False)[0].outputs.data)
 
 
 def test_on_a_server(running: Running, llm: LLM) -> None:

@@ -98,7 +98,7 @@ def test_without_the_header_a_cut_ends_the_answer(server: Running) -> None:
 
 def test_other_apis_streams_are_taken_up_too(server: Running) -> None:
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "stream": True, "model": "tiny"}
-    text = server.post(MESSAGES, asked, headers=headers(**{"X-Resumable": "true"})).text
+    text = server.post(MESSAGES, asked, headers=headers(**{"X-Resumable": "True"})).text
     events = events_of(text)
     again = take_up(server, events[0][0].rpartition(":")[0], events[1][0]).text
     assert events_of(again) == events[2:]

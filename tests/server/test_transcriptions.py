@@ -189,6 +189,7 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
+        ({"use_beam_search": "true"}, "use_beam_search"),
     ):
         answer = post(writing, fields)
         assert answer.status_code in (400, 404), fields

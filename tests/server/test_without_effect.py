@@ -158,6 +158,13 @@ def test_the_effort_reaches_a_template_that_has_a_switch() -> None:
             running.close()
 
 
+def test_a_bound_of_calls_that_a_server_makes_is_told(running: Running) -> None:
+    body = {"input": "x", "max_output_tokens": 1}
+    said = running.post("/v1/responses", body | {"max_tool_calls": 1}).json()
+    assert [note["param"] for note in said["warnings"]] == ["max_tool_calls"]
+    assert "warnings" not in running.post("/v1/responses", body | {"max_tool_calls": None}).json()
+
+
 def test_each_route_names_the_effort_as_its_client_does(running: Running, strict: Running) -> None:
     for path, body, param in (
         ("/v1/responses", {"input": "hi", "max_output_tokens": 1, "reasoning": {"effort": "low"}}, "reasoning.effort"),

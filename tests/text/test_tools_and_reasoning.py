@@ -411,6 +411,15 @@ def test_a_forced_call_that_is_cut_off_in_the_opening_tag_has_no_arguments(
     assert deltas == ([{"reasoning": "hm", "reasoning_content": "hm"}] if "hm" in text else [])
 
 
+def test_a_forced_call_that_is_cut_off_before_its_name_is_no_content() -> None:
+    call = '{"name": "look", "parameters": {}}'
+    for forced, content in ((True, []), (False, ['{"'])):
+        parser = DeltaParser(None, "json", None, SCHEMAS, forced=forced)
+        deltas = [*parser.push(f'[{call}, {{"'), *parser.finish()]
+        assert [delta["content"] for delta in deltas if "content" in delta] == content
+        assert sum(len(delta.get("tool_calls", ())) for delta in deltas) >= 1
+
+
 @settings(max_examples=300, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=6), st.booleans())
 def test_how_thoughts_are_cut_does_not_matter(text: str, places: list[int], inside: bool) -> None:

@@ -63,6 +63,8 @@ def timeline(data: bytes, limits: MediaLimits) -> Timeline | None:
     """
     with _opened(data, limits) as image:
         if _count(image) < 2:
+            # FFmpeg, which reads it then, shows what there is of a frame that was cut off.
+            _at(image, 0)
             return None
         durations: list[int] = []
         while len(durations) < _count(image):

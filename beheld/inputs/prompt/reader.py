@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
-from beheld.core.errors import ParamsError, PromptError, TemplateError
+from beheld.core.errors import ParamsError, PlaceholderError, PromptError, TemplateError
 from beheld.core.media import MediaRef, count_by_modality
 from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.families.inputs import FamilyInputs, ItemPlace
@@ -288,9 +288,23 @@ class PromptReader:
         ids = self._truncated(ids, params, parsed.media, text)
         found = expand.count_placeholders(ids, self._tokenizer.places)
         expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
+        self._check_within(ids)
         if parsed.media:
             self._check_barred(ids)
         return ReadPrompt(ids, parsed, text)
+
+    def _check_within(self, ids: Sequence[int]) -> None:
+        """Check that a prompt has no token that stands for embeddings, where items are written with another one.
+
+        Raises:
+            PlaceholderError: it has one.
+        """
+        for token, modality in self._tokenizer.within.items():
+            if token in ids:
+                raise PlaceholderError(
+                    f"The prompt has the token {self._tokenizer.spelled(token)!r}, which stands for a part of an item.",
+                    f"Write {self._example(modality)!r} once for each {modality}, where it belongs in the text.",
+                )
 
     def _check_barred(self, ids: Sequence[int]) -> None:
         """Check that a prompt with media has no token that the family bars from such.

@@ -52,6 +52,9 @@ class PromptTokenizer:
         added: token -> id, where there is no tokenizer to ask.
         longer: what the operator can do about a text that is too long; see BeheldError's `or_engine`.
 
+    Attributes:
+        within: token id -> modality, of what stands for embeddings and for nothing that a prompt is written with.
+
     Raises:
         ModelError: of several tokens in a row one has no id.
     """
@@ -82,6 +85,13 @@ class PromptTokenizer:
                     f"The tokenizer lacks one of {' '.join(tokens)}, which mark the place of an item in a prompt.",
                     "Fetch the checkpoint's tokenizer files again.",
                 )
+        placed = {token for ids in self._places.values() for token in ids}
+        plain = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk")}
+        self.within = {
+            token: modality
+            for modality, token in placeholder_ids.items()
+            if tokenizer is not None and token not in placed | plain
+        }
         self._control: ControlTokens | None = None
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -407,6 +417,10 @@ class PromptTokenizer:
             if isinstance(text, str) and known.get(text) == token:
                 texts[modality] = (text, token)
         return texts
+
+    def spelled(self, token: int) -> str:
+        """Return a token's spelling, for messages."""
+        return str(self._require().convert_ids_to_tokens(token))
 
     def placeholder(self, modality: str) -> str:
         """Return the placeholder's text, for messages."""

@@ -22,6 +22,9 @@ def resolve(params: PoolingParams, info: PoolerInfo, second: int | None = None) 
         ParamsError: the model does not give this, or a parameter does not suit it.
     """
     params.verify()
+    if params.extra_kwargs:
+        (name, *_) = params.extra_kwargs
+        raise ParamsError(f"{name} is for LLM.score.", "Leave it out.", param="extra_kwargs")
     task = _task(params, info)
     step = params.step_tag_id if params.step_tag_id is not None else info.step_id
     method = info.method
