@@ -136,6 +136,7 @@ CASES: dict[int, str] = {
     129: "many bodies of one client with tens of thousands of keys",
     130: "conversations of hundreds of messages, while another client chats",
     131: "processes that open media and render templates want all cores",
+    132: "the largest permitted images, while others ask",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -182,6 +183,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     129: "rests in `utils/host_turns.py`, and the turns of clients in `server/read.py`",
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
+    132: "processing in workers what is large, in `inputs/media/workers.py`",
 }
 
 
