@@ -503,7 +503,8 @@ def peak_mib(pid: int) -> float:
                 command = file.read()
             with open(f"/proc/{one}/status") as file:
                 fields = dict(line.split(":", 1) for line in file)
-            most, now = (int(fields[name].split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
+            # A process that has ended has no memory.
+            most, now = (int(fields.get(name, "0").split()[0]) / 1024 for name in ("VmHWM", "VmRSS"))
             total += max(0.0, most - parents_mib) if command == parents_command else most
             # Each thread has the children that it began.
             for thread in os.listdir(f"/proc/{one}/task"):

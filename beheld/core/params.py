@@ -400,9 +400,10 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """An independent copy; lists are copied one level deep."""
-        copied: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        copied = {k: list(v) if isinstance(v, list) else v for k, v in copied.items()}
-        return SamplingParams(**copied)
+        # Not checked again: every request is when it is resolved.
+        made = object.__new__(SamplingParams)
+        made.__dict__.update({k: list(v) if isinstance(v, list) else v for k, v in vars(self).items()})
+        return made
 
     @classmethod
     def from_optional(cls, **options: Any) -> SamplingParams:

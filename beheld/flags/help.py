@@ -111,7 +111,8 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "media_workers": ("1 on a CPU, else by cores", "processes that decode media; 0 decodes in the server's process"),
     "media_work": (
         "",
-        "`decode`: only that; `process`: they run the processor too; `auto`: the latter with a GPU",
+        "`decode`: only that; `process`: they run the processor too; `auto`: the latter with a GPU, and for images of "
+        "more than 67 megapixels",
     ),
     "media_limits": (
         "see below",

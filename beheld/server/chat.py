@@ -106,7 +106,7 @@ def chunks(
     _check(body, tools, shows_marks=shows_marks)
     longest = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
     defaults = llm.get_default_sampling_params()
-    if defaults.max_tokens == SamplingParams().max_tokens:
+    if defaults.max_tokens == SamplingParams.max_tokens:
         # The checkpoint recommends no length: an answer goes on until the model ends it.
         defaults.max_tokens = None
     grammar = tools.grammar is not None

@@ -15,6 +15,8 @@ from beheld.core.errors import ModelError
 from tests import tiny
 from tests.checkpoint.trials import Trials
 
+pytestmark = pytest.mark.case(112)
+
 Damage = Callable[[Path], None]
 
 NAN = float("nan")

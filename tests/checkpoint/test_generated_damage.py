@@ -18,6 +18,8 @@ from tests import tiny
 from tests.checkpoint.trials import Trial, Trials
 from tests.long import LONG
 
+pytestmark = pytest.mark.case(113)
+
 # Damages to all files of a checkpoint, then to one file alone, of which among those of all files are too few to meet
 # what its check guards. Text trials take a third of the time of those with an image.
 COUNTS = {

@@ -20,7 +20,9 @@ from beheld.core.config import MediaLimits, MediaWork
 from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError, TemplateError, WorkerError
 from beheld.core.params import StructuredOutputs
 from beheld.core.request import ForeignTemplate, Request
+from beheld.inputs.media import workers
 from beheld.inputs.media.open_media import Source
+from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.media.tasks import DecodeTask, decode_type
 from beheld.inputs.pipeline import Chat, InputPipeline, RequestOrder
 from beheld.sandbox.sandbox import Sandbox
@@ -175,6 +177,31 @@ def test_processing_that_runs_away_costs_one_item() -> None:
     pipe.close()
 
 
+def test_132_large_images_are_processed_where_they_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter is held while an image's memory is freed: of 512 MiB some 40 ms of a core."""
+    monkeypatch.setattr(workers, "_MOST_HERE_BYTES", 4 * 84 * 84)
+    here: list[tuple[int, int]] = []
+    process = ItemProcessor.process
+
+    def seen(self: ItemProcessor, job: ProcessorInput) -> Any:
+        here.append(job.content.size)
+        return process(self, job)
+
+    small, large = (pipes.encoded(tiny.picture(*size, 5)) for size in ((84, 84), (112, 84)))
+    expected = pipes.ask(pipes.shared(FAMILY), FAMILY, [small, large])
+    monkeypatch.setattr(ItemProcessor, "process", seen)
+    pipe = pipes.make(FAMILY, {"media_workers": 1})
+    same(pipes.ask(pipe, FAMILY, [small, large]), expected)
+    assert here == [(84, 84)]
+    assert pipes.ask(pipe, FAMILY, large).receipts[0].cached
+    pipe.close()
+    # Who asks for workers that only decode gets these.
+    pipe = pipes.make(FAMILY, {"media_workers": 1}, media_work="decode")
+    same(pipes.ask(pipe, FAMILY, [small, large]), expected)
+    assert sorted(here) == [(84, 84), (84, 84), (112, 84)]
+    pipe.close()
+
+
 def test_without_workers_the_other_guards_stay() -> None:
     """Templates and grammars of strangers run in processes of their own, whoever decodes media."""
     pipe = pipes.make("qwen2", {"media_workers": 0})
@@ -194,11 +221,11 @@ def test_the_engine_uses_one_and_closing_ends_it() -> None:
     data = pipes.encoded(tiny.picture(70, 84, 1))
     prompt = {"prompt": tiny.prompt(FAMILY, 1, 0, "Hi?"), "multi_modal_data": {"image": data}}
     texts = []
-    for workers in (None, 0):
-        with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", media_workers=workers, max_model_len=512) as llm:
+    for count in (None, 0):
+        with LLM(str(tiny.checkpoint(FAMILY)), dtype="float32", media_workers=count, max_model_len=512) as llm:
             texts.append(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids)
             numbers = llm._inputs.workers.pids
-            assert len(numbers) == (1 if workers is None else 0)
+            assert len(numbers) == (1 if count is None else 0)
         end = time.monotonic() + 10
         while any(os.path.exists(f"/proc/{n}") for n in numbers) and time.monotonic() < end:
             time.sleep(0.01)

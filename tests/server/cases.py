@@ -119,6 +119,9 @@ CASES: dict[int, str] = {
     106: "halves of control tokens in several messages",
     107: "a deleted working directory",
     111: "a limit on the server's address space",
+    112: "damaged and hostile files of a checkpoint, and weights or settings that give nothing finite",
+    113: "300 generated damages to all files of a checkpoint, within 5 s and 1 GiB beyond a healthy start",
+    114: "a choice that is one long run of emoji",
     108: "media that cost far more work than their bytes",
     110: "large images where memory is limited",
     118: "documents that are broken, encrypted, endless or huge",
@@ -136,6 +139,7 @@ CASES: dict[int, str] = {
     129: "many bodies of one client with tens of thousands of keys",
     130: "conversations of hundreds of messages, while another client chats",
     131: "processes that open media and render templates want all cores",
+    132: "the largest permitted images, while others ask",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -182,6 +186,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     129: "rests in `utils/host_turns.py`, and the turns of clients in `server/read.py`",
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
+    132: "processing in workers what is large, in `inputs/media/workers.py`",
 }
 
 

@@ -91,6 +91,19 @@ def test_every_answer_of_n_follows_it_and_they_differ(llm: LLM) -> None:
     assert [answer.text for answer in again.outputs] == texts
 
 
+def test_114_a_choice_that_is_one_long_run_of_emoji_is_followed_or_refused(llm: LLM) -> None:
+    for count, end in ((4, "stop"), (5000, "length")):
+        params = under(choice=["😀" * count])
+        params.max_tokens = 20
+        (output,) = llm.generate("x", params, use_tqdm=False)
+        text = output.outputs[0].text
+        assert output.outputs[0].finish_reason == end
+        assert set(text) == {"😀"}
+        assert len(text) == 4 or end == "length"
+    with pytest.raises(ParamsError, match="has more than"):
+        llm.generate("x", under(choice=["😀" * 20_000]), use_tqdm=False)
+
+
 def test_the_end_comes_even_where_ends_are_ignored(llm: LLM) -> None:
     params = under(choice=["yes"])
     params.ignore_eos = True

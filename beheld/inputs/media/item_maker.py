@@ -184,11 +184,12 @@ class ItemMaker:
             content, processed = self._found(order, source)
         cached = processed is not None
         if content is None or processed is None:
-            make = self._made_in_sandbox if self._workers.process_too else self._made_here
+            opened_bytes = _opened_bytes(ref.modality, source)
+            make = self._made_in_sandbox if self._workers.processes(source, opened_bytes) else self._made_here
             try:
                 content, processed, cached = make(order, source, clock)
             finally:
-                if _opened_bytes(ref.modality, source) > _MOST_KEPT_BYTES:
+                if opened_bytes > _MOST_KEPT_BYTES:
                     allocator.give_back_freed()
         return self._finish(order, source.kind, content, processed, clock, cached=cached)
 

@@ -23,6 +23,10 @@ from beheld.inputs.media.tasks import (
 from beheld.sandbox.sandbox import Sandbox
 from beheld.utils.cancellation import CancelToken
 
+# Larger images are also processed in workers where these otherwise only decode: the interpreter is held while a copy of
+# an image is freed, which takes some 40 ms of a core for 512 MiB.
+_MOST_HERE_BYTES = 256 << 20
+
 
 class EarlyWorkers:
     """Media workers before the model is known: the libraries that they need load while its configuration is read.
@@ -69,14 +73,21 @@ class MediaWorkers:
         self.process_too = in_sandbox and config.media_work is MediaWork.PROCESS and bool(info.modalities)
         self._decode_type = decode_type(self._limits, config.media_workers) if in_sandbox else None
         self._inspect_type = inspect_type(self._limits, config.media_workers) if in_sandbox else None
-        self._process_type = process_type(info, config, args) if self.process_too else None
-        if self._process_type is None:
+        can_process = in_sandbox and bool(info.modalities) and (self.process_too or args.media_work == "auto")
+        self._process_type = process_type(info, config, args) if can_process else None
+        if not self.process_too:
             self.sandbox.abandon(load_processor)
 
     def warm(self) -> None:
         """Let processing workers load their processor now, while the model loads: it takes seconds."""
-        if self._process_type is not None:
+        if self._process_type is not None and self.process_too:
             self.sandbox.warm(self._process_type)
+
+    def processes(self, source: Source, opened_bytes: int) -> bool:
+        """Whether a source, which takes so many bytes when it is open, is also processed in the sandbox."""
+        if self.process_too:
+            return True
+        return self._process_type is not None and isinstance(source.payload, bytes) and opened_bytes > _MOST_HERE_BYTES
 
     def decode(
         self,
