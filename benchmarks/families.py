@@ -43,7 +43,7 @@ WIDTHS = frozenset(
         *("projector_output_dim", "vision_output_dim", "text_hidden_size", "encoder_hidden_size", "num_groups"),
         *("image_text_hidden_size", "word_embed_proj_dim", "downsample_hidden_size", "alignment_intermediate_size"),
         *("block_ff_dim", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
-        *("shared_intermediate_size", "kv_lora_rank", "q_lora_rank", "mamba_d_ssm"),
+        *("shared_intermediate_size", "kv_lora_rank", "q_lora_rank", "mamba_d_ssm", "n_embd", "n_inner", "n_head"),
         *("linear_num_key_heads", "linear_num_value_heads", "mamba_num_heads", "mamba_n_heads", "mamba_dt_rank"),
     )
 )
@@ -52,6 +52,8 @@ FIXED = {
     "gemma3n": ("vision_config",),  # The package timm knows the tower's widths by the name of its architecture.
     "chameleon": ("vq_config",),  # A codebook's words are short in the real checkpoints too.
     "deepseek_ocr2": ("vision_config",),  # Some widths of its tower follow from others that have names of their own.
+    "emu3": ("vq_config",),  # As chameleon's.
+    "fast_vlm": ("vision_config",),  # As gemma3n's.
 }
 """Family -> the parts of its configuration that keep their shape."""
 MORE: dict[str, frozenset[str]] = {
@@ -59,6 +61,15 @@ MORE: dict[str, frozenset[str]] = {
         ("deepseek_ocr", "deepseek_vl_v2", "deepseek_vl_v2_small"),
         frozenset(("n_embed", "input_dim", "width", "heads", "downsample_channels", "output_channels")),
     ),
+    "gemma4_unified": frozenset(("mm_embed_dim", "mm_posemb_size")),
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), frozenset(("hidden_dim",))),
+    "idefics2": frozenset(("resampler_n_heads",)),
+    "kimi_k25": frozenset(("projection_hidden_size",)),
+    "nemo_speechlm": frozenset(("audio_hidden_size",)),
+    "nemotron_h_omni": frozenset(("vision_hidden_size",)),
+    "pp_formulanet": frozenset(("decoder_hidden_size",)),
+    "speech-encoder-decoder": frozenset(("output_hidden_size",)),
+    "step3p7": frozenset(("num_sliding_attention_heads", "share_expert_dim")),
 }
 """Family -> widths that are named otherwise."""
 ONE_PROMPT = frozenset(

@@ -16,14 +16,18 @@ PROMPT = 64
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Inputs of several prompts of one length as one batch: what is an array or a list is put one behind the other."""
+    """Inputs of several prompts of one length as one batch: what is an array or a list is put one behind the other.
+
+    Patches of images of all sizes, (1, channels, size, patches and their columns), stand along one line.
+    """
     import torch
 
     made: dict[str, Any] = {}
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
         if isinstance(first, torch.Tensor) and first.ndim:
-            made[name] = torch.cat(values)
+            packed = name == "pixel_values" and "target_sizes" in parts[0] and first.shape[0] == 1
+            made[name] = torch.cat(values, -1 if packed else 0)
         elif isinstance(first, list):
             made[name] = [each for value in values for each in value]
         else:

@@ -17,7 +17,8 @@ from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo, StateShape
 from beheld.core.errors import ConfigError, ModelError
 from beheld.families import registry
-from beheld.families.family import Family
+from beheld.families.family import UNDEFINED, Family, OldestTransformers
+from beheld.families.text_types import NEW_TYPES
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -134,16 +135,19 @@ def _need_package(family: Family, raw: Mapping[str, Any]) -> None:
 
 
 def _need_transformers(family: Family, raw: Mapping[str, Any]) -> None:
-    """Refuse a family whose answers the installed transformers computes wrongly."""
-    if family.oldest is None:
+    """Refuse a family that the installed transformers does not define, or whose answers it computes wrongly."""
+    kind, oldest = raw.get("model_type"), family.oldest
+    if oldest is None and isinstance(kind, str) and kind in NEW_TYPES:
+        oldest = OldestTransformers(NEW_TYPES[kind], UNDEFINED)
+    if oldest is None:
         return
     import transformers
 
-    if _numbers(transformers.__version__) < _numbers(family.oldest.version):
+    if _numbers(transformers.__version__) < _numbers(oldest.version):
         raise ModelError(
-            f"Models of the type {raw.get('model_type')!r} need transformers {family.oldest.version}: "
-            f"{transformers.__version__}, which is installed, {family.oldest.flaw}.",
-            f"Install it: pip install 'transformers>={family.oldest.version}'",
+            f"Models of the type {kind!r} need transformers {oldest.version}: "
+            f"{transformers.__version__}, which is installed, {oldest.flaw}.",
+            f"Install it: pip install 'transformers>={oldest.version}'",
         )
 
 

@@ -226,6 +226,10 @@ class OldestTransformers:
     flaw: str
 
 
+UNDEFINED = "does not define them"
+"""The flaw of versions without the classes."""
+
+
 # Content of config.json -> model type and content for the class of transformers or the family; None if it is already in
 # that layout.
 Convert = Callable[[Mapping[str, Any]], tuple[str, dict[str, Any]] | None]

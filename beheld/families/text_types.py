@@ -1,6 +1,6 @@
 """The types of text models whose answers the census compares with transformers' (tests/census.py); see docs/models.md.
 
-It is a list of what was found, and decides nothing.
+They are lists of what was found. No type runs or is refused by TEXT_TYPES; NEW_TYPES gives a refusal its version.
 """
 
 from __future__ import annotations
@@ -116,3 +116,13 @@ TEXT_TYPES = (
     "youtu",
     "zamba2",
 )
+
+NEW_TYPES = {
+    "beam": "5.20",
+    "flint": "5.21",
+    "internlm3": "5.23",
+    "iquestcoder": "5.23",
+    "kolibri1": "5.20",
+    "lfm3": "5.23",
+}
+"""Type of TEXT_TYPES -> the first transformers that defines it, if that is newer than the oldest that beheld takes."""

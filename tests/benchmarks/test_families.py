@@ -78,7 +78,7 @@ def test_both_engines_answer_and_a_family_that_fails_is_a_row(
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("family", ["rwkv", "pix2struct", "whisper", "phi3_v"])
+@pytest.mark.parametrize("family", ["rwkv", "gpt2", "pix2struct", "whisper", "phi3_v", "minicpmv4_6", "step3p7"])
 def test_every_kind_of_checkpoint_is_asked_in_batches(family: str, tmp_path: Path) -> None:
     """Types of text and of media that the census makes, transcripts, and processors that take one prompt."""
     speed = families.measure(family, tmp_path, requests=2, tokens=3, scale=2, rounds=1)
@@ -97,6 +97,10 @@ def test_inputs_of_several_prompts_are_one_batch() -> None:
     made = families_census.joined(parts)
     assert made["ids"].tolist() == [[1, 2], [3, 4]]
     assert (made["sizes"], made["delay"], made["count"].item()) == ([5, 5], 6, 7)
+    # Patches of images stand along one line where their grids are told.
+    lines = [{"pixel_values": torch.zeros(1, 3, 14, 28), "target_sizes": torch.ones(1, 2)} for _ in range(2)]
+    made = families_census.joined(lines)
+    assert (made["pixel_values"].shape, made["target_sizes"].shape) == ((1, 3, 14, 56), (2, 2))
 
 
 def test_families_that_are_not_tested_are_named() -> None:

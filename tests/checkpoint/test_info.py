@@ -127,3 +127,13 @@ def test_common_activations_are_ones_that_transformers_has() -> None:
     from beheld.checkpoint.checks.config import _COMMON_ACTIVATIONS
 
     assert set(ACT2FN) >= _COMMON_ACTIVATIONS
+
+
+@pytest.mark.parametrize(("kind", "version"), [("granite_docling", "5.23"), ("flint", "5.21"), ("lfm3", "5.23")])
+def test_types_of_a_newer_transformers_are_refused_with_its_version(
+    tmp_path: Path, kind: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+    monkeypatch.setattr("transformers.__version__", "5.17.0")
+    with pytest.raises(ModelError, match=f"'{kind}' need transformers {version}: 5.17.0, which is installed"):
+        info_of(tmp_path)

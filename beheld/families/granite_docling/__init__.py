@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("granite_docling",),
@@ -16,4 +16,5 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.23", UNDEFINED),
 )

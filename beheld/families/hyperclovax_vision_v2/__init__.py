@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+from beheld.families.family import IMAGE_AND_VIDEO, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("hyperclovax_vision_v2",),
@@ -16,4 +16,5 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.18", UNDEFINED),
 )

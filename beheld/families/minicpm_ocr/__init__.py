@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.families._shared.gated_delta.config import delta_state
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+from beheld.families.family import IMAGE_AND_VIDEO, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("minicpm_ocr",),
@@ -17,6 +17,7 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.21", UNDEFINED),
     state=delta_state,
     reasoning=("think",),
 )

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from beheld.core.grounding import Grounding
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint, ReferenceOptions
+from beheld.families.family import (
+    IMAGE_AND_VIDEO,
+    UNDEFINED,
+    Family,
+    KnownCheckpoint,
+    OldestTransformers,
+    ReferenceOptions,
+)
 
 FAMILY = Family(
     model_types=("molmo2",),
@@ -18,6 +25,7 @@ FAMILY = Family(
             on_gpu=True,
         ),
     ),
+    oldest=OldestTransformers("5.20", UNDEFINED),
     both_ways="joint",
     joint_tokens=(
         "<frame_end>",

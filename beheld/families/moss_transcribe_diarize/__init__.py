@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import AUDIO, Family, KnownCheckpoint
+from beheld.families.family import AUDIO, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("moss_transcribe_diarize",),
@@ -16,4 +16,5 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.20", UNDEFINED),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE_AND_VIDEO, Family, KnownCheckpoint
+from beheld.families.family import IMAGE_AND_VIDEO, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 
 FAMILY = Family(
     model_types=("muse_spark",),
@@ -16,5 +16,6 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.20", UNDEFINED),
     placeholders=lambda config: {"image": config.image_token_id, "video": config.video_token_id},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import AUDIO, Family, KnownCheckpoint
+from beheld.families.family import AUDIO, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 from beheld.families.nemotron_h import state_of
 
 FAMILY = Family(
@@ -18,6 +18,7 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.22", UNDEFINED),
     state=state_of,
     reasoning=("think",),
 )

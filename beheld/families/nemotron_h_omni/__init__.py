@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.families.family import IMAGE, Family, KnownCheckpoint
+from beheld.families.family import IMAGE, UNDEFINED, Family, KnownCheckpoint, OldestTransformers
 from beheld.families.nemotron_h import state_of
 
 FAMILY = Family(
@@ -17,6 +17,7 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    oldest=OldestTransformers("5.18", UNDEFINED),
     placeholders=lambda config: {"image": config.image_token_id},
     state=state_of,
     calls=("qwen3_coder", "nemotron"),
