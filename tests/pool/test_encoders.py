@@ -185,7 +185,7 @@ def test_rows_that_fill_a_pass_up_do_not_change_how_prompts_within_a_window_are_
 ) -> None:
     monkeypatch.delattr(packed, "_windowed")
     monkeypatch.setattr(packed, "current", lambda: SimpleNamespace(metadata=metadata))
-    metadata = SimpleNamespace(lengths=(5, 8), cu_q_B1=torch.tensor([0, 5, 13], dtype=torch.int32))
+    metadata = SimpleNamespace(starts_B=None, lengths=(5, 8), cu_q_B1=torch.tensor([0, 5, 13], dtype=torch.int32))
     q, k, v = torch.randn(3, 1, 2, 13 + 20, 16)
     found, _ = packed.packed_attention(None, q, k, v, None, sliding_window=8)
     alone = F.scaled_dot_product_attention(*(x[:, :, 5:13] for x in (q, k, v)))
