@@ -445,6 +445,12 @@ def _dtype(wanted: str, info: ModelInfo, platform: Platform) -> str:
             platform.label,
         )
         return "float32"
+    if wanted == "bfloat16" and not platform.bfloat16_products:
+        logger.warning(
+            "dtype='bfloat16' is slow: this %s does not multiply bfloat16 in hardware. Leave dtype out, or set it to "
+            "float32, for prompts that are computed several times as fast.",
+            platform.label,
+        )
     return wanted
 
 
