@@ -129,7 +129,7 @@ class PairScores:
                 self._pair(a, b, chat_template, template_kwargs) for a, b in zip(first, second, strict=True)
             ]
             return
-        late = info.late or info.task == "token_embed"
+        late = info.late or info.chosen == "token_embed"
         self.task = "token_embed" if late else "embed"
         self._of_vectors = _interaction if late else _cosine
         once = first[:1] if all(entry is first[0] for entry in first) else first

@@ -428,4 +428,4 @@ def _overridden(found: PoolerInfo, given: PoolerConfig) -> PoolerInfo:
     if given.task is not None and given.task not in made.tasks:
         known = ", ".join(map(repr, made.tasks))
         raise ConfigError(f"{name}: {given.task!r} is not one of this model's tasks.", f"Known: {known}.", param=name)
-    return made if given.task is None else replace(made, task=given.task)
+    return replace(made, chosen=given.task)

@@ -38,7 +38,8 @@ class PoolerInfo:
     """How a pooling model makes vectors or scores of hidden states.
 
     Attributes:
-        task: what it gives unless a request asks for another: one of POOLING_TASKS.
+        task: its own: one of POOLING_TASKS.
+        chosen: the task that the user chose for requests that name none; None for its own.
         method: which hidden states are pooled for one vector or one set of scores; see Pooling.
         token_method: the same for the tasks of each position: "all" or "step".
         activate: whether vectors are scaled to length 1, and scores made probabilities, unless a request decides.
@@ -67,6 +68,7 @@ class PoolerInfo:
     """
 
     task: str = "embed"
+    chosen: str | None = None
     method: str = "last"
     token_method: str = "all"
     activate: bool = True
@@ -90,6 +92,11 @@ class PoolerInfo:
     filled_to: int | None = None
     longest: int | None = None
     encodes: bool = False
+
+    @property
+    def usual(self) -> str:
+        """The task of requests that name none."""
+        return self.chosen or self.task
 
     @property
     def tasks(self) -> tuple[str, ...]:

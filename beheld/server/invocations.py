@@ -64,7 +64,7 @@ def kind_of(given: Any, info: PoolerInfo | None) -> type[BaseModel]:
         if "task" not in names:
             raise _unknown("input or messages, both sides of pairs, or a query and documents")
         return PoolingRequest
-    return {"embed": EmbeddingRequest, "classify": ClassifyRequest}.get(info.task, PoolingRequest)
+    return {"embed": EmbeddingRequest, "classify": ClassifyRequest}.get(info.usual, PoolingRequest)
 
 
 def _unknown(fields: str) -> HttpError:

@@ -98,6 +98,17 @@ def test_one_class_scores_pairs(tmp_path: Path) -> None:
     assert [output.outputs.score for output in found] == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
+def test_the_engines_task_takes_none_from_a_classifier(tmp_path: Path) -> None:
+    folder = classifier("llama", tmp_path / "c", "LlamaForSequenceClassification", id2label={0: "score"})
+    with LLM(str(folder), override_pooler_config={"task": "token_classify"}, **SMALL) as llm:
+        (every,) = llm.encode(TEXTS[0], use_tqdm=False)
+        assert every.outputs.data.shape == (len(every.prompt_token_ids), 1)
+        assert llm.classify(TEXTS[0], use_tqdm=False)[0].outputs.num_classes == 1
+        (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+    wanted = torch.sigmoid(logits(folder, [TEXTS[0] + TEXTS[1]])[0, 0])
+    assert score.outputs.score == pytest.approx(float(wanted), abs=1e-5)
+
+
 def test_a_head_of_every_position(tmp_path: Path) -> None:
     folder = classifier("qwen2", tmp_path / "c", "Qwen2ForTokenClassification", **LABELS)
     with LLM(str(folder), **SMALL) as llm:

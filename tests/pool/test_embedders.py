@@ -104,6 +104,14 @@ def test_the_task_of_an_engine_is_that_of_its_requests(states: list[torch.Tensor
         assert score.outputs.score == pytest.approx(float((states[0] @ states[1].T).amax(1).sum()), rel=1e-4)
 
 
+def test_vectors_of_all_positions_leave_scores_as_they_are(states: list[torch.Tensor]) -> None:
+    options = SMALL | {"override_pooler_config": {"pooling_type": "ALL"}}
+    with LLM(str(tiny.checkpoint(FAMILY)), runner="pooling", **options) as llm:
+        (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+    wanted = torch.cosine_similarity(states[0][-1], states[1][-1], dim=0)
+    assert score.outputs.score == pytest.approx(float(wanted), abs=1e-5)
+
+
 def test_all_positions_give_a_vector_each(llm: LLM, states: list[torch.Tensor]) -> None:
     params = PoolingParams(use_activation=False)
     for output, state in zip(

@@ -76,7 +76,7 @@ class CommonPooling:
 
 
 def _task(params: PoolingParams, info: PoolerInfo) -> str:
-    task = params.task or info.task
+    task = params.task or info.usual
     if task not in info.tasks:
         instead = " or ".join(f"{_CALLS[known]} (task {known!r})" for known in info.tasks)
         gives = "scores of classes" if info.scores else "vectors"
