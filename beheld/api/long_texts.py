@@ -17,7 +17,12 @@ _PER_LETTER, _AROUND = 4, 16
 
 def may_be_long(prompt: PromptType | Chat | Pair, params: PoolingParams, info: PoolerInfo | None, most: int) -> bool:
     """Return whether a prompt is to be read in parts if it has more than `most` ids, and may have as many."""
-    if info is None or info.longest is None or (params.task or info.usual) != "embed" or isinstance(prompt, Chat | Pair):
+    if (
+        info is None
+        or info.longest is None
+        or (params.task or info.usual) != "embed"
+        or isinstance(prompt, Chat | Pair)
+    ):
         return False
     given: Any = prompt
     if isinstance(prompt, Mapping):
