@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -49,14 +50,20 @@ def test_unknown_versions_are_refused_by_name(family: str, changes: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("family", "token"), [*((each, "<IMG_CONTEXT>") for each in FAMILIES[:3]), ("nvlm_d", "<|vision_pad|>")]
+    ("family", "token", "mark"),
+    [
+        *((each, "<IMG_CONTEXT>", "<image>") for each in FAMILIES[:3]),
+        ("nvlm_d", "<|vision_pad|>", "<image>"),
+        # That of videos, too.
+        ("molmo2", "<im_patch>", "<|image|>"),
+    ],
 )
-def test_the_token_of_an_images_embeddings_is_no_text(family: str, token: str) -> None:
-    """Items are written with `<image>`, so nothing replaces it: the model would answer of no image."""
+def test_the_token_of_an_images_embeddings_is_no_text(family: str, token: str, mark: str) -> None:
+    """Items are written with another one, so nothing replaces it: the model would answer of no image."""
     pipe = pipes.shared(family)
     (number,) = pipe.tokenizer.encode(token, add_special_tokens=False)
     for prompt in ({"prompt_token_ids": [5, number, 7]}, f"a {token}"):
-        with pytest.raises(PlaceholderError, match=r"Write '<image>\\n' once for each image"):
+        with pytest.raises(PlaceholderError, match=f"Write '{re.escape(mark)}.*' once for each image"):
             pipe.prepare(RequestOrder(prompt, pipes.ONE_TOKEN, request_id="0"))
 
 

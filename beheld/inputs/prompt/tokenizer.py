@@ -87,11 +87,11 @@ class PromptTokenizer:
                 )
         placed = {token for ids in self._places.values() for token in ids}
         plain = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk")}
-        self.within = {
-            token: modality
-            for modality, token in placeholder_ids.items()
-            if tokenizer is not None and token not in placed | plain
-        }
+        self.within: dict[int, str] = {}
+        for modality, token in placeholder_ids.items():
+            if tokenizer is not None and token not in placed | plain:
+                # Where modalities share it, the first one's place is named.
+                self.within.setdefault(token, modality)
         self._control: ControlTokens | None = None
         self._plain: PlainEncoder | None = None
         self._ends: tuple[tuple[int, ...], tuple[int, ...]] | None = None
