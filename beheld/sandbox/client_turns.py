@@ -42,7 +42,8 @@ class ClientTurns:
         assert most > 0
         self._most = most
         self._patience_s = patience_s
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer or a signal may close or cancel in the thread that holds it.
+        self._lock = threading.RLock()
         # The client that was served last stands last.
         self._waiting: dict[str, deque[ClientTurn]] = {}
         self._held: set[ClientTurn] = set()

@@ -91,6 +91,28 @@ def test_who_leaves_keeps_nobody_behind_waiting_and_closing_tells_all() -> None:
     assert ended[-1] == "d WorkerError"
 
 
+def test_a_cancel_in_the_thread_that_gives_turns_does_not_block() -> None:
+    """Garbage collection may end a generator there, which cancels what it waits for."""
+    turns, token = ClientTurns(1, patience_s=60), CancelToken()
+    turns.take("a", CancelToken())
+
+    def cancel() -> None:
+        with turns._lock:
+            token.cancel()
+
+    def wait() -> None:
+        with pytest.raises(Cancelled):
+            turns.take("b", token)
+
+    threads = [threading.Thread(target=wait, daemon=True), threading.Thread(target=cancel, daemon=True)]
+    for thread in threads:
+        thread.start()
+        wait_for(turns, 1 if thread is threads[0] else 0)
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_a_turn_that_ends_wakes_one_of_many_threads() -> None:
     class Counted(ClientTurns):
         num_looks = 0
