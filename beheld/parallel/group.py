@@ -341,9 +341,7 @@ class RankGroup:
             near.abort()
         if peers is not None:
             peers.abort()
-        for each in (device, self._back):
-            if each is not None and each is not self._host:
-                each.abort()
+        _abort([each for each in (device, self._back) if each is not None and each is not self._host])
 
     def close(self) -> None:
         """Leave the group, once no CUDA graph holds a collective of it any more.
@@ -359,15 +357,9 @@ class RankGroup:
         self._device = self._back = self._host = self._peers = self._near = None
         if peers is not None:
             peers.close()
-        for each in (device, back):
-            if each is None or each is host:
-                continue
-            ending = threading.Thread(target=each.abort, name="beheld-leave", daemon=True)
-            ending.start()
-            ending.join(_LEAVE_S)
-            if ending.is_alive():
-                # Its destructor would wait as well, at the latest when the interpreter ends.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        for each in _abort([each for each in (device, back) if each is not None and each is not host], _LEAVE_S):
+            # Its destructor would wait as well, at the latest when the interpreter ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
 class RankGroups:
@@ -437,13 +429,26 @@ class RankGroups:
 
     def abort(self) -> None:
         """See RankGroup."""
-        for group in self.all:
-            group.abort()
+        _abort(self.all)
 
     def close(self) -> None:
         """See RankGroup."""
         for group in self.all:
             group.close()
+
+
+def _abort(ending: Sequence[Any], within_s: float | None = None) -> list[Any]:
+    """Abort communicators, all at once; returns those that have not ended within the time.
+
+    NCCL frees memory at the end of an abort, and that waits for all kernels of the GPU: also for those of another
+    communicator, which end only when that one is aborted.
+    """
+    threads = [threading.Thread(target=each.abort, name="beheld-leave", daemon=True) for each in ending]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within_s)
+    return [each for each, thread in zip(ending, threads, strict=True) if thread.is_alive()]
 
 
 def _finish(work: Any) -> None:

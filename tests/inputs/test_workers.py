@@ -21,6 +21,7 @@ from beheld.core.errors import DecodeError, LimitError, MediaError, ParamsError,
 from beheld.core.params import StructuredOutputs
 from beheld.core.request import ForeignTemplate, Request
 from beheld.inputs.media import workers
+from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.processor import ItemProcessor, ProcessorInput
 from beheld.inputs.media.tasks import DecodeTask, decode_type
@@ -181,7 +182,12 @@ def test_132_large_images_are_processed_where_they_hold_nobody_up(monkeypatch: p
     """The interpreter is held while an image's memory is freed: of 512 MiB some 40 ms of a core."""
     monkeypatch.setattr(workers, "_MOST_HERE_BYTES", 4 * 84 * 84)
     here: list[tuple[int, int]] = []
-    process = ItemProcessor.process
+    opened: list[int] = []
+    process, within = ItemProcessor.process, MemoryGate.within
+
+    def counted(self: MemoryGate, num_bytes: int, *rest: Any) -> Any:
+        opened.append(num_bytes)
+        return within(self, num_bytes, *rest)
 
     def seen(self: ItemProcessor, job: ProcessorInput) -> Any:
         here.append(job.content.size)
@@ -190,9 +196,12 @@ def test_132_large_images_are_processed_where_they_hold_nobody_up(monkeypatch: p
     small, large = (pipes.encoded(tiny.picture(*size, 5)) for size in ((84, 84), (112, 84)))
     expected = pipes.ask(pipes.shared(FAMILY), FAMILY, [small, large])
     monkeypatch.setattr(ItemProcessor, "process", seen)
+    monkeypatch.setattr(MemoryGate, "within", counted)
     pipe = pipes.make(FAMILY, {"media_workers": 1})
     same(pipes.ask(pipe, FAMILY, [small, large]), expected)
     assert here == [(84, 84)]
+    # Wherever images are opened, the limit for all at once holds.
+    assert opened == [4 * 84 * 84, 4 * 112 * 84]
     assert pipes.ask(pipe, FAMILY, large).receipts[0].cached
     pipe.close()
     # Who asks for workers that only decode gets these.

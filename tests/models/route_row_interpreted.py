@@ -113,6 +113,15 @@ def test_groups(groups: tuple[int, int], experts: int, normed: bool) -> None:
         agree(own(x_1H), wanted)
 
 
+@torch.inference_mode()
+def test_a_router_that_leaves_its_groups_is_not_taken() -> None:
+    """Experts of other groups count as zero in A.X-K2, so they come before chosen groups' scores below zero."""
+    own = router("axk2", "AXK2TopkRouter", 32, 6, torch.float32, (4, 2))
+    correction_E = own.e_score_correction_bias.clone()
+    assert use_row_routers(nn.ModuleList([own]), torch.float32, Changes(), RankTrial(None)) == 0
+    assert torch.equal(own.e_score_correction_bias, correction_E)
+
+
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")
 @pytest.mark.parametrize("sigmoid", [False, True])
 def test_odd_logits(sigmoid: bool) -> None:

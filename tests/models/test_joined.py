@@ -7,6 +7,8 @@ import logging
 import pytest
 import torch
 
+from beheld.lora import layers
+from beheld.lora.layers import LoRALinear, Switch
 from beheld.models.surgery import joined
 from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.operation import Changes
@@ -141,3 +143,23 @@ def test_of_four_layers_in_two_forms_pairs_are_joined() -> None:
     before = layer(x)
     assert joined.fuse_linears(layer, Changes()) == 2
     torch.testing.assert_close(layer(x), before)
+
+
+def test_adapters_reach_layers_that_are_called_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Falcon-H1 multiplies by the second of two joined layers first."""
+    layer, switch = torch.nn.Module(), Switch()
+    layer.gate_proj, layer.up_proj = (torch.nn.Linear(8, size, bias=False) for size in (5, 3))
+    x = torch.randn(2, 8)
+    wanted = layer.up_proj(x), layer.gate_proj(x)
+    assert joined.fuse_linears(layer, Changes()) == 1
+    base, sizes = layer.gate_proj.product, layer.gate_proj.sizes
+    room = {"max_loras": 1, "max_rank": 1, "dtype": x.dtype, "device": x.device}
+    layer.gate_proj.product = LoRALinear(base, ["gate", "up"], sizes, switch=switch, **room)
+    monkeypatch.setattr(layers, "_add", lambda y, *given: y.add_(1.0))
+    for on in (False, True):
+        switch.on = on
+        given = x.clone()
+        with torch.no_grad():
+            found = layer.up_proj(given), layer.gate_proj(given)
+        for own, plain in zip(found, wanted, strict=True):
+            torch.testing.assert_close(own, plain + on)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.surgery.sharded import JoinedOverRanks, SummedOverRanks
-from beheld.parallel.group import RankGroup
+from beheld.parallel.group import RankGroup, RankGroups
+from beheld.parallel.meeting import Folder
 
 
 @pytest.fixture
@@ -134,3 +135,27 @@ def test_abort_ends_what_waits_for_a_rank_that_is_gone(tmp_path: Path, waiting: 
     timer.join()
     for group in groups:
         group.close()
+
+
+@pytest.mark.parametrize("leave", ["abort", "close"])
+def test_communicators_of_one_gpu_end_together(tmp_path: Path, leave: str) -> None:
+    """An abort of NCCL waits for the kernels of every communicator, which end when theirs is aborted."""
+    begun = threading.Barrier(4)
+
+    class Communicator:
+        def abort(self) -> None:
+            begun.wait(4.0)
+
+    groups: Any = RankGroups(0, 2, 2, Folder(tmp_path), "nccl", lambda: None)
+    for group in groups.all:
+        group._device, group._back = Communicator(), Communicator()
+    if leave == "close":
+        # Each group by itself.
+        begun = threading.Barrier(2)
+        groups.close()
+    else:
+        groups.abort()
+    assert not begun.broken
+    for group in groups.all:
+        group._device = group._back = None
+    groups.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class ItemMaker:
         self._family = family
         self._reader = SourceReader(rules, processor, args.media_io_kwargs or {})
         self._workers = workers
-        # Workers that also process limit their own number.
+        # Where workers process all media, they limit their own number instead.
         self._gate = MemoryGate(rules.limits.max_decoded_bytes)
         self._options_of_all = args.mm_processor_kwargs
         self._strict = args.strict_media
@@ -244,7 +245,10 @@ class ItemMaker:
     def _made_in_sandbox(self, order: ItemOrder, source: Source, clock: StageClock) -> tuple[Content, Processed, bool]:
         """Decode and process in one worker task; the flag tells whether the cache had it after all."""
         task = ProcessTask(order.ref.modality, source, self._options(order), order.setting, order.salt)
-        with clock.stage("wait"):
+        room: AbstractContextManager[None] = nullcontext()
+        if not self._workers.process_too:
+            room = self._gate.within(_opened_bytes(order.ref.modality, source), order.cancel, order.client)
+        with clock.stage("wait"), room:
             made = self._workers.process(task, self._processor.rate, order.cancel, order.client)
         clock.split("wait", made.milliseconds)
         self.cache.remember(source.digest, made.content)

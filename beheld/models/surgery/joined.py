@@ -68,7 +68,11 @@ class FirstOfFused(nn.Module):
 
     def alone(self, x: Tensor, index: int) -> Tensor:
         """Return the layer `index` of another input, such as the keys and values of cross-attention states."""
-        # With room for adapters, the product is inside a LoRALinear.
+        # With room for adapters, the product is inside a LoRALinear, which alone knows those of a step.
+        switch = getattr(self.product, "switch", None)
+        if switch is not None and switch.on:
+            adapted: tuple[Tensor, ...] = self.product(x).split(self.sizes, dim=-1)
+            return adapted[index]
         product = getattr(self.product, "base", self.product)
         if isinstance(product, StoredLinear) and product.cuts_in_place:
             made: Tensor = product.part(self._outputs(index))(x)

@@ -30,6 +30,8 @@ logger = get_logger(__name__)
 # Rows of the trial, and how much numbers of float32 and of 16 bits may differ, relative to the largest.
 _TRIED = 8
 _CLOSE, _CLOSE_16 = 1e-4, 1e-2
+# More than any score: corrected by it, all lie below zero.
+_LOWERED = 2.0
 
 
 class Rule(NamedTuple):
@@ -119,7 +121,7 @@ def _rule(router: Any, dtype: torch.dtype, known: Rule | None) -> Rule | None:
             return None
         rules = [Rule(*each, *wide) for each in _forms(router)]
         for rule in sorted(rules, key=lambda each: each != known):
-            if _same(router, x_RH, want, rule):
+            if _same(router, x_RH, want, rule) and (rule.groups == 1 or _stays_within_groups(router, x_RH, rule)):
                 return rule
     except Exception as error:
         logger.debug("The experts of a single row are chosen as those of many: %s", first_line(error))
@@ -152,6 +154,22 @@ def _same(router: Any, x_RH: Tensor, want: tuple[Tensor, ...], rule: Rule) -> bo
     return _near(shares.sort(-1)[0], shares_RC.sort(-1)[0]) and torch.equal(
         logits_RE.gather(1, choices).sort(-1)[0], logits_RE.gather(1, choices_RC).sort(-1)[0]
     )
+
+
+def _stays_within_groups(router: Any, x_RH: Tensor, rule: Rule) -> bool:
+    """Return whether a router chooses as the kernels also where corrected scores lie below zero.
+
+    Some routers give experts of other groups the score zero, which then comes first; the kernels never choose these.
+    """
+    correction_E = getattr(router, "e_score_correction_bias", None)
+    if correction_E is None:
+        return True
+    own = correction_E.clone()
+    try:
+        correction_E.sub_(own.max() + _LOWERED)
+        return _same(router, x_RH, router(x_RH), rule)
+    finally:
+        correction_E.copy_(own)
 
 
 def _near(found: Tensor, wanted: Tensor) -> bool:
