@@ -37,7 +37,9 @@ def check(values: torch.Tensor, told: dict[str, Any], atol: float) -> None:
     kept = flat[[int(index * (len(flat) - 1) / (count - 1)) for index in range(count)]]
     assert list(values.shape) == told["shape"]
     assert float(flat.norm()) == pytest.approx(told["norm"], rel=1e-5)
-    assert kept.tolist() == pytest.approx(told["values"], abs=atol)
+    # Of values of size one: products of larger ones are rounded more, and otherwise by other processors.
+    size = max(1.0, told["norm"] / len(flat) ** 0.5)
+    assert kept.tolist() == pytest.approx(told["values"], abs=atol * size)
 
 
 def prepared(family: str, ask: Ask) -> dict[str, Any]:
