@@ -107,19 +107,26 @@ def _connected() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _begun() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The process that forks, and the socket on which it is asked."""
+@contextlib.contextmanager
+def _forking() -> Iterator[socket.socket]:
+    """Within the block, a process forks others when it is asked on the socket."""
     control, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "tests.ranks", str(theirs.fileno())]
         environment = multi._environment(1, "cpu") | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment), control
+        server = subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environment)
+    try:
+        yield control
+    finally:
+        control.close()
+        # It has nothing to save, and its own end takes seconds.
+        server.kill()
+        server.wait()
 
 
 @contextlib.contextmanager
 def forked_engines() -> Iterator[None]:
     """Within the block, engines behind a data parallel front are forked from one process, with one thread each."""
-    server, control = _begun()
     turn = threading.Lock()
 
     def spawn(environment: Mapping[str, str] | None = None) -> process.Spawned:
@@ -129,20 +136,14 @@ def forked_engines() -> Iterator[None]:
             child = Forked(int(control.recv(16)))
         return process.Spawned(child, ours, environment)  # type: ignore[arg-type]
 
-    with pytest.MonkeyPatch.context() as patch:
+    with _forking() as control, pytest.MonkeyPatch.context() as patch:
         patch.setattr(process_group, "spawn", spawn)
-        try:
-            yield
-        finally:
-            control.close()
-            server.kill()
-            server.wait()
+        yield
 
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
     """Within the block, ranks are forked from one process; those that Ray would place, too, connected by TCP."""
-    server, control = _begun()
 
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
@@ -167,16 +168,10 @@ def forked() -> Iterator[None]:
             ends.append(ours)
         return remote.Group(processes, ends, "127.0.0.1", lambda: None)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with _forking() as control, pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi, "_spawn", spawn)
         patch.setattr(ray, "start", place)
-        try:
-            yield
-        finally:
-            control.close()
-            # It has nothing to save, and its own end takes seconds.
-            server.kill()
-            server.wait()
+        yield
 
 
 def _fail_once() -> None:

@@ -22,7 +22,7 @@ from beheld.attention import packed
 from beheld.attention.context import current
 from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, first_line
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.families import registry
 from beheld.lora.slots import LoRASlots
@@ -32,6 +32,9 @@ from beheld.models.surgery.linears import PackedLinear, PaddedLinear
 from beheld.models.surgery.operation import Surgery
 from beheld.platform.registry import platform_of
 from beheld.quant.row_counts import padded_rows
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 # Weights times tokens of a pass from which on it is not replayed: a millisecond of a large GPU, about as long as the
 # host takes to launch six layers.
@@ -87,7 +90,8 @@ class EncoderAdapter:
     def capture_calls(self) -> None:
         """Replay small passes of recurring sizes from now on."""
         graphs = platform_of(self.device).graphs
-        if graphs is not None and self._how != "torch":
+        assert graphs is not None
+        if self._how != "torch":
             self._call_graphs = CallGraphs(graphs)
 
     def embed(self, ids_T: Tensor) -> Tensor:
@@ -125,8 +129,9 @@ class EncoderAdapter:
         if self._call_graphs is not None and rows * self._num_weights <= _MOST_PRODUCTS:
             try:
                 return self._replayed(self._call_graphs, embeds_TH, positions_XT)
-            except ModelError:
+            except ModelError as error:
                 # The model has layers that no graph holds. If it is another error, it comes again.
+                logger.info("Passes are launched kernel by kernel: %s", first_line(error))
                 self._call_graphs = None
         extra = padded_rows(rows) - rows if self._fills else 0
         if extra:

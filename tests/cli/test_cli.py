@@ -257,7 +257,7 @@ def test_short_names_that_fit(capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("size", ["3B", "7B"])
-def test_what_fits_rounded_is_reckoned_as_the_engine_counts_it(size: str, tmp_path: Path) -> None:
+def test_bytes_of_rounded_weights_are_near_the_engines_count(size: str, tmp_path: Path) -> None:
     """Embeddings and towers, which keep their type, are a fifth to three quarters of a model's bytes."""
     folder = checkpoint(size, tmp_path)
     for dtype, width in (("float32", 4.0), ("bfloat16", 2.0)):
@@ -265,8 +265,8 @@ def test_what_fits_rounded_is_reckoned_as_the_engine_counts_it(size: str, tmp_pa
             args = EngineArgs(str(folder), device="cpu", dtype=dtype, quantization=quantization, load_format="dummy")
             decided = resolve_and_decide(args)
             counted = weigh(decided.hf_config, decided.info, decided.config)
-            reckoned = weights_bytes(counted.num_parameters / 1e9, width, quantization)
-            assert reckoned == pytest.approx(counted.num_bytes, rel=0.1), (dtype, quantization)
+            estimated = weights_bytes(counted.num_parameters / 1e9, width, quantization)
+            assert estimated == pytest.approx(counted.num_bytes, rel=0.1), (dtype, quantization)
 
 
 def test_the_embedded_model_names_another_one_where_it_knows_nothing(capsys: Capture, tmp_path: Path) -> None:
