@@ -236,7 +236,7 @@ def page() -> str:
         "|---|---|---|",
     ]
     found = runs()
-    for number, what in CASES.items():
+    for number, what in sorted(CASES.items()):
         names = "<br>".join(f"`{name.removeprefix('tests/')}`" for name in found.get(number, ()))
         lines.append(f"| {number} | {what} | {names} |")
     lines += ["", "Tests of these cases were seen to fail after what they guard was taken back:", ""]

@@ -104,7 +104,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
     made.process.wait()
 
 
-def test_1_health_and_metrics_tell_of_each_engine(several: Several) -> None:
+def test_health_and_metrics_tell_of_each_engine(several: Several) -> None:
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda number: several.ask(f"what {number}", number % 4), range(24)))
     both = [{"engine": i, "state": "serving", "restarts": 0, "requests": 0} for i in range(2)]
@@ -119,7 +119,7 @@ def test_1_health_and_metrics_tell_of_each_engine(several: Several) -> None:
     assert several.metric('beheld_routing{count="num_found"}') >= 0.95 * repeated
 
 
-def test_2_killed_engine_is_replaced_while_the_other_serves(several: Several) -> None:
+def test_killed_engine_is_replaced_while_the_other_serves(several: Several) -> None:
     numbers = range(24)
     calm = [several.ask(f"what {number}", number % 4) for number in numbers]
     calm_whole = [several.ask_whole(f"say {number}", **fields) for number, fields in enumerate(WHOLE)]
@@ -150,7 +150,7 @@ def test_2_killed_engine_is_replaced_while_the_other_serves(several: Several) ->
         assert list(threads.map(lambda number: several.ask(f"what {number}", number % 4), numbers)) == calm
 
 
-def test_3_sigterm_drains_both_engines(several: Several) -> None:
+def test_sigterm_drains_both_engines(several: Several) -> None:
     with ThreadPoolExecutor(6) as threads:
         running = [threads.submit(several.ask, f"go on {number}", number, 300) for number in range(6)]
         deadline = time.monotonic() + 30
