@@ -184,6 +184,7 @@ class FlashBackend(TritonBackend):
         if not takes or not computes(self._platform, size, heads, softcap or 0.0):
             return super().attend(q_THC, k_TKC, v_TKC, kv, metadata, scale, softcap, sinks_H)
         self.store(k_TKC, v_TKC, kv, metadata)
+        k_TKC, v_TKC = kv.as_read(k_TKC, v_TKC)
         return self._flash(q_THC, k_TKC, v_TKC, metadata.cu_q_B1, scale, causal=True, softcap=softcap or 0.0)
 
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import LayerKV
+from beheld.attention.triton_math import stored
 
 # Elements of keys, and as many of values, that one program moves.
 _ELEMENTS = 2048
@@ -46,11 +47,11 @@ def _store(
     cells = tl.arange(0, WIDTH)[None, :]
     mask = inside_T1 & (cells < KV_HEADS * SIZE)
     k = tl.load(k_ptr + tokens_T1 * k_token + (cells // SIZE) * k_head + cells % SIZE, mask=mask)
-    tl.store(keys_ptr + slots_T[:, None] * (KV_HEADS * SIZE) + cells, k, mask=mask)
+    tl.store(keys_ptr + slots_T[:, None] * (KV_HEADS * SIZE) + cells, stored(k, keys_ptr), mask=mask)
     cells = tl.arange(0, V_WIDTH)[None, :]
     mask = inside_T1 & (cells < KV_HEADS * V_SIZE)
     v = tl.load(v_ptr + tokens_T1 * v_token + (cells // V_SIZE) * v_head + cells % V_SIZE, mask=mask)
-    tl.store(values_ptr + slots_T[:, None] * (KV_HEADS * V_SIZE) + cells, v, mask=mask)
+    tl.store(values_ptr + slots_T[:, None] * (KV_HEADS * V_SIZE) + cells, stored(v, values_ptr), mask=mask)
 
 
 def store(k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, slots_T: Tensor) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, capped, join, products, sunk, unit
+from beheld.attention.triton_math import accumulate, asked, capped, join, products, stored, sunk, unit, widened
 from beheld.attention.triton_shared import (
     MAX_ROWS,
     MIN_PART,
@@ -164,6 +164,7 @@ def _plan(
 
 @triton.jit
 def _tile(
+    q_ptr,
     keys_ptr,
     values_ptr,
     table_ptr,
@@ -178,7 +179,7 @@ def _tile(
     WIDTH: tl.constexpr,
     V_WIDTH: tl.constexpr,
 ):
-    """Return keys (N, C) and values of positions from `position` to `stop`, zeros after it."""
+    """Return keys (N, C) and values of positions from `position` to `stop`, zeros after it; see `widened`."""
     c_C = tl.arange(0, WIDTH)
     d_C = tl.arange(0, V_WIDTH)
     position_N = position + tl.arange(0, TILE)
@@ -191,7 +192,7 @@ def _tile(
     v_NC = tl.load(
         values_ptr + line_N[:, None] * V_SIZE + d_C[None, :], mask=live_N[:, None] & (d_C < V_SIZE)[None, :], other=0.0
     )
-    return k_NC, v_NC
+    return widened(k_NC, q_ptr), widened(v_NC, q_ptr)
 
 
 @triton.jit
@@ -282,7 +283,20 @@ def _decode(
     if AHEAD:
         # Safe to read before waiting: earlier steps stored it.
         k_NC, v_NC = _tile(
-            keys_ptr, values_ptr, table_ptr, first, stop, head, KV_HEADS, SIZE, V_SIZE, BLOCK_SIZE, TILE, WIDTH, V_WIDTH
+            q_ptr,
+            keys_ptr,
+            values_ptr,
+            table_ptr,
+            first,
+            stop,
+            head,
+            KV_HEADS,
+            SIZE,
+            V_SIZE,
+            BLOCK_SIZE,
+            TILE,
+            WIDTH,
+            V_WIDTH,
         )
         if EARLY:
             gdc_wait()
@@ -297,13 +311,13 @@ def _decode(
     own_D = d_C < V_SIZE * last
     own_k_C = tl.load(k_ptr + row.to(tl.int64) * k_token + head * k_head + c_C, mask=own_C, other=0.0)
     own_v_C = tl.load(v_ptr + row.to(tl.int64) * v_token + head * v_head + d_C, mask=own_D, other=0.0)
-    own_k_C = own_k_C.to(keys_ptr.dtype.element_ty)
-    own_v_C = own_v_C.to(values_ptr.dtype.element_ty)
+    own_k_C, own_v_C = stored(own_k_C, keys_ptr), stored(own_v_C, values_ptr)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     # Padding has slots of the null block, which stays unchanged.
     if slot >= BLOCK_SIZE:
         tl.store(keys_ptr + (slot * KV_HEADS + head) * SIZE + c_C, own_k_C, mask=own_C)
         tl.store(values_ptr + (slot * KV_HEADS + head) * V_SIZE + d_C, own_v_C, mask=own_D)
+    own_k_C, own_v_C = widened(own_k_C, q_ptr), widened(own_v_C, q_ptr)
     factor = unit(scale, SOFTCAP)
     s_R = capped(tl.sum(q_RC.to(tl.float32) * own_k_C.to(tl.float32)[None, :], 1), scale, softcap, SOFTCAP)
     most_R = s_R
@@ -314,7 +328,7 @@ def _decode(
     # Summing over a tile's keys crosses warps and costs a barrier, so sums per key are kept until the end.
     l_RN = tl.zeros([ROWS, TILE], tl.float32)
     acc_RC = tl.zeros([ROWS, V_WIDTH], tl.float32)
-    q_RC = q_RC.to(keys_ptr.dtype.element_ty)
+    q_RC = asked(q_RC, keys_ptr)
     if AHEAD:
         # A part without positions is its row's only one, and its maximum is already its new key's.
         m_R, l_RN, acc_RC = _take(
@@ -323,6 +337,7 @@ def _decode(
         first += TILE
     for position in range(first, stop, TILE):
         k_NC, v_NC = _tile(
+            q_ptr,
             keys_ptr,
             values_ptr,
             table_ptr,
@@ -453,7 +468,7 @@ def decode(
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
-    tile, warps, stages = shape_of(width, kv.keys.element_size(), plan.crowded)
+    tile, warps, stages = shape_of(width, wide_bytes(q_THC, kv), plan.crowded)
     workspace = workspace_of(plan, heads, v_size, q_THC.device)
     if plan.shared is not None:
         shared = plan.shared
@@ -498,6 +513,11 @@ def decode(
         enable_fp_fusion=True,
         **({"launch_pdl": True} if early else {}),
     )
+
+
+def wide_bytes(q_THC: Tensor, kv: LayerKV) -> int:
+    """Return the bytes of a number of a key or value once it is read."""
+    return max(kv.keys.element_size(), q_THC.element_size()) if kv.keys.element_size() == 1 else kv.keys.element_size()
 
 
 def workspace_of(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,36 @@ def unit(scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
+def stored(x, cache_ptr):
+    """Return numbers in a cache's type; in FP8 as float8_kv.rounded, so that the conversion itself is exact."""
+    if cache_ptr.dtype.element_ty.is_fp8():
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        # Three bits stay behind the leading one. A sum rounds to the units of its larger part: 2^-9 below 2^-6.
+        bits = x.to(tl.int32, bitcast=True)
+        bits += 0x7FFFF + ((bits >> 20) & 1)
+        large = (bits & -0x100000).to(tl.float32, bitcast=True)
+        small = (x + 24576.0) - 24576.0
+        x = tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, large, x))
+    return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def widened(x, q_ptr):
+    """Return what was read from a cache: numbers in FP8 in the queries' type, all others as they are."""
+    if x.dtype.is_fp8():
+        x = x.to(q_ptr.dtype.element_ty)
+    return x
+
+
+@triton.jit
+def asked(q, cache_ptr):
+    """Return queries in the type in which they meet the keys of a cache, which `widened` returns."""
+    if not cache_ptr.dtype.element_ty.is_fp8():
+        q = q.to(cache_ptr.dtype.element_ty)
+    return q
+
+
+@triton.jit
 def sunk(sinks_ptr, head_R, there_R, factor):
     """Return the heads' sinks, (R), as scores that `factor` turns into exponents of two."""
     return tl.load(sinks_ptr + head_R, mask=there_R, other=0.0).to(tl.float32) * (_LOG2_E / factor)

@@ -79,6 +79,7 @@ class TritonBackend:
             else:
                 store(k_TKC, v_TKC, kv, group.slots_T)
             prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
+            k_TKC, v_TKC = kv.as_read(k_TKC, v_TKC)
             prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap, sinks_H)
         return out_THC
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
-from beheld.attention.triton_math import accumulate, capped, products, sunk, unit
+from beheld.attention.triton_math import accumulate, asked, capped, products, sunk, unit, widened
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _prefill(
         begin = 0
         if WINDOW > 0:
             begin = tl.maximum(start + low - WINDOW + 1, 0)
-        q_cache_RC = q_RC.to(keys_ptr.dtype.element_ty)
+        q_cache_RC = asked(q_RC, keys_ptr)
         table_ptr = tables_ptr + sequence.to(tl.int64) * table_row
         block_N = tl.load(table_ptr + (begin + tile_N) // BLOCK_SIZE, mask=begin + tile_N < start, other=0)
         for position in range(begin, start, TILE):
@@ -169,12 +169,14 @@ def _prefill(
                 seen_RN = seen_RN & (position_N[None, :] > start + query_R[:, None] - WINDOW)
             if CHUNK > 0:
                 seen_RN = seen_RN & (position_N[None, :] >= (start + query_R[:, None]) // CHUNK * CHUNK)
+            k_NC = widened(k_NC, q_ptr)
             s_RN = tl.where(seen_RN, capped(products(q_cache_RC, k_NC), scale, softcap, SOFTCAP), float("-inf"))
             v_NC = tl.load(
                 values_ptr + line_N[:, None] * V_SIZE + d_C[None, :],
                 mask=live_N[:, None] & inside_D[None, :],
                 other=0.0,
             )
+            v_NC = widened(v_NC, q_ptr)
             m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, WINDOW > 0)
 
     # The step's tokens: first those that every row of the tile sees, then the edge of the triangle.

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from beheld.attention.backend import GroupMetadata, LayerKV, Sharing
-from beheld.attention.triton_math import accumulate, capped, join, products, unit
+from beheld.attention.triton_math import accumulate, asked, capped, join, products, unit, widened
 
 NEIGHBOURS = 8
 """Sequences whose queries one program takes."""
@@ -102,7 +102,8 @@ def _decode_shared(
         q_ptr + row_R.to(tl.int64)[:, None] * q_token + heads_R[:, None] * q_head + c_C[None, :],
         mask=member_R[:, None] & (c_C < SIZE)[None, :],
         other=0.0,
-    ).to(keys_ptr.dtype.element_ty)
+    )
+    q_RC = asked(q_RC, keys_ptr)
     # All members have the same blocks there: the first member's table serves.
     owner = tl.min(tl.where(member_R, row_R, num_rows), 0)
     table_ptr = tables_ptr + owner.to(tl.int64) * table_row
@@ -123,6 +124,7 @@ def _decode_shared(
             mask=live_N[:, None] & (d_C < V_SIZE)[None, :],
             other=0.0,
         )
+        k_NC, v_NC = widened(k_NC, q_ptr), widened(v_NC, q_ptr)
         s_RN = capped(products(q_RC, k_NC), scale, softcap, SOFTCAP)
         s_RN = tl.where(live_N[None, :], s_RN, float("-inf"))
         m_R, l_R, acc_RC = accumulate(s_RN, v_NC, m_R, l_R, acc_RC, factor, False)

@@ -348,7 +348,7 @@ class EngineConfig:
     Attributes:
         device: the platform's name in torch.
         dtype: data type of weights and activations, such as "float32".
-        kv_dtype: data type of keys and values: `dtype`, or int8 with a scale for each position and head.
+        kv_dtype: data type of keys and values: `dtype`, int8 with a scale for each position and head, or float8_e4m3fn.
         max_model_len: the most tokens of prompt and answer together.
         max_num_seqs: the number of rows on the device.
         max_num_batched_tokens: the most positions that one step computes.
@@ -424,7 +424,8 @@ class EngineConfig:
     @property
     def kv_bytes(self) -> tuple[int, int]:
         """The bytes of a number of a key or value, and of the scale of one; see KVGroup.bytes_per_token."""
-        return {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4)}[self.kv_dtype]
+        sizes = {"float32": (4, 0), "bfloat16": (2, 0), "float16": (2, 0), "int8": (1, 4), "float8_e4m3fn": (1, 0)}
+        return sizes[self.kv_dtype]
 
     @property
     def num_ranks(self) -> int:

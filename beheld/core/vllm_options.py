@@ -219,7 +219,7 @@ _refused(
 )
 _refused("Make a new LLM of the new checkpoint.", "weight_transfer_config")
 _refused(
-    "Keys and values are kept as they are, or with a scale of their own (kv_cache_dtype='int8'); leave it out.",
+    "Keys and values are kept as they are, in FP8 without scales, or in int8 with scales of their own; leave it out.",
     switches="calculate_kv_scales",
 )
 _refused("Attention is computed in the type of `dtype`; leave it out.", "override_attention_dtype")

@@ -45,6 +45,8 @@ logger = get_logger(__name__)
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# Words for keys and values in FP8; other engines mean the same type by both.
+_FLOAT8 = ("fp8", "fp8_e4m3")
 _MANY = 999
 # Weights of a model that computes a step of pooled prompts sooner than the host launches one of ordinary size.
 _SMALL_TO_POOL = 1 << 29
@@ -55,7 +57,7 @@ _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "quantization": (None, *sorted({*QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD})),
     "cpu_offload_gb": (None, 0),
     "enable_sleep_mode": (False,),
-    "kv_cache_dtype": ("auto", "int8"),
+    "kv_cache_dtype": ("auto", *_DTYPES, "int8", *_FLOAT8),
     "config_format": ("auto", "hf", *layouts()),
     "distributed_executor_backend": (None, "mp", "uni", "ray", LAUNCHED),
     "data_parallel_backend": ("mp", "ray"),
@@ -458,25 +460,36 @@ def _kv_dtype(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str)
     """Return the type of keys and values.
 
     Raises:
-        ConfigError: int8 was asked for where attention does not read it.
+        ConfigError: attention does not read what was asked for, on this device or in this model.
     """
-    if args.kv_cache_dtype == "auto":
+    wanted, gpu = args.kv_cache_dtype, not platform.shares_host_memory
+    if wanted in ("auto", dtype):
         return dtype
-    if not platform.shares_host_memory:
-        raise ConfigError(
-            f"kv_cache_dtype='int8' is not available {platform.place}: kernels of attention there read keys and values "
-            "in the type of activations.",
-            "Leave the option out, or add device='cpu'.",
-            param="kv_cache_dtype",
+
+    def refusal(reason: str, remedy: str) -> ConfigError:
+        return ConfigError(f"kv_cache_dtype={wanted!r} {reason}.", remedy, param="kv_cache_dtype")
+
+    if wanted in _DTYPES:
+        raise refusal(
+            f"is not the type of activations, {dtype}: keys and values are kept in that, or in 8 bits",
+            f"Leave the option out, or set dtype={wanted!r}.",
+        )
+    if wanted == "int8" and gpu:
+        raise refusal(
+            f"is not available {platform.place}: kernels of attention there read keys and values without scales",
+            "Set kv_cache_dtype='fp8', which takes as little, leave the option out, or add device='cpu'.",
+        )
+    if wanted in _FLOAT8 and gpu and not platform.fp8_products:
+        raise refusal(
+            "needs a GPU of compute capability 8.9 or later, which converts such numbers in hardware",
+            "Leave the option out.",
         )
     if not all(group.has_keys_and_values for group in info.kv_groups):
-        raise ConfigError(
-            f"kv_cache_dtype='int8' rounds keys and values by position and head, and some layers of {info.name!r} keep "
-            "latents, inputs or states instead.",
+        raise refusal(
+            f"rounds keys and values, and some layers of {info.name!r} keep latents, inputs or states instead",
             "Leave the option out for this model.",
-            param="kv_cache_dtype",
         )
-    return "int8"
+    return "float8_e4m3fn" if wanted in _FLOAT8 else wanted
 
 
 def _quantization(args: EngineArgs, info: ModelInfo, platform: Platform, dtype: str) -> str | None:

@@ -48,7 +48,10 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "`int8`, `int4`, `nf4` or `fp8` rounds weights at load, on a CPU (`int4` and `fp8` also on a GPU); others "
         "must be the checkpoint's",
     ),
-    "kv_cache_dtype": ("", "`auto`: that of `--dtype`; `int8`: 8 bits and a scale by position and head, on a CPU"),
+    "kv_cache_dtype": (
+        "",
+        "`auto`: that of `--dtype`; `fp8`: e4m3, without scales; `int8`: a scale by position and head, on a CPU",
+    ),
     "seed": ("random", "seed of requests that set none"),
     "max_logprobs": ("", "most candidates that a request may ask for at each token; -1 for the whole vocabulary"),
     "max_model_len": ("the model's, as memory allows", "tokens of prompt and answer together, at which answers end"),

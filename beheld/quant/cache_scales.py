@@ -28,7 +28,7 @@ def are_stated(stated: Mapping[str, Any]) -> bool:
         logger,
         logging.WARNING,
         "The checkpoint asks for keys and values in fewer bits. They keep the type of activations, which is more exact "
-        "and takes more memory; its scales for them are not used. On a CPU kv_cache_dtype='int8' keeps them in 8 bits.",
+        "and takes more memory; its scales for them are not used. kv_cache_dtype='fp8' keeps 8 bits without scales.",
     )
     return True
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent
+from beheld.attention.float8_kv import Float8KV, rounded
 
 
 @dataclass
@@ -79,6 +80,23 @@ def make_case(
     q = torch.randn(total, heads, size, generator=generator).to(dtype)
     kv = LayerKV(keys.to(device, dtype), values.to(device, dtype), 0)
     return Case(q.to(device), torch.stack(new_k).to(device), torch.stack(new_v).to(device), kv, metadata, history)
+
+
+def in_float8(case: Case, factor: float = 1.0) -> Case:
+    """The same case with keys and values in FP8; the history has the numbers that are kept.
+
+    The step's own are given as they are, times `factor`: a backend rounds them.
+    """
+    k_TKC, v_TKC = case.k_TKC * factor, case.v_TKC * factor
+    history, first = [], 0
+    for start, (k, v) in zip(case.metadata.starts, case.history, strict=True):
+        own = slice(first, first + len(k) - start)
+        first = own.stop
+        whole = (torch.cat((old[:start], new[own])) for old, new in ((k, k_TKC.to(k.device)), (v, v_TKC.to(v.device))))
+        kept_k, kept_v = (rounded(each).to(each.dtype) for each in whole)
+        history.append((kept_k, kept_v))
+    kv = Float8KV(rounded(case.kv.keys), rounded(case.kv.values), case.kv.group)
+    return Case(case.q_THC, k_TKC, v_TKC, kv, case.metadata, history)
 
 
 def expected(

@@ -66,18 +66,19 @@ def shared_bytes(kernel: Any, types: dict[str, str], constants: dict[str, Any], 
     return int(module.get_int_attr("ttg.shared"))
 
 
-def common(dtype: str, size: int) -> tuple[dict[str, str], dict[str, Any]]:
-    """Types and constants that the kernels share, for heads of this size."""
-    types = dict.fromkeys(ROWS, f"*{dtype}") | dict.fromkeys((*STRIDES, "table_row"), "i32")
+def common(dtype: str, size: int, cache: str = "") -> tuple[dict[str, str], dict[str, Any]]:
+    """Types and constants that the kernels share, for heads of this size; `cache` is that of keys and values."""
+    types = dict.fromkeys(ROWS, f"*{dtype}") | dict.fromkeys(("keys_ptr", "values_ptr"), f"*{cache or dtype}")
+    types |= dict.fromkeys((*STRIDES, "table_row"), "i32")
     types |= {"tables_ptr": "*i32", "scale": "fp32", "softcap": "fp32"}
     width = triton.next_power_of_2(size)
     constants = {"KV_HEADS": 2, "GROUP": GROUP, "SIZE": size, "V_SIZE": size, "BLOCK_SIZE": 16, "SOFTCAP": True}
     return types, constants | {"WIDTH": width, "V_WIDTH": width}
 
 
-def prefill_bytes(dtype: str, size: int, capability: int) -> int:
+def prefill_bytes(dtype: str, size: int, capability: int, cache: str = "") -> int:
     shape = triton_prefill.shape_of(size, TYPES[dtype], LIMITS[capability], "threads")
-    types, constants = common(dtype, size)
+    types, constants = common(dtype, size, cache)
     types |= {"tiles_ptr": "*i32", "sees_ptr": "*i32"}
     constants |= {"k_tiles": None, "v_tiles": None, "PREFIX": True, "WINDOW": 0, "CHUNK": 0}
     constants |= {"ROWS": shape.rows, "TILE": shape.keys}
@@ -85,9 +86,9 @@ def prefill_bytes(dtype: str, size: int, capability: int) -> int:
     return shared_bytes(triton_prefill._prefill, types, constants, CODE[capability], **options)
 
 
-def decode_bytes(dtype: str, size: int, capability: int, crowded: bool) -> int:
+def decode_bytes(dtype: str, size: int, capability: int, crowded: bool, cache: str = "") -> int:
     tile, warps, stages = triton_decode.shape_of(triton.next_power_of_2(size), TYPES[dtype], crowded)
-    types, constants = common(dtype, size)
+    types, constants = common(dtype, size, cache)
     types |= {"items_ptr": "*i32", "slots_ptr": "*i64", "acc_ptr": "*fp32", "sums_ptr": "*fp32", "arrived_ptr": "*i32"}
     constants |= {"ROWS": 16, "TILE": tile, "PARTS": triton_decode._JOINED, "EARLY": capability >= 90}
     options = {"num_warps": warps, "num_stages": stages}
@@ -127,6 +128,14 @@ def test_prefill_fits(dtype: str, size: int, capability: int) -> None:
 @pytest.mark.parametrize("crowded", [False, True])
 def test_decode_fits(dtype: str, size: int, capability: int, crowded: bool) -> None:
     assert 0 < decode_bytes(dtype, size, capability, crowded) <= LIMITS[capability]
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("size", SIZES if LONG else [256, 512])
+def test_keys_and_values_in_float8_fit(size: int, capability: int) -> None:
+    assert 0 < prefill_bytes("bf16", size, capability, "fp8e4nv") <= LIMITS[capability]
+    for crowded in (False, True):
+        assert 0 < decode_bytes("bf16", size, capability, crowded, "fp8e4nv") <= LIMITS[capability]
 
 
 @pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])

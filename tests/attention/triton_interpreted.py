@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 
+from beheld.attention import float8_kv
 from beheld.attention.backend import AttnMetadata
 from beheld.attention.flash import FlashBackend
 from beheld.attention.torch_ref import TorchBackend
@@ -15,7 +16,7 @@ from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_prefill import make_tiles, make_tiles_on_device
 from beheld.attention.triton_tower import attend_windows
 from beheld.platform.registry import CPU
-from tests.attention.naive import Case, expected, make_case, share, sinks
+from tests.attention.naive import Case, expected, in_float8, make_case, share, sinks
 from tests.long import LONG
 
 MIXED = [(7, 8), (31, 32), (300, 301), (0, 9), (5, 21), (16, 24), (30, 33)]
@@ -100,6 +101,45 @@ def test_none_of_the_neighbours_shares_a_prefix() -> None:
     case = make_case(SPLIT, heads=6, kv_heads=2)
     share(case, {})
     check(case, run(case))
+
+
+def check_float8(
+    case: Case, out: torch.Tensor, softcap: float | None = None, sinks_H: torch.Tensor | None = None
+) -> None:
+    want = expected(case, 0.3, softcap, sinks_H)
+    torch.testing.assert_close(out.double(), want, atol=3e-6, rtol=1e-5)
+    slots = case.metadata.groups[0].slots_T
+    for cache, new_TKC in ((case.kv.keys, case.k_TKC), (case.kv.values, case.v_TKC)):
+        kept = cache.float().flatten(0, 1)[slots]
+        assert torch.equal(kept, float8_kv.rounded(new_TKC).float())
+        assert (cache[0].float() == 0).all(), "the null block stays empty"
+
+
+@pytest.mark.parametrize("pieces", [MIXED, SPLIT, [(0, 33)]], ids=["mixed", "split", "prefill"])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (6, 5.0), (150, None)])
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+def test_keys_and_values_in_float8(
+    pieces: list[tuple[int, int]], window: int | None, softcap: float | None, early: bool
+) -> None:
+    case, own = in_float8(make_case(pieces, heads=6, kv_heads=2, window=window)), sinks(6)
+    case.metadata.groups[0].kv_heads = 2 if early else None
+    check_float8(case, run(case, softcap, own), softcap, own)
+
+
+def test_neighbours_share_a_prefix_in_float8() -> None:
+    lengths = [296 + own for own in (1, 7, 30, 150, 2, 1, 9, 64, 1, 300, 2)]
+    case = in_float8(make_case([(n - 1, n) for n in lengths] + [(0, 5)], heads=6, kv_heads=2))
+    share(case, {1: ([2, 4, 5, 7], 296), 8: ([10], 144)})
+    check_float8(case, run(case))
+
+
+def test_numbers_beyond_the_largest_of_float8_become_that() -> None:
+    case = in_float8(make_case(MIXED, heads=6, kv_heads=2), factor=300.0)
+    assert (case.k_TKC.abs() > float8_kv.LARGEST).any()
+    run(case)
+    kept = case.kv.keys.flatten(0, 1)[case.metadata.groups[0].slots_T].float()
+    assert kept.abs().max() == float8_kv.LARGEST
+    assert torch.equal(kept, float8_kv.rounded(case.k_TKC).float())
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,16 @@ def test_a_process_of_its_own_says_the_same(llm: LLM) -> None:
     assert asyncio.run(run()) == tokens_of(llm, PROMPTS)
 
 
+def test_keys_and_values_in_float8_are_those_of_a_cpu() -> None:
+    """Kernels, graphs and prefixes on one side, and attention in torch on the other."""
+    options: dict[str, Any] = OPTIONS | {"kv_cache_dtype": "fp8"}
+    with LLM(str(tiny.checkpoint(FAMILY)), device="cpu", **options) as other:
+        meant = tokens_of(other, PROMPTS)
+    with LLM(str(tiny.checkpoint(FAMILY)), **options) as made:
+        assert tokens_of(made, PROMPTS) == meant
+        assert tokens_of(made, PROMPTS) == meant, "prefixes"
+
+
 def test_a_grammar_beside_others_in_one_batch(llm: LLM) -> None:
     regex = SamplingParams(temperature=0.0, max_tokens=16, structured_outputs=StructuredOutputs(regex="[ab]{5}"))
     free = tokens_of(llm, PROMPTS[1:2])[0]

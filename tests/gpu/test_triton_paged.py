@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.attention.naive import Case, make_case, share
+from tests.attention.naive import Case, in_float8, make_case, share
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from beheld.attention import float8_kv
 from beheld.attention.torch_ref import TorchBackend
 from beheld.attention.triton_paged import TritonBackend
 from beheld.attention.triton_tower import attend_windows
@@ -120,6 +121,45 @@ def make(
         dtype=dtype,
         seed=size + heads,
     )
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="the GPU does not convert FP8")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "window", "softcap"),
+    [
+        (USUAL, HALF, None, None),
+        (USUAL, HALF, 150, 5.0),
+        ((14, 2, 64, 32), HALF, None, None),
+        ((8, 4, 256, 16), HALF, 6, None),
+        ((16, 4, 512, 16), HALF, None, None),
+        ((6, 3, 96, 16), FULL, None, None),
+    ],
+)
+@pytest.mark.parametrize("pieces", [MIXED, FRESH, LONG], ids=["mixed", "fresh", "long"])
+def test_keys_and_values_in_float8(
+    pieces: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, window: int | None, softcap: float | None
+) -> None:
+    case = in_float8(make(pieces, shape, dtype, window))
+    out = run(case, softcap)
+    want = reference(case, 0.1, softcap)
+    assert not out.isnan().any()
+    assert (out.double() - want).norm() / want.norm() < ROUNDING[dtype]
+    kept = case.kv.keys.float().flatten(0, 1)[case.metadata.groups[0].slots_T]
+    assert torch.equal(kept, float8_kv.rounded(case.k_TKC).float())
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="the GPU does not convert FP8")
+def test_neighbours_share_a_prefix_in_float8() -> None:
+    heads, kv_heads, size, block_size = USUAL
+    lengths = [2048 + own for own in (1, 7, 30, 150, 2, 1, 9, 64, 1, 300, 2)]
+    case = make_case(
+        [(n - 1, n) for n in lengths],
+        heads=heads, kv_heads=kv_heads, size=size, block_size=block_size, device="cuda", dtype=HALF,
+    )  # fmt: skip
+    case = in_float8(case)
+    share(case, {1: ([2, 4, 5, 7], 2048), 8: ([10], 1024)})
+    out, want = run(case), reference(case, 0.1, None)
+    assert (out.double() - want).norm() / want.norm() < ROUNDING[HALF]
 
 
 @pytest.mark.parametrize(

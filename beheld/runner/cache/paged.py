@@ -9,7 +9,9 @@ import mmap
 import torch
 from torch import Tensor
 
+from beheld.attention import float8_kv
 from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey, LayerKV
+from beheld.attention.float8_kv import Float8KV
 from beheld.attention.rounded_kv import RoundedKV
 from beheld.core.config import EngineConfig, KVGroup
 from beheld.platform.registry import platform_of
@@ -71,6 +73,8 @@ class PagedCache:
         spec, shape = self.spec, (num_blocks, config.block_size, self.spec.num_kv_heads)
         dtype: torch.dtype = getattr(torch, config.kv_dtype)
         keys, values = (zeros((*shape, size), dtype, device) for size in (spec.head_dim, spec.value_dim))
+        if dtype == float8_kv.TYPE:
+            return Float8KV(keys, values, self.index)
         if dtype != torch.int8:
             return LayerKV(keys, values, self.index)
         key_scales, value_scales = (zeros(shape, torch.float32, device) for _ in range(2))
