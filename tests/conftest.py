@@ -116,8 +116,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class FilesAndFamilies(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path, _, test = nodeid.partition("::")
-            if path.startswith("tests/oracle/"):
-                # All of a family in one process: transformers' answers are computed once.
+            if path.startswith("tests/oracle/") and not path.endswith("/test_ranks.py"):
+                # All of a family in one process: transformers' answers are computed once. Ranks are forked from a
+                # process that their file starts, which takes longer.
                 return "tests/oracle " + test.partition("[")[2].rstrip("]").partition("-")[0]
             return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,6 @@ _GONE = object()
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
 _DOUBLING = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
 _SLOW_SPLIT = {"type": "Split", "pattern": {"Regex": "(?:[a-z]+)*!"}, "behavior": "Isolated", "invert": False}
-
-
-@pytest.fixture(scope="module")
-def trials() -> Iterator[Trials]:
-    with Trials(tiny.checkpoint("llama"), tiny.checkpoint("qwen2_vl")) as found:
-        yield found
 
 
 def edited(file: str, /, **entries: Any) -> Damage:

@@ -173,39 +173,38 @@ def damage(folder: Path, file: str, kind: str, what: Any) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("family", "file"), COUNTS)
-def test_a_damaged_checkpoint_is_refused_or_answers(family: str, file: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_or_answers(family: str, file: str, trials: Trials, tmp_path: Path) -> None:
     healthy_folder = sharded(tmp_path / "healthy") if family == "sharded" else tiny.checkpoint(family)
     wrong: list[tuple[tuple[str, str, Any], Trial]] = []
     ends: list[str] = []
-    with Trials(healthy_folder) as trials:
-        media = family == "qwen2_vl"
-        healthy = trials.of(healthy_folder, media=media)
-        assert healthy.end == "answered", healthy
+    media = family == "qwen2_vl"
+    healthy = trials.of(healthy_folder, media=media)
+    assert healthy.end == "answered", healthy
 
-        @settings(
-            max_examples=COUNTS[family, file] * _TIMES,
-            derandomize=True,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(settings_of(healthy_folder, file) if file else damages(healthy_folder))
-        def attempt(found: tuple[str, str, Any]) -> None:
-            folder = tmp_path / "model"
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(healthy_folder, folder)
-            damage(folder, *found)
-            trial = trials.of(folder, media=media, limit_s=20)
-            ends.append(trial.end)
-            late = trial.seconds > healthy.seconds + _MORE_S
-            large = trial.peak_bytes > healthy.peak_bytes + _MORE_BYTES
-            # A checkpoint without a template, or with one that shows no images, still reads prompts.
-            clear = trial.end in ("refused", "answered") or "beheld.core.errors.TemplateError: " in trial.text
-            if not clear or late or large:
-                wrong.append((found, trial))
+    @settings(
+        max_examples=COUNTS[family, file] * _TIMES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(settings_of(healthy_folder, file) if file else damages(healthy_folder))
+    def attempt(found: tuple[str, str, Any]) -> None:
+        folder = tmp_path / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(healthy_folder, folder)
+        damage(folder, *found)
+        trial = trials.of(folder, media=media, limit_s=20)
+        ends.append(trial.end)
+        late = trial.seconds > healthy.seconds + _MORE_S
+        large = trial.peak_bytes > healthy.peak_bytes + _MORE_BYTES
+        # A checkpoint without a template, or with one that shows no images, still reads prompts.
+        clear = trial.end in ("refused", "answered") or "beheld.core.errors.TemplateError: " in trial.text
+        if not clear or late or large:
+            wrong.append((found, trial))
 
-        attempt()
+    attempt()
     shown = "\n".join(
         f"{str(found)[:200]}: {trial.end} {trial.seconds:.1f} s {trial.text[-700:]}" for found, trial in wrong
     )

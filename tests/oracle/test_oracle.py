@@ -33,30 +33,30 @@ RUNS = [
 
 
 class OpenEngines:
-    """The engine of the last test is kept for the next one, which mostly wants the same."""
+    """The engines of the last test's family: its tests follow one another, and mostly want the same."""
 
     def __init__(self) -> None:
-        self._key: tuple[str, str] | None = None
-        self._llm: LLM | None = None
+        self._family = ""
+        self._open: dict[str, LLM] = {}
 
     def get(self, family: str, name: str) -> LLM:
         """The engine of `family` with the options called `name` in cases.options."""
-        if self._llm is None or self._key != (family, name):
+        if family != self._family:
             self.close()
-            self._llm = make(family, cases.options(family, name))
-            self._key = (family, name)
-        return self._llm
+            self._family = family
+        if name not in self._open:
+            self._open[name] = make(family, cases.options(family, name))
+        return self._open[name]
 
     def close(self) -> None:
-        """Close the engine that is open, if any."""
-        if self._llm is not None:
-            self._llm.close()
-            self._llm = None
+        """Close those that are open."""
+        while self._open:
+            self._open.popitem()[1].close()
 
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[OpenEngines]:
-    """One open engine at a time."""
+    """Open engines of one family at a time."""
     found = OpenEngines()
     yield found
     found.close()

@@ -16,15 +16,17 @@ import pytest
 import beheld
 from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
+from beheld.utils import gc_tuning
 from beheld.utils.bounded_json import JsonBounds, parse
 from beheld.utils.gc_tuning import paused_collector, set_aside, uncollected
 
 
 @pytest.fixture(autouse=True)
-def _enabled() -> Iterator[None]:
+def _enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert gc.isenabled(), "these tests begin with a collector that works"
     # What the run of all tests set aside.
     gc.unfreeze()
+    monkeypatch.setattr(gc_tuning, "_program_froze", False)
     yield
     gc.freeze()
     gc.enable()
@@ -77,6 +79,23 @@ def test_what_a_program_set_aside_stays_there() -> None:
     with paused_collector():
         pass
     assert not any(_in(generation, made) for generation in range(3))
+
+
+def test_what_a_program_set_aside_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count walks through all of it."""
+    counted: list[int] = []
+    count = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(count()) or counted[-1])
+    for _ in range(2):
+        with paused_collector():
+            pass
+    gc.freeze()
+    for _ in range(3):
+        with paused_collector():
+            pass
+    assert counted[:2] == [0, 0], "until then it is asked each time"
+    assert len(counted) == 3
+    assert counted[2] > 0
 
 
 def test_the_compiler_finds_nothing_young_but_its_own() -> None:
