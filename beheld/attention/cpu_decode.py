@@ -57,7 +57,7 @@ def _vectors(device: torch.device) -> bool:
     return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
 
 
-class Form(NamedTuple):
+class DecodeForm(NamedTuple):
     """What scores and values of positions are joined with.
 
     Attributes:
@@ -71,7 +71,7 @@ class Form(NamedTuple):
     more: bool = False
 
 
-_PLAIN = Form()
+_PLAIN = DecodeForm()
 
 
 def bias_rows(bias_HD: Tensor, most: int) -> Tensor:
@@ -126,7 +126,7 @@ def attend(
     if further is not None:
         kept.append(further.values_THC.contiguous())
         values["more"] = kept[1].data_ptr()
-    form = Form(bias_HL is not None, sums is not None, further is not None)
+    form = DecodeForm(bias_HL is not None, sums is not None, further is not None)
     job = (ctypes.c_int64 * len(_JOB))()
     for name, value in values.items():
         job[_PLACES[name]] = value
@@ -186,14 +186,14 @@ def steps(
 
 
 @jit.made_once
-def _compiled(kind: str, size: int, form: Form) -> jit.CompiledModule:
+def _compiled(kind: str, size: int, form: DecodeForm) -> jit.CompiledModule:
     products = host.byte_products()
     assert products is not None, "see `attends`"
     text = functools.partial(_module, kind, size, form, products.bfloat16)
     return jit.CompiledModule((text,), ("decode", "store"), _JOB)
 
 
-def _module(kind: str, size: int, form: Form, in_hardware: bool, triple: str) -> str:
+def _module(kind: str, size: int, form: DecodeForm, in_hardware: bool, triple: str) -> str:
     """Return the IR: parts are pairs of a sequence and a key-value head; each query head passes keys, then values."""
     vectors, type_ = range(size // _LANES), TYPES[kind]
     queries = "".join(
@@ -219,16 +219,16 @@ def _module(kind: str, size: int, form: Form, in_hardware: bool, triple: str) ->
     )
 
     # What else is attended to, in three places: before the keys, with the largest score, and with the sum.
-    beside, compared, counted = "", "", ""
+    opened, compared, counted = "", "", ""
     if form.bias:
-        beside += """
+        opened += """
   %bias.off = mul i64 %own.head, %bias.step
   %bias.end = add i64 %bias.off, %bias.step
   %bias.from = sub i64 %bias.end, %count
   %bias.head = getelementptr float, ptr %bias, i64 %bias.from
 """
     if form.sums:
-        beside += """
+        opened += """
   %sums.off = mul i64 %b, %sums.step
   %sums.own = add i64 %sums.off, %own.head
   %sums.at = getelementptr float, ptr %sums, i64 %sums.own
@@ -299,7 +299,7 @@ query:
   %q.off = add i64 %q.row, %own.off
   %q.head = getelementptr {type_}, ptr %q, i64 %q.off
   %y.head = getelementptr {type_}, ptr %y, i64 %y.off
-{queries}{beside}
+{queries}{opened}
   br label %key
 key:
   %l = phi i64 [0, %query], [%l.next, %key]

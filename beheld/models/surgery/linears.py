@@ -220,7 +220,8 @@ def take_conv1ds(model: nn.Module, changes: Changes) -> int:
 
     replaced = 0
     for module in model.modules():
-        for name, child in [*module.named_children()]:
+        children: list[tuple[str, Any]] = [*module.named_children()]
+        for name, child in children:
             if type(child) is Conv1D:
                 changes.replace(module, name, linear_of(child.weight.data.t(), child.bias.data), restored_conv1d)
                 replaced += 1
