@@ -11,12 +11,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from beheld.attention.backend import LayerKV
+from beheld.attention.backend import Further, LayerKV
 from beheld.attention.paged_ir import head_place
 from beheld.platform import host, jit
 from beheld.platform.registry import platform_of
@@ -25,15 +25,17 @@ from beheld.platform.vector_ir import EXP, TYPES, float_bits, float_text, load, 
 _KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # `row` is the numbers of a row of q; with `store`, the row's keys and values follow its queries.
 _JOB = (
-    "q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots",
-    "heads", "group", "shift", "mask", "width", "scale", "most", "row", *jit.SHARED_WORDS,
+    "q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots", "bias", "sums", "more",
+    "heads", "group", "shift", "mask", "width", "scale", "most", "row", "bias.step", "sums.step",
+    *jit.SHARED_WORDS,
 )  # fmt: skip
-_POINTERS = ("q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots")
+_POINTERS = ("q", "keys", "values", "tables", "first", "stop", "y", "scores", "slots", "bias", "sums", "more")
 _LANES, _LARGEST = 16, 256
 # Numbers of keys that one thread reads before others are worth being woken.
 _FEW_NUMBERS = 1 << 14
 _V = "<16 x float>"
-_KEYS, _VALUES = _JOB.index("keys"), _JOB.index("values")
+_PLACES = {name: place for place, name in enumerate(_JOB)}
+_KEYS, _VALUES = _PLACES["keys"], _PLACES["values"]
 
 
 def has_steps(size: int, softcap: float | None, device: torch.device) -> bool:
@@ -55,8 +57,46 @@ def _vectors(device: torch.device) -> bool:
     return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
 
 
-def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tuple[int, int]], scale: float) -> Tensor:
-    """Attend to the positions `seen_BL`, a first and a stop for each sequence; returns (B, H, C)."""
+class DecodeForm(NamedTuple):
+    """What scores and values of positions are joined with.
+
+    Attributes:
+        bias: a number is added to each score, by head and distance.
+        sums: the softmax covers something else, too, whose values are zero (sinks).
+        more: or whose values are given.
+    """
+
+    bias: bool = False
+    sums: bool = False
+    more: bool = False
+
+
+_PLAIN = DecodeForm()
+
+
+def bias_rows(bias_HD: Tensor, most: int) -> Tensor:
+    """Return biases by distance (H, D) as rows for up to `most` positions, the newest last."""
+    back_L = torch.arange(most - 1, -1, -1).clamp_(max=bias_HD.shape[1] - 1)
+    return bias_HD[:, back_L].float().contiguous()
+
+
+def attend(
+    q_BHC: Tensor,
+    kv: LayerKV,
+    tables_BN: Tensor,
+    seen_BL: Sequence[tuple[int, int]],
+    scale: float,
+    bias_HL: Tensor | None = None,
+    sinks_H: Tensor | None = None,
+    further: Further | None = None,
+) -> Tensor:
+    """Attend to the positions `seen_BL`, a first and a stop for each sequence; returns (B, H, C).
+
+    Args:
+        bias_HL: see `bias_rows`; with as many positions as any sequence sees.
+        sinks_H: each head's logit of one more position, whose value is zero; not with `further`.
+        further: what the queries also attend to.
+    """
     sequences, heads, size = q_BHC.shape
     block_size, key_heads = kv.keys.shape[1:3]
     q_BHC, tables_BN = q_BHC.contiguous(), tables_BN[:sequences].to(torch.int32).contiguous()
@@ -69,13 +109,28 @@ def attend(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen_BL: Sequence[tupl
     scores = torch.empty(threads * most)
     places = (ctypes.c_int64 * (2 * sequences))(*(f for f, _ in seen_BL), *(s for _, s in seen_BL))
     start = ctypes.addressof(places)
-    job = (ctypes.c_int64 * len(_JOB))(
-        q_BHC.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), tables_BN.data_ptr(), start, start + 8 * sequences,
-        y_BHC.data_ptr(), scores.data_ptr(), 0, key_heads, heads // key_heads, block_size.bit_length() - 1,
-        block_size - 1, tables_BN.shape[1], float_bits(scale), most, heads * size, 0, 0,
-    )  # fmt: skip
-    kind = _KINDS[q_BHC.dtype]
-    _compiled(kind, size).run("decode", job, parts, threads)
+    values = {
+        "q": q_BHC.data_ptr(), "keys": kv.keys.data_ptr(), "values": kv.values.data_ptr(),
+        "tables": tables_BN.data_ptr(), "first": start, "stop": start + 8 * sequences, "y": y_BHC.data_ptr(),
+        "scores": scores.data_ptr(), "heads": key_heads, "group": heads // key_heads,
+        "shift": block_size.bit_length() - 1, "mask": block_size - 1, "width": tables_BN.shape[1],
+        "scale": float_bits(scale), "most": most, "row": heads * size,
+    }  # fmt: skip
+    kept: list[Tensor] = []
+    if bias_HL is not None:
+        values |= {"bias": bias_HL.data_ptr(), "bias.step": bias_HL.shape[1]}
+    sums = sinks_H if further is None else further.sums_TH
+    if sums is not None:
+        kept.append(sums.float().contiguous())
+        values |= {"sums": kept[0].data_ptr(), "sums.step": 0 if further is None else heads}
+    if further is not None:
+        kept.append(further.values_THC.contiguous())
+        values["more"] = kept[1].data_ptr()
+    form = DecodeForm(bias_HL is not None, sums is not None, further is not None)
+    job = (ctypes.c_int64 * len(_JOB))()
+    for name, value in values.items():
+        job[_PLACES[name]] = value
+    _compiled(_KINDS[q_BHC.dtype], size, form).run("decode", job, parts, threads)
     return y_BHC
 
 
@@ -101,7 +156,7 @@ class SequenceWords:
             "scores": self._scores.data_ptr(), "slots": self._slots_B.data_ptr(), "most": most,
             "shift": block_size.bit_length() - 1, "mask": block_size - 1, "width": self._tables_BN.shape[1],
         }  # fmt: skip
-        self._words = [(_JOB.index(name), value) for name, value in values.items()]
+        self._words = [(_PLACES[name], value) for name, value in values.items()]
 
     def set(self, job: Any, kv: LayerKV) -> None:
         """Let a job of `steps` compute a layer of this step."""
@@ -124,20 +179,21 @@ def steps(
     job = (ctypes.c_int64 * len(_JOB))(q)
     values = {"y": y, "heads": heads[1], "group": heads[0] // heads[1], "scale": float_bits(scale)}
     for name, value in (values | {"row": (heads[0] + 2 * heads[1]) * size}).items():
-        job[_JOB.index(name)] = value
-    functions = _compiled(kind, size)
+        job[_PLACES[name]] = value
+    functions = _compiled(kind, size, _PLAIN)
     stores = jit.ProgramStep(functions.address("store"), job, None, True)
     return job, [stores, jit.ProgramStep(functions.address("decode"), job, None, True, per_row=heads[1])]
 
 
 @jit.made_once
-def _compiled(kind: str, size: int) -> jit.CompiledModule:
+def _compiled(kind: str, size: int, form: DecodeForm) -> jit.CompiledModule:
     products = host.byte_products()
     assert products is not None, "see `attends`"
-    return jit.CompiledModule((functools.partial(_module, kind, size, products.bfloat16),), ("decode", "store"), _JOB)
+    text = functools.partial(_module, kind, size, form, products.bfloat16)
+    return jit.CompiledModule((text,), ("decode", "store"), _JOB)
 
 
-def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
+def _module(kind: str, size: int, form: DecodeForm, in_hardware: bool, triple: str) -> str:
     """Return the IR: parts are pairs of a sequence and a key-value head; each query head passes keys, then values."""
     vectors, type_ = range(size // _LANES), TYPES[kind]
     queries = "".join(
@@ -150,7 +206,8 @@ def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
         + (f"  %dot{i} = {fma}({_V} %k{i}, {_V} %q{i}, {_V} %dot{i - 1})\n" if i else f"  %dot0 = fmul {_V} %k0, %q0\n")
         for i in vectors
     )
-    sums = "".join(f"  %a{i} = phi {_V} [zeroinitializer, %mix], [%a{i}.next, %value]\n" for i in vectors)
+    begun = [f"%more{i}" if form.more else "zeroinitializer" for i in vectors]
+    sums = "".join(f"  %a{i} = phi {_V} [{begun[i]}, %mix], [%a{i}.next, %value]\n" for i in vectors)
     adds = "".join(
         load(f"v{i}", kind, "%v.row", str(i * _LANES)) + f"  %a{i}.next = {fma}({_V} %v{i}, {_V} %p.all, {_V} %a{i})\n"
         for i in vectors
@@ -161,8 +218,47 @@ def _module(kind: str, size: int, in_hardware: bool, triple: str) -> str:
         for i in vectors
     )
 
+    # What else is attended to, in three places: before the keys, with the largest score, and with the sum.
+    opened, compared, counted = "", "", ""
+    if form.bias:
+        opened += """
+  %bias.off = mul i64 %own.head, %bias.step
+  %bias.end = add i64 %bias.off, %bias.step
+  %bias.from = sub i64 %bias.end, %count
+  %bias.head = getelementptr float, ptr %bias, i64 %bias.from
+"""
+    if form.sums:
+        opened += """
+  %sums.off = mul i64 %b, %sums.step
+  %sums.own = add i64 %sums.off, %own.head
+  %sums.at = getelementptr float, ptr %sums, i64 %sums.own
+  %sums.one = load float, ptr %sums.at
+"""
+        compared = """
+  %sums.above = fcmp ogt float %sums.one, %largest.next
+  %largest.one = select i1 %sums.above, float %sums.one, float %largest.next
+"""
+        counted = "  %sums.less = fsub float %sums.one, %largest.one\n" + spread(
+            "sums.less.all", "%sums.less", "float", _V
+        )
+        counted += f"  %sums.power = call {_V} @exp16({_V} %sums.less.all)\n"
+        counted += f"  %sums.share = extractelement {_V} %sums.power, i64 0\n"
+        if form.more:
+            counted += f"  %more.head = getelementptr {type_}, ptr %more, i64 %y.off\n"
+            for i in vectors:
+                counted += load(f"more{i}.raw", kind, "%more.head", str(i * _LANES))
+                counted += f"  %more{i} = fmul {_V} %more{i}.raw, %sums.power\n"
+    scored = ""
+    if form.bias:
+        scored = """
+  %bias.at = getelementptr float, ptr %bias.head, i64 %l
+  %bias.here = load float, ptr %bias.at
+  %score = fadd float %dot.sum, %bias.here
+"""
+
     part, part_end = parts("%begin", "%end")
-    lowest = float_text(-3.0e38)
+    lowest, last = float_text(-3.0e38), f"%dot{vectors[-1]}"
+    largest, total = ("largest.one", "scores.sum") if form.sums else ("largest.next", "sum")
     return f"""
 target triple = "{triple}"
 declare {_V} @llvm.fmuladd.v16f32({_V}, {_V}, {_V})
@@ -203,7 +299,7 @@ query:
   %q.off = add i64 %q.row, %own.off
   %q.head = getelementptr {type_}, ptr %q, i64 %q.off
   %y.head = getelementptr {type_}, ptr %y, i64 %y.off
-{queries}
+{queries}{opened}
   br label %key
 key:
   %l = phi i64 [0, %query], [%l.next, %key]
@@ -212,8 +308,8 @@ key:
 {head_place("k", "%l.at", size)}
   %k.row = getelementptr {type_}, ptr %keys, i64 %k.off
 {dots}
-  %score = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %dot{vectors[-1]})
-  %score.at = getelementptr float, ptr %own, i64 %l
+  %{"dot.sum" if form.bias else "score"} = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} {last})
+{scored}  %score.at = getelementptr float, ptr %own, i64 %l
   store float %score, ptr %score.at
   %above = fcmp ogt float %score, %largest
   %largest.next = select i1 %above, float %score, float %largest
@@ -231,7 +327,7 @@ padding:
   %d.next = add i64 %d, 1
   br label %pad
 weigh:
-{spread("largest.all", "%largest.next", "float", _V)}
+{compared}{spread("largest.all", f"%{largest}", "float", _V)}
   br label %weighing
 weighing:
   %w = phi i64 [0, %weigh], [%w.next, %weighing]
@@ -245,7 +341,8 @@ weighing:
   %w.more = icmp ult i64 %w.next, %count
   br i1 %w.more, label %weighing, label %mix
 mix:
-  %sum = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %total.next)
+  %{total} = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %total.next)
+{counted}{"  %sum = fadd float %scores.sum, %sums.share" if form.sums else ""}
   %inverse = fdiv float 1.0, %sum
 {spread("inverse.all", "%inverse", "float", _V)}
   br label %value

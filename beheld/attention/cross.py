@@ -108,6 +108,9 @@ class CrossBackend(Protocol):
     def attend(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Tensor:
         """Attend every token to its run's states in layer `index` of the group; zero for tokens without a run."""
 
+    def attend_with_sums(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+        """Attend likewise, for a layer whose softmax also covers positions."""
+
 
 class SDPACross:
     """Cross-attention by one scaled_dot_product_attention call per run, without copying states."""
@@ -119,6 +122,10 @@ class SDPACross:
         out_THC = torch.zeros_like(q_THC)
         _attend_runs(q_THC, out_THC, metadata.runs, index, scale)
         return out_THC
+
+    def attend_with_sums(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+        """See CrossBackend."""
+        return attend_with_sums(q_THC, index, metadata, scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,9 +175,7 @@ class StackedCross:
 
     def attend(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Tensor:
         """See CrossBackend; returns (T, H, C)."""
-        if "stack" not in metadata.extra:
-            metadata.extra["stack"] = self._prepared(metadata.runs, len(q_THC))
-        stack, tokens_B, rest = metadata.extra["stack"]
+        stack, tokens_B, rest = self._stack_of(metadata, len(q_THC))
         if stack is None:
             out_THC = torch.zeros_like(q_THC)
         else:
@@ -178,6 +183,31 @@ class StackedCross:
             out_THC = out_BHC if tokens_B is None else torch.zeros_like(q_THC).index_copy_(0, tokens_B, out_BHC)
         _attend_runs(q_THC, out_THC, rest, index, scale)
         return out_THC
+
+    def attend_with_sums(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+        """See CrossBackend."""
+        if q_THC.dtype != torch.float32:
+            # Products of 16-bit numbers would round the scores of a stack otherwise than those of a run.
+            return attend_with_sums(q_THC, index, metadata, scale)
+        stack, tokens_B, rest = self._stack_of(metadata, len(q_THC))
+        if stack is None:
+            return attend_with_sums(q_THC, index, metadata, scale)
+        made = _attend_stack_with_sums(q_THC if tokens_B is None else q_THC[tokens_B], stack, index, scale)
+        if tokens_B is None:
+            return made
+        further = _nothing_further(q_THC)
+        further.sums_TH[tokens_B], further.values_THC[tokens_B] = made.sums_TH, made.values_THC
+        _attend_runs_with_sums(q_THC, further, rest, index, scale)
+        return further
+
+    def _stack_of(
+        self, metadata: CrossMetadata, num_tokens: int
+    ) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
+        """Return what `_prepared` makes, once for all layers of a step."""
+        if "stack" not in metadata.extra:
+            metadata.extra["stack"] = self._prepared(metadata.runs, num_tokens)
+        made: tuple[_Stack | None, Tensor | None, Sequence[CrossRun]] = metadata.extra["stack"]
+        return made
 
     def _prepared(
         self, runs: Sequence[CrossRun], num_tokens: int
@@ -230,14 +260,25 @@ def _attend_stack(q_BHC: Tensor, stack: _Stack, index: int, scale: float) -> Ten
     q_BKGC = q_BHC.unflatten(1, (k_BKCE.shape[1], -1))
     if q_BHC.dtype == torch.float32:
         # PyTorch's scaled_dot_product_attention takes up to twice as long for one query.
-        scores_BKGE = torch.matmul(q_BKGC * scale, k_BKCE)
-        if mask_B11E is not None:
-            scores_BKGE += mask_B11E
-        return torch.matmul(torch.softmax(scores_BKGE, dim=-1), v_BKEC).flatten(1, 2)
+        return torch.matmul(torch.softmax(_stack_scores(q_BKGC, stack, index, scale), dim=-1), v_BKEC).flatten(1, 2)
     # Products of 16-bit numbers would round the scores.
     mask = None if mask_B11E is None else mask_B11E.expand(-1, -1, q_BKGC.shape[2], -1)
     k_BKEC = k_BKCE.transpose(2, 3)
     return F.scaled_dot_product_attention(q_BKGC, k_BKEC, v_BKEC, attn_mask=mask, scale=scale).flatten(1, 2)
+
+
+def _stack_scores(q_BKGC: Tensor, stack: _Stack, index: int, scale: float) -> Tensor:
+    """Return scores (B, K, G, E) of float32."""
+    scores_BKGE = torch.matmul(q_BKGC * scale, stack.keys_LBKCE[index])
+    return scores_BKGE if stack.mask_B11E is None else scores_BKGE.add_(stack.mask_B11E)
+
+
+def _attend_stack_with_sums(q_BHC: Tensor, stack: _Stack, index: int, scale: float) -> Further:
+    """Attend one token of float32 per run."""
+    v_BKEC = stack.values_LBKEC[index]
+    scores_BKGE = _stack_scores(q_BHC.unflatten(1, (v_BKEC.shape[1], -1)), stack, index, scale)
+    values_BKGC = torch.matmul(torch.softmax(scores_BKGE, dim=-1), v_BKEC)
+    return Further(torch.logsumexp(scores_BKGE, dim=-1).flatten(1), values_BKGC.flatten(1, 2))
 
 
 def _attend_runs(q_THC: Tensor, out_THC: Tensor, runs: Sequence[CrossRun], index: int, scale: float) -> None:
@@ -253,17 +294,26 @@ def attend_with_sums(q_THC: Tensor, index: int, metadata: CrossMetadata, scale: 
 
     It computes whole scores: a run's tokens times its states.
     """
-    values_THC = torch.zeros_like(q_THC)
+    further = _nothing_further(q_THC)
+    _attend_runs_with_sums(q_THC, further, metadata.runs, index, scale)
+    return further
+
+
+def _nothing_further(q_THC: Tensor) -> Further:
     sums_TH = torch.full(q_THC.shape[:2], float("-inf"), dtype=torch.float32, device=q_THC.device)
-    for run in metadata.runs:
+    return Further(sums_TH, torch.zeros_like(q_THC))
+
+
+def _attend_runs_with_sums(q_THC: Tensor, further: Further, runs: Sequence[CrossRun], index: int, scale: float) -> None:
+    """Fill these runs' rows of `further`, one run after another."""
+    for run in runs:
         k_EKC, v_EKC = (_joined(run.states, index, part) for part in (0, 1))
         place = run.place(q_THC.device)
         q_PKGC = q_THC[place].unflatten(1, (k_EKC.shape[1], -1))
         scores_PKGE = torch.einsum("pkgc,ekc->pkge", q_PKGC * scale, k_EKC).float()
-        sums_TH[place] = torch.logsumexp(scores_PKGE, dim=-1).flatten(1)
+        further.sums_TH[place] = torch.logsumexp(scores_PKGE, dim=-1).flatten(1)
         weights_PKGE = torch.softmax(scores_PKGE, dim=-1).to(v_EKC.dtype)
-        values_THC[place] = torch.einsum("pkge,ekc->pkgc", weights_PKGE, v_EKC).flatten(1, 2)
-    return Further(sums_TH, values_THC)
+        further.values_THC[place] = torch.einsum("pkge,ekc->pkgc", weights_PKGE, v_EKC).flatten(1, 2)
 
 
 def _joined(states: Sequence[Tensor], index: int, part: int) -> Tensor:

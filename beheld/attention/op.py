@@ -18,7 +18,7 @@ from torch import Tensor
 from beheld.attention import cpu_decode
 from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import CrossContext, current
-from beheld.attention.cross import attend_with_sums, read_states
+from beheld.attention.cross import read_states
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 
@@ -161,7 +161,7 @@ def attend_merged(
     """
     cross, index = _crossing(layer)
     q_THC = q_1HTC[0].transpose(0, 1)
-    further = attend_with_sums(q_THC, index, cross.metadata, scale)
+    further = cross.backend.attend_with_sums(q_THC, index, cross.metadata, scale)
     return attend_layer(layer, q_1HTC, k_1KTC, v_1KTC, window, scale, None, further=further)
 
 

@@ -110,9 +110,11 @@ class TorchBackend:
         further: Further | None = None,
     ) -> Tensor:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
-        simple = softcap is None and sinks_H is None and bias_HD is None and further is None
+        simple = softcap is None and (sinks_H is None or further is None)
         if simple and cpu_decode.attends(q_BHC, kv, metadata.block_size):
-            return cpu_decode.attend(q_BHC, kv, group.tables_BN, _seen(group, metadata), scale)
+            seen = _seen(group, metadata)
+            bias_HL = None if bias_HD is None else _bias_rows(group, seen, bias_HD)
+            return cpu_decode.attend(q_BHC, kv, group.tables_BN, seen, scale, bias_HL, sinks_H, further)
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
             return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)
@@ -202,6 +204,16 @@ def _seen(group: GroupMetadata, metadata: AttnMetadata) -> list[tuple[int, int]]
         group.extra["seen"] = [(n - _seen_from(n - 1, group), n) for n in lengths]
     found: list[tuple[int, int]] = group.extra["seen"]
     return found
+
+
+def _bias_rows(group: GroupMetadata, seen_BL: list[tuple[int, int]], bias_HD: Tensor) -> Tensor:
+    """Return biases by distance as compiled attention reads them, made once for layers that share them."""
+    known, rows_HL = group.extra.get("bias rows", (None, None))
+    if known is not bias_HD or rows_HL is None:
+        rows_HL = cpu_decode.bias_rows(bias_HD, max(stop - first for first, stop in seen_BL))
+        group.extra["bias rows"] = bias_HD, rows_HL
+    made: Tensor = rows_HL
+    return made
 
 
 def _seen_from(position: int, group: GroupMetadata) -> int:

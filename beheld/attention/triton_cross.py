@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from beheld.attention.cross import CrossMetadata, CrossRun
+from beheld.attention.backend import Further
+from beheld.attention.cross import CrossMetadata, CrossRun, attend_with_sums
 from beheld.attention.triton_math import accumulate, join, products, unit
 from beheld.platform.registry import platform_of
 
@@ -185,6 +186,10 @@ class TritonCross:
         kv_heads = metadata.runs[0].states[0].shape[3]
         _launch(q_THC, out_THC, kv_heads, index, metadata.extra["triton"], scale)
         return out_THC
+
+    def attend_with_sums(self, q_THC: Tensor, index: int, metadata: CrossMetadata, scale: float) -> Further:
+        """See CrossBackend; in plain PyTorch."""
+        return attend_with_sums(q_THC, index, metadata, scale)
 
     def _planned(self, q_THC: Tensor, runs: Sequence[CrossRun]) -> _Plan:
         num_tokens, heads, size = q_THC.shape

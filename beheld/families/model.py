@@ -89,6 +89,8 @@ class FamilyModel:
             single method of the model does.
         embeds: computes embeddings from the model, a modality and a tower's result: a tensor (..., H), or one per item.
         extra_columns: makes the extra columns of a model, if it has any; records its changes.
+        columns_before_layers: whether these are read before the first layer alone, so that the last layer may leave out
+            tokens of a prompt.
         cross_inputs: makes what a model's layers attend to instead of the text.
         keywords: makes extra keyword arguments of a pass, for all layers, from the model and the step's positions.
         tail_from: lets the last layers, if they write no keys, process a pass's tail, records that, and returns the
@@ -121,6 +123,7 @@ class FamilyModel:
     audio_features: Callable[..., Tensor] | None = None
     embeds: Callable[[Any, str, Any], Any] = pooled
     extra_columns: Callable[[Any, Changes], ExtraColumns | None] | None = None
+    columns_before_layers: bool = False
     cross_inputs: Callable[[Any], CrossInputs] | None = None
     keywords: Callable[[Any, Tensor], dict[str, Any]] | None = None
     tail_from: Callable[[Any, Changes], int | None] | None = None

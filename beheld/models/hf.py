@@ -104,7 +104,8 @@ class HFAdapter:
                 "the forward of the stage's first layer, which takes what an earlier stage sends",
                 lambda model, changes: Seams(model, stage, changes),
             )
-        whole = stage is None and self.tail_from is None and self._columns is None and self._cross is None
+        plain = self._cross is None and (self._columns is None or family.columns_before_layers)
+        whole = stage is None and self.tail_from is None and plain
         self.tail_stores = whole and last_layer.can_shorten(layers[-1])
         if self.tail_stores:
             shorten = last_layer.shorten

@@ -30,6 +30,7 @@ from beheld.models.surgery.linears import (
     replace_children,
     replace_linears,
     replace_patch_convolutions,
+    take_conv1ds,
 )
 from beheld.models.surgery.longrope import replace_two_scales
 from beheld.models.surgery.lora_attach import attach
@@ -140,6 +141,10 @@ def _latents(target: Target, changes: Changes) -> None:
 def _fuse_on_cpu(target: Target, changes: Changes) -> None:
     # Only in the text model: towers process many rows at once, so the number of calls does not matter.
     logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(target.model), changes))
+
+
+def _take_conv1ds(target: Target, changes: Changes) -> None:
+    logger.debug("Replaced %d Conv1Ds.", take_conv1ds(target.model, changes))
 
 
 def _fuse_norms(target: Target, changes: Changes) -> None:
@@ -301,6 +306,14 @@ OPERATIONS = (
         replaces="each group by one product, where the outputs stay the same",
         apply=_fuse_on_cpu,
         suits=lambda target: _packs(target) and env.FUSE(),
+    ),
+    Operation(
+        "Conv1Ds as linears",
+        Stage.FUSE,
+        needs="a CPU and float32, or bfloat16 in hardware; transformers' Conv1D, as GPT-2 has it",
+        replaces="them, by linear layers",
+        apply=_take_conv1ds,
+        suits=_packs,
     ),
     Operation(
         "fused norms",

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention import cpu_decode
-from beheld.attention.backend import LayerKV
+from beheld.attention.backend import Further, LayerKV
 from beheld.platform import host, jit
 
 pytestmark = pytest.mark.skipif(
@@ -56,6 +56,44 @@ def test_attends_as_pytorch_does(dtype: torch.dtype, off: float, size: int, grou
         seen = [(max(0, stop - window), stop) for stop in stops]
         found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3)
         torch.testing.assert_close(found.float(), _wanted(q_BHC, kv, tables_BN, seen), rtol=off, atol=off)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("biased", "beside"), [(True, ""), (False, "sinks"), (True, "sinks"), (True, "further")])
+@pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 3)])
+def test_scores_are_joined_with_what_stands_beside(
+    dtype: torch.dtype, biased: bool, beside: str, size: int, group: int
+) -> None:
+    torch.manual_seed(2)
+    seen = [(0, 1), (0, 16), (13, 33), (0, 100)]
+    q_BHC, kv, tables_BN = _case(dtype, size, group, [stop for _, stop in seen])
+    heads = q_BHC.shape[1]
+    # Farther keys than 23 positions have the last bias.
+    bias_HD = torch.randn(heads, 24) if biased else None
+    sinks_H = torch.randn(heads) if beside == "sinks" else None
+    further = None
+    if beside == "further":
+        further = Further(torch.randn(len(seen), heads), torch.randn_like(q_BHC))
+        # One sequence has nothing else to attend to.
+        further.sums_TH[1], further.values_THC[1] = float("-inf"), 0.0
+    rows_HL = None if bias_HD is None else cpu_decode.bias_rows(bias_HD, 100)
+    found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3, rows_HL, sinks_H, further)
+    for b, (first, stop) in enumerate(seen):
+        k_LHC, v_LHC = (
+            each[tables_BN[b].long()].flatten(0, 1)[first:stop].double().repeat_interleave(group, 1)
+            for each in (kv.keys, kv.values)
+        )
+        scores_HL = torch.einsum("hc,lhc->hl", q_BHC[b].double() * 0.3, k_LHC)
+        if bias_HD is not None:
+            scores_HL += bias_HD[:, (stop - 1 - torch.arange(first, stop)).clamp(max=23)]
+        others_H = torch.full((heads,), float("-inf")) if sinks_H is None else sinks_H
+        others_HC = torch.zeros(heads, size)
+        if further is not None:
+            others_H, others_HC = further.sums_TH[b], further.values_THC[b]
+        weights_HM = torch.softmax(torch.cat([scores_HL, others_H[:, None].double()], 1), 1)
+        wanted_HC = torch.einsum("hl,lhc->hc", weights_HM[:, :-1], v_LHC) + weights_HM[:, -1:] * others_HC.double()
+        off = 1e-5 if dtype == torch.float32 else 2.0**-6
+        torch.testing.assert_close(found[b].double(), wanted_HC, rtol=off, atol=off)
 
 
 def test_a_sequence_has_the_same_bits_alone_and_among_others() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
 from beheld.attention import cross
-from beheld.attention.cross import CrossMetadata, CrossView, SDPACross, StackedCross
+from beheld.attention.backend import Further
+from beheld.attention.cross import CrossMetadata, CrossRun, CrossView, SDPACross, StackedCross
 from beheld.attention.select import select_cross
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import CPU, platform_of
@@ -46,6 +50,31 @@ def test_sums_tell_what_share_states_have() -> None:
             torch.testing.assert_close(found.sums_TH[rows], scores_PHE.exp().sum(-1).log())
         assert found.sums_TH[2].isneginf().all()
         assert not found.values_THC[2].any()
+
+
+def test_decoding_tokens_get_their_sums_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As run by run, which is left for what decodes alone."""
+    torch.manual_seed(4)
+    a, b, backend, q_THC = states(5), states(11), StackedCross(), torch.randn(5, 4, 8)
+    left: list[int] = []
+    by_run = cross._attend_runs_with_sums
+
+    def counted(q_THC: torch.Tensor, further: Further, runs: Sequence[CrossRun], *rest: Any) -> None:
+        left.append(len(runs))
+        by_run(q_THC, further, runs, *rest)
+
+    mixed = metadata(5, (((0, 1),), (a,)), (((1, 2),), (b, a)), (((2, 4),), (b[:4],)))
+    for known, runs in ((decode((a,), (b,), (a, b)), []), (mixed, [1, 1]), (decode((a,)), [1, 1])):
+        tokens = len(known.sighted_T)
+        for layer in (0, 1):
+            want = cross.attend_with_sums(q_THC[:tokens], layer, known, 0.3)
+            with monkeypatch.context() as within:
+                within.setattr(cross, "_attend_runs_with_sums", counted)
+                found = backend.attend_with_sums(q_THC[:tokens], layer, known, 0.3)
+            torch.testing.assert_close(found.sums_TH, want.sums_TH)
+            torch.testing.assert_close(found.values_THC, want.values_THC, atol=3e-6, rtol=1e-5)
+        assert left == runs
+        left.clear()
 
 
 def test_the_backend_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,23 @@ def test_a_fused_group_takes_biases_where_only_some_have_them() -> None:
     torch.testing.assert_close(layer(x), before)
 
 
+@pytest.mark.parametrize(
+    "names", [("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"), ("wi_0", "wi_1")], ids=str
+)
+def test_layers_of_one_input_are_joined_by_each_of_their_names(names: tuple[str, ...]) -> None:
+    """T5's, BERT's, and those of most others; as packed products, two or three become one."""
+    layer = torch.nn.ModuleDict({name: torch.nn.Linear(8, 4 + index) for index, name in enumerate(names)})
+    x = torch.randn(3, 8)
+    before = [layer[name](x) for name in names]
+    changes = Changes()
+    assert joined.fuse_linears(layer, changes) == 1
+    assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32, changes) == 1
+    torch.testing.assert_close([layer[name](x) for name in names], before)
+    changes.take_back()
+    assert all(type(layer[name]) is torch.nn.Linear for name in names)
+    torch.testing.assert_close([layer[name](x) for name in names], before)
+
+
 @pytest.mark.parametrize("packing", [False, True], ids=["plain", "packed"])
 def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> None:
     """Attention to what lies beside the text: queries of one, keys and values of the other."""

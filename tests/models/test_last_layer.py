@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from beheld import LLM, SamplingParams
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
-from tests import tiny
+from tests import census, census_media, tiny
 
 FAMILY = "llama"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -47,6 +48,45 @@ def test_the_last_layer_sees_the_wanted_tokens_alone(llm: LLM) -> None:
     runner._adapter.tail_from = None
     assert answers(llm) == told
     assert rows[last][len(rows[0]) // 2] == 133, "without a tail, all tokens"
+
+
+def test_layers_of_other_names_are_shortened(tmp_path: Path) -> None:
+    """GPT-NeoX calls a layer's attention by that word."""
+    census.make("gpt_neox", tmp_path)
+    options = {"dtype": "float32", "seed": 0, "max_model_len": 256, "enable_prefix_caching": False}
+    with LLM(str(tmp_path), **options) as llm:
+        runner = runner_of(llm)
+        rows: list[int] = []
+        text_model(runner._adapter.model).layers[-1].mlp.register_forward_hook(
+            lambda _, given, __: rows.append(given[0].shape[1])
+        )
+        told = answers(llm)
+        assert rows[0] == 3
+        runner._adapter.tail_from = None
+        rows.clear()
+        assert answers(llm) == told
+        assert rows[0] == 133
+
+
+def test_columns_that_are_read_before_the_layers_leave_the_last_one_short(tmp_path: Path) -> None:
+    """Kosmos 2.5 adds an embedding of its own to an image's rows."""
+    kind = "kosmos-2.5"
+    recipe = census.RECIPES[kind]
+    census_media.make(kind, recipe, tmp_path)
+    options = {"dtype": "float32", "seed": 0, "enable_prefix_caching": False} | census_media.options(recipe)
+    with LLM(str(tmp_path), **options) as llm:
+        runner = runner_of(llm)
+        rows: list[int] = []
+        text_model(runner._adapter.model).layers[-1].ffn.register_forward_hook(
+            lambda _, given, __: rows.append(given[0].shape[1])
+        )
+        asked = [census_media.request(recipe, [tiny.picture(84, 56, seed)]) for seed in (1, 2)]
+        told = [output.outputs[0].token_ids for output in llm.generate(asked, GREEDY, use_tqdm=False)]
+        assert rows[0] == 2
+        runner._adapter.tail_from = None
+        rows.clear()
+        assert [output.outputs[0].token_ids for output in llm.generate(asked, GREEDY, use_tqdm=False)] == told
+        assert rows[0] > 20
 
 
 def test_no_tail_where_logits_of_a_prompt_are_wanted(llm: LLM) -> None:

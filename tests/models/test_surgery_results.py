@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from beheld.models.surgery import linears as fuse
 from beheld.models.surgery.operation import Changes, Surgery, Target
 from beheld.platform import host
 from beheld.platform.registry import CPU
-from tests import tiny
+from tests import census, tiny
 from tests.fakes import fake_config
 
 
@@ -37,6 +38,24 @@ def small_batches(model: Any) -> int:
 def packed(model: Any) -> int:
     assert fuse.can_pack()
     return fuse.replace_linears(model, fuse.PackedLinear, torch.float32, Changes())
+
+
+@torch.inference_mode()
+def test_conv1ds_are_packed_as_linear_layers_are(tmp_path: Path) -> None:
+    """GPT-2's layers, whose weights lie the other way round."""
+    from transformers.pytorch_utils import Conv1D
+
+    model = census.make("gpt2", tmp_path)
+    ids = torch.randint(5, 400, (2, 9), generator=torch.Generator().manual_seed(1))
+    before = model(input_ids=ids).logits
+    names = [name for name, module in model.named_modules() if type(module) is Conv1D]
+    changes = Changes()
+    assert fuse.take_conv1ds(model, changes) == len(names) == 4 * len(model.transformer.h)
+    assert fuse.replace_linears(model, fuse.PackedLinear, torch.float32, changes) == len(names) + 1
+    torch.testing.assert_close(model(input_ids=ids).logits, before, atol=2e-5, rtol=1e-4)
+    changes.take_back()
+    assert [name for name, module in model.named_modules() if type(module) is Conv1D] == names
+    torch.testing.assert_close(model(input_ids=ids).logits, before, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "qwen2_5_vl"])

@@ -278,6 +278,7 @@ OTHERS = {
     "qwen3_asr": (True, False),
     "glmasr": (True, False),
     "gemma3n": (True, True),
+    "gemma4": (True, True),
     "granite_speech": (True, True),
 }
 # Granite Speech's own form: the content of a message is text, with the mark of the audio in it.

@@ -75,4 +75,4 @@ def adapt(model: Any, changes: Changes) -> None:
     changes.set(model, "get_decoder", lambda: model.text_model.model)
 
 
-MODEL = FamilyModel(adapt=adapt, image_features=image_features, extra_columns=_Segments)
+MODEL = FamilyModel(adapt=adapt, image_features=image_features, extra_columns=_Segments, columns_before_layers=True)

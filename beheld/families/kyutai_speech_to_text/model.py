@@ -1,10 +1,11 @@
 """Kyutai's speech to text: an audio's codes are embedded by the table that has the text's tokens too.
 
-Shapes: T tokens of a step, H hidden size, F frames, K codebooks.
+Shapes: T tokens of a step, H hidden size, I audios, E = 1 + F states, F frames, K codebooks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,20 +25,21 @@ def adapt(model: Any, changes: Changes) -> None:
 class Kyutai(HearingDecoder):
     """See HearingDecoder."""
 
-    def rows(self, item: EncodeItem) -> Tensor:
+    def rows(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
         """Return the summed embeddings of codes (1 + F, H): of the codes before the first frame, and of each frame."""
         model = self._model
         config, codec, table = model.config, model.codec_model, model.model.embed_tokens
         weight = next(codec.parameters())
-        samples = item.features["sample_bits"].view(torch.float32).to(weight.device, weight.dtype)
+        bits = torch.cat([item.features["sample_bits"] for item in items])
+        samples = bits.view(torch.float32).to(weight.device, weight.dtype)
         whole = samples.shape[-1] // config.frame_size * config.frame_size
-        codes_FK = codec.encode(samples[..., :whole]).audio_codes[0].T
-        first_1K = torch.full_like(codes_FK[:1], config.audio_bos_token_id)
-        codes_EK = torch.cat((first_1K, codes_FK))
-        places_EK = codes_EK + table.audio_tokens_offsets[1:].to(codes_EK.device)
-        silent = codes_EK == config.audio_pad_token_id
-        rows_EH: Tensor = table.embed_tokens(torch.where(silent, codes_EK, places_EK)).sum(1)
-        return rows_EH
+        codes_IFK = codec.encode(samples[..., :whole]).audio_codes.transpose(1, 2)
+        first_I1K = torch.full_like(codes_IFK[:, :1], config.audio_bos_token_id)
+        codes_IEK = torch.cat((first_I1K, codes_IFK), dim=1)
+        places_IEK = codes_IEK + table.audio_tokens_offsets[1:].to(codes_IEK.device)
+        silent = codes_IEK == config.audio_pad_token_id
+        rows_IEH: Tensor = table.embed_tokens(torch.where(silent, codes_IEK, places_IEK)).sum(2)
+        return rows_IEH.unbind()
 
     def layers(self, embeds_1TH: Tensor, positions: Tensor) -> Tensor:
         """See HearingDecoder; transformers applies the window by its cache alone."""

@@ -1,9 +1,11 @@
 """Voxtral Realtime: what is heard is added to embeddings, and layers are scaled by the delay of the words.
 
-Shapes: T tokens of a step, H hidden size, E states of an audio.
+Shapes: T tokens of a step, H hidden size, I audios, E states of an audio.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,12 +18,12 @@ from beheld.families.model import FamilyModel
 class VoxtralRealtime(HearingDecoder):
     """See HearingDecoder."""
 
-    def rows(self, item: EncodeItem) -> Tensor:
+    def rows(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
         """Return what is heard during each token (E, H)."""
         weight = self._model.get_input_embeddings().weight
-        features = item.features["input_features"].to(weight.device, weight.dtype)
-        rows_EH: Tensor = self._model.get_audio_features(input_features=features, return_dict=True).pooler_output[0]
-        return rows_EH
+        features = torch.cat([item.features["input_features"] for item in items]).to(weight.device, weight.dtype)
+        rows_IEH: Tensor = self._model.get_audio_features(input_features=features, return_dict=True).pooler_output
+        return rows_IEH.unbind()
 
     def layers(self, embeds_1TH: Tensor, positions: Tensor) -> Tensor:
         """See HearingDecoder."""

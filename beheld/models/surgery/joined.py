@@ -24,7 +24,10 @@ logger = get_logger(__name__)
 # groups with a layer in common, the first one whose layers have one form is joined.
 _FUSABLE = (
     ("q_proj", "k_proj", "v_proj"),
+    ("q", "k", "v"),
+    ("query", "key", "value"),
     ("gate_proj", "up_proj"),
+    ("wi_0", "wi_1"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("q_proj", "kv_a_proj_with_mqa"),
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),

@@ -18,8 +18,13 @@ from beheld.core.errors import ModelError
 from beheld.models.recurrent import recurs
 from beheld.models.surgery.operation import Changes
 
-# Families' names of the norm between a layer's input and its attention.
-_NORMS = ("input_layernorm", "operator_norm", "self_attn_layer_norm")
+# Families' names of a layer's attention and of the norm between its input and that.
+_NAMES = (
+    ("self_attn", "input_layernorm"),
+    ("self_attn", "operator_norm"),
+    ("self_attn", "self_attn_layer_norm"),
+    ("attention", "input_layernorm"),
+)
 
 
 def can_shorten(layer: nn.Module) -> bool:
@@ -34,8 +39,8 @@ def can_shorten(layer: nn.Module) -> bool:
 
 def _parts(layer: nn.Module) -> tuple[Any, Any]:
     """Return a layer's attention and the norm before it; None for what it does not have."""
-    norm = next((found for name in _NORMS if (found := getattr(layer, name, None)) is not None), None)
-    return getattr(layer, "self_attn", None), norm
+    found = ((getattr(layer, attention, None), getattr(layer, norm, None)) for attention, norm in _NAMES)
+    return next((parts for parts in found if None not in parts), (None, None))
 
 
 def shorten(layer: nn.Module, changes: Changes) -> None:

@@ -205,6 +205,29 @@ def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes
     return replaced
 
 
+def take_conv1ds(model: nn.Module, changes: Changes) -> int:
+    """Replace transformers' Conv1D, a linear layer with its weights as (I, O), by linear layers; returns how many.
+
+    They share the weights, which the next operation brings into its own order.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    def restored_conv1d(linear: Any) -> nn.Module:
+        made = Conv1D(linear.out_features, 1)
+        made.nx = linear.in_features
+        made.weight, made.bias = nn.Parameter(linear.weight.data.t(), requires_grad=False), linear.bias
+        return made
+
+    replaced = 0
+    for module in model.modules():
+        children: list[tuple[str, Any]] = [*module.named_children()]
+        for name, child in children:
+            if type(child) is Conv1D:
+                changes.replace(module, name, linear_of(child.weight.data.t(), child.bias.data), restored_conv1d)
+                replaced += 1
+    return replaced
+
+
 class PatchProduct(nn.Module):
     """A convolution that sees each patch once, as a matrix product.
 

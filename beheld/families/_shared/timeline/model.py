@@ -18,6 +18,7 @@ from beheld.attention.context import current
 from beheld.attention.cross import CrossView
 from beheld.attention.op import states_at
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.families._shared.encoder_decoder import alike
 
 
 class HearingDecoder:
@@ -26,8 +27,8 @@ class HearingDecoder:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def rows(self, item: EncodeItem) -> Tensor:
-        """Return what is added to the embedding at each position (E, H)."""
+    def rows(self, items: Sequence[EncodeItem]) -> Sequence[Tensor]:
+        """Return what is added to the embedding at each position (E, H), of audios whose features have one shape."""
         raise NotImplementedError
 
     def layers(self, embeds_1TH: Tensor, positions: Tensor) -> Tensor:
@@ -35,9 +36,13 @@ class HearingDecoder:
         raise NotImplementedError
 
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
-        """Return the states of each audio (E, 1, 2, 1, H / 2)."""
+        """Return the states of each audio (E, 1, 2, 1, H / 2); audios of one length are read together."""
         dtype = self._model.get_input_embeddings().weight.dtype
-        return [self.rows(item)[: item.num_embeds].to(dtype).unflatten(-1, (1, 2, 1, -1)) for item in items]
+        found: dict[int, Tensor] = {}
+        for numbers in alike(items):
+            for number, rows_EH in zip(numbers, self.rows([items[each] for each in numbers]), strict=True):
+                found[number] = rows_EH[: items[number].num_embeds].to(dtype).unflatten(-1, (1, 2, 1, -1))
+        return [found[number] for number in range(len(items))]
 
     def cross_views(self, spans: Sequence[SpanView], num_prompt: int) -> tuple[CrossView, ...]:
         """Return the view in which every position reads the audio."""
