@@ -175,8 +175,6 @@ def test_what_a_file_cannot_say_is_refused_by_name(tmp_path: Path, capsys: pytes
     windows = made(Case("llama", "Mistral", {"head_dim": 16, "sliding_window": 12}, {}, {}))
     said = refusal(capsys, saved(windows, tmp_path / "mistral"), tmp_path / "a.gguf")
     assert "sliding_window is 12, and would be read as None" in said
-    short = '{"sliding_window": null, "max_position_embeddings": 12}'
-    assert quantized(tmp_path / "mistral", tmp_path / "short.gguf", "--hf-overrides", short) == 0
     scaled = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 256}
     dynamic = made(Case("qwen2", "Qwen2", {"rope_parameters": scaled}, {}, {}))
     assert "rope_parameters is" in refusal(capsys, saved(dynamic, tmp_path / "dynamic"), tmp_path / "a.gguf")
