@@ -155,7 +155,7 @@ class ReferenceOptions:
 
 @dataclass(frozen=True)
 class GGUFLayout:
-    """How GGUF files of a family's text models are read; see checkpoint/gguf.
+    """How GGUF files of a family's text models are read and written; see checkpoint/gguf.
 
     Attributes:
         architecture: the files' `general.architecture`.
@@ -171,6 +171,9 @@ class GGUFLayout:
         adapt: "module:function", the module relative to the family's folder; changes the content of config.json, given
             that and the file's entries without the architecture before them. None if nothing else is to be changed.
         norms_plus_one: whether the files have 1 added to the weights of norms.
+        written_from: further model types whose text models are written as this one, if nothing else differs.
+        adapted_from: "module:function", the other way than `adapt`: given the content of config.json, returns the one
+            that `adapt` is given, and the file's entries that it reads. None if there is no `adapt`.
     """
 
     architecture: str
@@ -183,6 +186,8 @@ class GGUFLayout:
     entries: Mapping[str, str] = field(default_factory=dict)
     adapt: str | None = None
     norms_plus_one: bool = False
+    written_from: tuple[str, ...] = ()
+    adapted_from: str | None = None
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,20 @@ from beheld.models.surgery.parts import text_model
 from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import StoredEntries, weight_files
 from beheld.quant.written import WrittenForm, int4_form, int8_form
+from beheld.quant.written_awq import AWQForm, awq_form
 
+# What becomes of an entry before it is rounded.
+Change = Callable[[Tensor], Tensor]
+Form = WrittenForm | AWQForm
 # Method -> the form for layers with these numbers of inputs.
-FORMS: dict[str, Callable[[list[int]], WrittenForm]] = {"int8": int8_form, "int4": int4_form, "gptq": int4_form}
-# Those that need second moments of layers' inputs.
-CALIBRATED = ("gptq",)
+FORMS: dict[str, Callable[[list[int]], Form]] = {
+    "int8": int8_form,
+    "int4": int4_form,
+    "gptq": int4_form,
+    "awq": awq_form,
+}
+# Those that need second moments of layers' inputs, and those that scale inputs by how large they are.
+CALIBRATED, SCALED = ("gptq",), ("awq",)
 # Smaller layers decide more than they compute: routers, gates of shared experts.
 _FEWEST_OUTPUTS = 16
 _TEMPLATES = "additional_chat_templates"
@@ -44,11 +53,15 @@ class RoundingPlan:
         form: of rounded weights.
         rounded: entry -> the linear layer of the model that it is the weight of; None if it is one expert's.
         ignored: names of linear layers that stay as they are, in the files and in the model.
+        sources: a parameter of the model -> the entry that it is, if it is one alone.
+        dtypes: of entries that are norms' or biases'.
     """
 
-    form: WrittenForm
+    form: Form
     rounded: Mapping[str, str | None]
     ignored: tuple[str, ...]
+    sources: Mapping[str, str]
+    dtypes: Mapping[str, torch.dtype]
 
 
 def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
@@ -95,14 +108,23 @@ def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
         kept |= {name.removesuffix(".weight"), linears[name] or name.removesuffix(".weight")}
     if not rounded:
         raise ModelError(f"None of the linear layers of {info.name!r} can be rounded by {method}.")
-    return RoundingPlan(form, rounded, tuple(sorted(kept)))
+    alone = {name: own[0] for name, own in names_by_target.items() if len(own) == 1 and joined[name] is None}
+    dtypes = {name: entries.slices[name][...].dtype for name in alone.values() if len(entries.shape(name)) == 1}
+    return RoundingPlan(form, rounded, tuple(sorted(kept)), alone, dtypes)
 
 
-def write(info: ModelInfo, chosen: RoundingPlan, out: Path, moments: Callable[[str], Tensor | None]) -> tuple[int, int]:
+def write(
+    info: ModelInfo,
+    chosen: RoundingPlan,
+    out: Path,
+    moments: Callable[[str], Tensor | None],
+    changes: Mapping[str, Change] | None = None,
+) -> tuple[int, int]:
     """Write the checkpoint to a new folder; returns the bytes of the weights before and after.
 
     Args:
         moments: returns the second moments of the inputs of a layer, by its name in the model; None if there are none.
+        changes: entry -> what becomes of it before it is rounded, or written as it is.
 
     Raises:
         UserError: the folder is there already.
@@ -112,7 +134,7 @@ def write(info: ModelInfo, chosen: RoundingPlan, out: Path, moments: Callable[[s
     out.mkdir(parents=True)
     try:
         _copy_others(Path(info.path), out)
-        return _write_weights(Path(info.path), chosen, out, moments)
+        return _write_weights(Path(info.path), chosen, out, moments, changes or {})
     except BaseException:
         # A part of a checkpoint is of no use, and would stand in the way of the next try.
         shutil.rmtree(out, ignore_errors=True)
@@ -132,7 +154,11 @@ def _copy_others(source: Path, out: Path) -> None:
 
 
 def _write_weights(
-    source: Path, chosen: RoundingPlan, out: Path, moments: Callable[[str], Tensor | None]
+    source: Path,
+    chosen: RoundingPlan,
+    out: Path,
+    moments: Callable[[str], Tensor | None],
+    changes: Mapping[str, Change],
 ) -> tuple[int, int]:
     """Write the weights and config.json; see `write`."""
     from safetensors import safe_open
@@ -146,6 +172,7 @@ def _write_weights(
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
                 tensor = opened.get_tensor(name)
                 before += tensor.nbytes
+                tensor = changes[name](tensor) if name in changes else tensor
                 if name not in chosen.rounded:
                     made[name] = tensor
                     continue

@@ -29,8 +29,8 @@ from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 METHOD = "awq"
 BITS = 4
 _REMEDY = "Use one in AWQ's GEMM layout with 4 bits, or the unquantized checkpoint."
-_PER_WORD = 32 // BITS
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+PER_WORD = 32 // BITS
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod:
@@ -73,7 +73,7 @@ def open_weights(path: Path, group_sizes: Sequence[int], device: str) -> dict[st
         parts = {part: entries.slices[name] for part, name in names.items()}
         inputs, words = entries.shape(names["qweight"])
         form = form_of(BITS, inputs, entries.shape(names["scales"])[0])
-        found[f"{module}.weight"] = LazyGrouped(parts, _weight, device, _numbers, words * _PER_WORD, form)
+        found[f"{module}.weight"] = LazyGrouped(parts, _weight, device, _numbers, words * PER_WORD, form)
     entries.refuse_left(found, (".qzeros", ".scales"), ".qweight")
     return found
 
@@ -89,13 +89,13 @@ def _check(entries: StoredEntries, names: Mapping[str, str], group_sizes: Sequen
     if not fitting:
         said = " or ".join(map(str, sizes))
         raise entries.refusal(names["qweight"], f"has {inputs} inputs, which are no multiple of the group size {said}")
-    entries.require(names["scales"], SCALE_TYPES, *([inputs // size, words * _PER_WORD] for size in fitting))
+    entries.require(names["scales"], SCALE_TYPES, *([inputs // size, words * PER_WORD] for size in fitting))
     entries.require(names["qzeros"], ["I32"], [entries.shape(names["scales"])[0], words])
 
 
 def _unpacked(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers (K, N) and zero points (G, N)."""
-    numbers_KN, zeros_GN = (reordered(unpacked(words, BITS, 1), _ORDER) for words in (qweight, qzeros))
+    numbers_KN, zeros_GN = (reordered(unpacked(words, BITS, 1), ORDER) for words in (qweight, qzeros))
     return numbers_KN, zeros_GN
 
 

@@ -260,7 +260,7 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
         if known is None:
             continue
         known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
-        heads = _heads(name, layout, said)
+        heads = heads_of(name, layout, said)
         if "{}" in known:
             for number, own in enumerate(_slices(stored)):
                 found[known.format(number)] = _tensor(data, own, heads, dtype)
@@ -310,7 +310,11 @@ def _vision_weights(file: Path, dtype: torch.dtype) -> dict[str, Any]:
     return found
 
 
-def _heads(name: str, layout: GGUFLayout, said: Mapping[str, Any]) -> int | None:
-    """Return the number of heads whose rows are in llama.cpp's order."""
+def heads_of(name: str, layout: GGUFLayout, said: Mapping[str, Any]) -> int | None:
+    """Return the number of heads whose rows are in llama.cpp's order, by the file's name; None for no such order.
+
+    Args:
+        said: the text model's config.json.
+    """
     part = name.split(".")[-2]
     return int(said[layout.permuted[part]]) if part in layout.permuted else None

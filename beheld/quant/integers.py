@@ -36,6 +36,13 @@ def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
     return found.movedim(-1, dim)
 
 
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """Return int32 words of numbers along the last dimension, lowest bits first; `bits` divides 32."""
+    by_word = numbers.to(torch.int64).unflatten(-1, (-1, 32 // bits))
+    words = (by_word << (bits * torch.arange(32 // bits))).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
 def reordered(numbers: Tensor, places: Sequence[int]) -> Tensor:
     """Return numbers along the last dimension in another order within each run of `len(places)`.
 

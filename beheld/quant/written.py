@@ -21,6 +21,7 @@ from torch import Tensor
 
 from beheld.quant.compressed_schemes import METHOD
 from beheld.quant.grouped import check_greatest
+from beheld.quant.integers import packed
 
 # Shares of the scale at which the largest weight is the largest number.
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
@@ -111,7 +112,9 @@ class WrittenForm:
         if self.group is None:
             return {"weight": whole_NK, "weight_scale": scale_NG}
         shape = torch.tensor(weight_NK.shape, dtype=torch.int64)
-        return {"weight_packed": self._packed(whole_NK), "weight_scale": scale_NG, "weight_shape": shape}
+        # Each number with half of its range added.
+        words = packed(whole_NK.to(torch.int64) + (1 << (self.bits - 1)), self.bits)
+        return {"weight_packed": words, "weight_scale": scale_NG, "weight_shape": shape}
 
     def _scales(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the scales (..., 1) of weights (..., inputs of one scale), as `dtype` holds them, in float32."""
@@ -169,22 +172,20 @@ class WrittenForm:
         assert scale_NG is not None
         return whole_NK, scale_NG.to(dtype)
 
-    def _packed(self, whole_NK: Tensor) -> Tensor:
-        """Return int32 words, the lowest bits first, each number with half of its range added."""
-        per_word = _WORD // self.bits
-        numbers = (whole_NK.to(torch.int64) + (1 << (self.bits - 1))).unflatten(1, (-1, per_word))
-        words = (numbers << (self.bits * torch.arange(per_word))).sum(-1)
-        return torch.where(words >= 1 << (_WORD - 1), words - (1 << _WORD), words).to(torch.int32)
-
 
 # Sizes of groups, the best first.
 GROUPS = (128, 64, 32)
 
 
-def int4_form(inputs: Sequence[int]) -> WrittenForm:
-    """Return the form with the largest groups that divide the inputs of all layers, or of the most of them."""
+def largest_group(inputs: Sequence[int]) -> int:
+    """Return the size of the largest groups that divide the inputs of all layers, or of the most of them."""
     counts: Mapping[int, int] = {size: sum(each % size == 0 for each in inputs) for size in GROUPS}
-    return WrittenForm(4, max(GROUPS, key=lambda size: (counts[size], size)))
+    return max(GROUPS, key=lambda size: (counts[size], size))
+
+
+def int4_form(inputs: Sequence[int]) -> WrittenForm:
+    """Return the form with such groups; see `largest_group`."""
+    return WrittenForm(4, largest_group(inputs))
 
 
 def int8_form(inputs: Sequence[int]) -> WrittenForm:

@@ -5,6 +5,7 @@ Shapes: T tokens, K inputs of a layer.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import UserError
-from beheld.models.write_quantized import CALIBRATED, plan, write
+from beheld.inputs.prompt.tokenizer import load_tokenizer
+from beheld.models import activation_scales, write_gguf
+from beheld.models.write_quantized import CALIBRATED, SCALED, plan, write
 from beheld.tools.verify.reference import Reference
 from beheld.tools.verify.trace import Question
 
@@ -31,7 +34,7 @@ class Written:
     """What was written.
 
     Attributes:
-        folder: the checkpoint.
+        folder: the checkpoint; a file if it is one.
         layers: the number of weights that were rounded.
         bytes_before, bytes_after: of all weights.
     """
@@ -62,15 +65,50 @@ def quantize(args: EngineArgs, out: Path, method: str, questions: Sequence[Quest
     info = read_info(path, args, hf_config)
     fetch_weights(args, path)
     chosen = plan(info, hf_config, method)
-    if method not in CALIBRATED:
+    if out.exists():
+        # Before the questions are asked, which takes a while.
+        raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
+    if method in (*CALIBRATED, *SCALED) and not questions:
+        raise UserError(f"{method!r} rounds by what the layers are given.", "Name a few files, or a --question.")
+    if method in SCALED:
+        reference = Reference(args)
+        found = activation_scales.changes(reference.model, chosen, _asking(reference, questions))
+        before, after = write(info, chosen, out, lambda layer: None, found)
+    elif method not in CALIBRATED:
         before, after = write(info, chosen, out, lambda layer: None)
     else:
-        if not questions:
-            raise UserError(f"{method!r} rounds by what the layers are given.", "Name a few files, or a --question.")
         layers = [name for name in chosen.rounded.values() if name is not None]
         moments = _Moments(Reference(args), layers, questions)
         before, after = write(info, chosen, out, moments.of)
     return Written(str(out), len(chosen.rounded), before, after)
+
+
+def write_file(args: EngineArgs, out: Path, kind: str) -> Written:
+    """Write the checkpoint of `args` as the GGUF file `out`.
+
+    Args:
+        kind: the type of matrices, of models.write_gguf.TYPES.
+
+    Raises:
+        BeheldError: the checkpoint cannot be written so, or the file exists.
+    """
+    path = resolve(args)
+    hf_config = read_config(path, args)
+    info = read_info(path, args, hf_config)
+    fetch_weights(args, path)
+    made = write_gguf.write(info, hf_config, lambda: load_tokenizer(info, args), kind, out)
+    return Written(str(out), made.rounded, made.bytes_before, made.bytes_after)
+
+
+def _asking(reference: Reference, questions: Sequence[Question]) -> activation_scales.Asking:
+    """Return how the model is asked the questions; the first one is asked again and again."""
+
+    def ask_all() -> None:
+        for question in questions:
+            reference.trace(question)
+
+    first = dataclasses.replace(questions[0], max_tokens=1)
+    return activation_scales.Asking(lambda: reference.trace(first).logits[0], ask_all, len(questions))
 
 
 class _Moments:

@@ -18,12 +18,27 @@ METHOD = "gguf"
 """The `quant_method` of such a checkpoint."""
 _UNQUANTIZED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _ELSEWHERE = "Use the model's checkpoint in transformers' layout instead."
-_WINDOW = "attention.sliding_window"
+WINDOW = "attention.sliding_window"
+EPSILON = "attention.layer_norm_rms_epsilon"
+# Entries of config.json -> the files', without the architecture before them; whole numbers.
+NUMBERS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+}
+# The kinds of scaled positions that files name.
+SCALINGS = ("linear", "yarn")
+# Llama 3.1's scale of positions, which files state by its divisors: two factors of frequency, and a length.
+LLAMA3_SCALE = (1.0, 4.0, 8192)
 # Entries that change what is computed, and the values with which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "attention.scale": (0.0,),
-    _WINDOW: (0,),
+    WINDOW: (0,),
     "attention.causal": (True,),
     "logit_scale": (0.0, 1.0),
     "embedding_scale": (0.0, 1.0),
@@ -32,6 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # Texts that end an answer wherever they are control tokens, whatever else the file names.
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "</s>")
+END_ENTRIES = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONTROL = 3
 
 
@@ -69,9 +85,12 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
             f"{file.name} has {len(unknown)} weights that no {architecture} model has, for example {unknown[0]!r}.",
             _ELSEWHERE,
         )
-    heads = number("attention.head_count")
-    hidden = number("embedding_length")
-    head_dim = number("attention.key_length", max(1, hidden // heads))
+    hidden, heads = (number(NUMBERS[name]) for name in ("hidden_size", "num_attention_heads"))
+    defaults = {"num_key_value_heads": heads, "head_dim": max(1, hidden // heads)}
+    if "expert_count" in layout.entries.values():
+        defaults["intermediate_size"] = 1
+    numbers = {name: number(entry, defaults.get(name)) for name, entry in NUMBERS.items()}
+    head_dim = numbers["head_dim"]
     _check_head_dim(said, architecture, head_dim, file)
     kinds = {stored.kind for name, stored in header.tensors.items() if len(stored.shape) > 1}
     plain = kinds.pop() if len(kinds) == 1 else ""
@@ -79,14 +98,8 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
         "architectures": [layout.model_class],
         "model_type": family.model_types[0],
         "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": number("feed_forward_length", 1 if "expert_count" in layout.entries.values() else None),
-        "num_hidden_layers": number("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": number("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": number("context_length"),
-        "rms_norm_eps": said.get(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5),
+        **numbers,
+        "rms_norm_eps": said.get(f"{architecture}.{EPSILON}", 1e-5),
         "rope_parameters": _rope(header, architecture, head_dim, file),
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
@@ -101,7 +114,7 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
     prefix = f"{architecture}."
     own = {name.removeprefix(prefix): value for name, value in said.items() if name.startswith(prefix)}
     # Files of Phi-4 say by 0 that no layer has a window, which transformers says by leaving it out.
-    stated = {entry: value for entry, value in own.items() if entry != _WINDOW or value != 0}
+    stated = {entry: value for entry, value in own.items() if entry != WINDOW or value != 0}
     config |= {**layout.added, **{name: stated[entry] for name, entry in layout.entries.items() if entry in stated}}
     if layout.adapt is None:
         return config
@@ -116,8 +129,7 @@ def config_of(header: Header, file: Path) -> dict[str, Any]:
 def generation_config_of(header: Header) -> dict[str, Any]:
     """Return the content of generation_config.json: the tokens that end an answer."""
     said = header.metadata
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ends = {said[f"tokenizer.ggml.{name}"] for name in names if f"tokenizer.ggml.{name}" in said}
+    ends = {said[f"tokenizer.ggml.{name}"] for name in END_ENTRIES if f"tokenizer.ggml.{name}" in said}
     tokens, kinds = said.get("tokenizer.ggml.tokens") or [], said.get("tokenizer.ggml.token_type") or []
     ends |= {
         index
@@ -207,7 +219,7 @@ def _rope(header: Header, architecture: str, head_dim: int, file: Path) -> dict[
     original = said.get("scaling.original_context_length")
     known = {"scaling.type", "scaling.factor", "scaling.original_context_length", "scaling.finetuned"}
     unknown = {name for name in said if name.startswith("scaling.")} - known
-    if factors is not None or kind not in ("linear", "yarn") or unknown or (kind == "yarn" and not original):
+    if factors is not None or kind not in SCALINGS or unknown or (kind == "yarn" and not original):
         raise ModelError(
             f"{file.name}: positions are scaled in a way that is not read from GGUF files "
             f"({', '.join([repr(kind), *sorted(unknown)])}).",
@@ -217,21 +229,28 @@ def _rope(header: Header, architecture: str, head_dim: int, file: Path) -> dict[
     return found if original is None else found | {"original_max_position_embeddings": int(original)}
 
 
+def llama3_divisors(factor: float, theta: float, head_dim: int) -> list[float]:
+    """Return what Llama 3.1's scale with this greatest factor divides the frequencies by."""
+    low, high, original = LLAMA3_SCALE
+    found = []
+    for index in range(head_dim // 2):
+        length = 2 * math.pi * theta ** (2 * index / head_dim)
+        smooth = min(1.0, max(0.0, (original / length - low) / (high - low)))
+        found.append(1 / ((1 - smooth) / factor + smooth))
+    return found
+
+
 def _llama3(factors: list[float], theta: float, head_dim: int, file: Path) -> dict[str, Any]:
     """Return the parameters that Llama 3.1's scale has if it gives these divisors of frequencies.
 
     Raises:
         ModelError: it does not.
     """
-    low, high, original = 1.0, 4.0, 8192
     greatest = max(factors)
-    wanted = []
-    for index in range(head_dim // 2):
-        length = 2 * math.pi * theta ** (2 * index / head_dim)
-        smooth = min(1.0, max(0.0, (original / length - low) / (high - low)))
-        wanted.append(1 / ((1 - smooth) / greatest + smooth))
+    wanted = llama3_divisors(greatest, theta, head_dim)
     if len(wanted) != len(factors) or any(abs(a / b - 1) > 1e-3 for a, b in zip(factors, wanted, strict=True)):
         raise ModelError(f"{file.name}: its 'rope_freqs.weight' is not the scale of Llama 3.1 and 3.2.", _ELSEWHERE)
+    low, high, original = LLAMA3_SCALE
     return {
         "rope_type": "llama3",
         "factor": greatest,

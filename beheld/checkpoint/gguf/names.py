@@ -1,4 +1,4 @@
-"""The weights of a GGUF file under transformers' names."""
+"""The weights of a GGUF file under transformers' names, and the other way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from beheld.checkpoint.gguf.header import Header, StoredTensor
 from beheld.core.errors import ModelError
@@ -13,6 +14,7 @@ from beheld.core.errors import ModelError
 ROPE_FACTORS = "rope_freqs.weight"
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
+_THEIR_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _PARTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -40,6 +42,27 @@ def renamed(name: str, parts: Mapping[str, str]) -> str | None:
         return None if part is None else f"model.layers.{layer[1]}.{part}.{layer[3]}"
     stem, _, suffix = name.rpartition(".")
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES and suffix in ("weight", "bias") else None
+
+
+class StoredName(NamedTuple):
+    """A file's name of a tensor, and the expert whose part of it is meant; None for the whole."""
+
+    name: str
+    expert: int | None = None
+
+
+def stored_name(theirs: str, parts: Mapping[str, str]) -> StoredName | None:
+    """Return the file's name of a weight by transformers' name, the other way than `renamed`; None if there is none."""
+    layer = _THEIR_LAYER.fullmatch(theirs)
+    if layer is None:
+        stem, _, suffix = theirs.rpartition(".")
+        found = next((own for own, other in _NAMES.items() if other == stem), None)
+        return None if found is None or suffix not in ("weight", "bias") else StoredName(f"{found}.{suffix}")
+    for own, other in (_PARTS | dict(parts)).items():
+        place = re.fullmatch(re.escape(other).replace(r"\{\}", r"(\d+)"), layer[2])
+        if place is not None:
+            return StoredName(f"blk.{layer[1]}.{own}.{layer[3]}", int(place[1]) if place.groups() else None)
+    return None
 
 
 def unknown_names(header: Header, parts: Mapping[str, str]) -> list[str]:

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 from beheld.checkpoint.gguf.header import Header
 from beheld.core.errors import ModelError
 
-_PREFIX = "tokenizer.ggml."
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+PREFIX = "tokenizer.ggml."
+BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _REMEDY = "Name another tokenizer (tokenizer='FOLDER'), or convert the model again with a current llama.cpp."
 # The longest piece of sentencepiece whose merges are looked for.
 _LONGEST_PIECE = 512
 _MOST_LETTERS = 1 << 26
 
 
-class _WordRule(NamedTuple):
+class WordRule(NamedTuple):
     """How byte-level BPE cuts a text into words.
 
     Attributes:
@@ -42,21 +43,21 @@ class _WordRule(NamedTuple):
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = _WordRule(_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST, whole=True, begins=True)
-_QWEN2 = _WordRule(_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST, composed=True)
+_LLAMA3 = WordRule(_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST, whole=True, begins=True)
+_QWEN2 = WordRule(_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST, composed=True)
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_TEKKEN = _WordRule(
+_TEKKEN = WordRule(
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     whole=True,
     begins=True,
 )
 # The file's name of a rule -> the rule.
-_WORDS: dict[str, _WordRule] = {
+WORDS: dict[str, WordRule] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _WordRule(digits=True)),
-    **dict.fromkeys(("gpt-2", "gpt2"), _WordRule()),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), WordRule(digits=True)),
+    **dict.fromkeys(("gpt-2", "gpt2"), WordRule()),
     "tekken": _TEKKEN,
 }
 
@@ -79,7 +80,7 @@ def tokenizer_files(header: Header, file: Path, added: Sequence[str] = ()) -> di
         raise
     except Exception as error:
         raise vocabulary.refused(f"its tokenizer cannot be built: {error}") from error
-    named = {role: vocabulary.token(name) for role, name in _ROLES.items()}
+    named = {role: vocabulary.token(name) for role, name in ROLES.items()}
     _frame(backend, vocabulary, begins, named, added)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -103,7 +104,7 @@ def templates(header: Header, file: Path) -> dict[str, str]:
     return found
 
 
-_ROLES = {
+ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
@@ -128,7 +129,7 @@ class _Vocabulary:
         rows = header.tensors["token_embd.weight"].shape[0]
         if len(self.tokens) > rows:
             raise self.refused(f"its tokenizer has {len(self.tokens)} tokens, and the model {rows}")
-        self.kinds: list[int] = self.get("token_type") or [_NORMAL] * len(self.tokens)
+        self.kinds: list[int] = self.get("token_type") or [NORMAL] * len(self.tokens)
         if not isinstance(self.kinds, list) or len(self.kinds) != len(self.tokens):
             raise self.refused("its tokens do not all have a type")
         self.ids = {token: index for index, token in enumerate(self.tokens)}
@@ -137,7 +138,7 @@ class _Vocabulary:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an entry of the tokenizer."""
-        return self._said.get(_PREFIX + name, default)
+        return self._said.get(PREFIX + name, default)
 
     def refused(self, why: str) -> ModelError:
         """Return the error about this file's tokenizer."""
@@ -149,23 +150,23 @@ class _Vocabulary:
         if index is None:
             return None
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self.tokens):
-            raise self.refused(f"{_PREFIX}{name} is {index!r}, and it has {len(self.tokens)} tokens")
+            raise self.refused(f"{PREFIX}{name} is {index!r}, and it has {len(self.tokens)} tokens")
         return self.tokens[index]
 
     def flag(self, name: str, default: bool) -> bool:
         """Return an entry that is true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.refused(f"{_PREFIX}{name} is {value!r}, and must be true or false")
+            raise self.refused(f"{PREFIX}{name} is {value!r}, and must be true or false")
         return value
 
-    def words(self) -> _WordRule:
+    def words(self) -> WordRule:
         """Return how byte-level BPE cuts a text into words."""
         name = self.get("pre")
-        if name not in _WORDS:
+        if name not in WORDS:
             said = "does not say how text is cut into words" if name is None else f"cuts text into words as {name!r}"
-            raise self.refused(f"its tokenizer {said} (tokenizer.ggml.pre); known are {', '.join(sorted(_WORDS))}")
-        return _WORDS[name]
+            raise self.refused(f"its tokenizer {said} (tokenizer.ggml.pre); known are {', '.join(sorted(WORDS))}")
+        return WORDS[name]
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the merges that the file lists."""
@@ -182,7 +183,7 @@ class _Vocabulary:
             raise self.refused("its tokens do not all have a score")
         if not all(isinstance(score, float) and not math.isnan(score) for score in scores):
             raise self.refused("its scores are not numbers")
-        joins = (_NORMAL, _USER_DEFINED)
+        joins = (NORMAL, USER_DEFINED)
         scored = {
             token: score for token, score, kind in zip(self.tokens, scores, self.kinds, strict=True) if kind in joins
         }
@@ -197,36 +198,41 @@ class _Vocabulary:
     def _texts(self, name: str) -> list[str]:
         value = self.get(name)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise self.refused(f"{_PREFIX}{name} is no list of texts")
+            raise self.refused(f"{PREFIX}{name} is no list of texts")
         if sum(map(len, value)) > _MOST_LETTERS:
-            raise self.refused(f"{_PREFIX}{name} is too long")
+            raise self.refused(f"{PREFIX}{name} is too long")
         return value
 
 
 def _backend(vocabulary: _Vocabulary) -> tuple[Any, bool]:
     """Return the tokenizer without added tokens' frame, and whether the beginning's token is added by default."""
     kind = vocabulary.get("model")
-    if kind == "gpt2":
+    if kind == BYTE_LEVEL:
         words = vocabulary.words()
         return _byte_level(vocabulary, words), words.begins
-    if kind == "llama":
+    if kind == SENTENCEPIECE:
         return _sentencepiece(vocabulary), True
-    raise vocabulary.refused(f"its tokenizer is of the kind {kind!r}; known are 'gpt2' and 'llama'")
+    raise vocabulary.refused(f"its tokenizer is of the kind {kind!r}; known are {BYTE_LEVEL!r} and {SENTENCEPIECE!r}")
 
 
-def _byte_level(vocabulary: _Vocabulary, words: _WordRule) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+def _byte_level(vocabulary: _Vocabulary, words: WordRule) -> Any:
+    from tokenizers import Tokenizer, decoders, models
 
     made = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=vocabulary.merges(), ignore_merges=words.whole))
+    made.normalizer, made.pre_tokenizer = cutting(words)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def cutting(words: WordRule) -> tuple[Any, Any]:
+    """Return the normalizer, if any, and the part of a tokenizer that cuts a text into words."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if words.digits else []
     if words.pattern is not None:
         steps.append(pre_tokenizers.Split(Regex(words.pattern), behavior="isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.pattern is None))
-    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    if words.composed:
-        made.normalizer = normalizers.NFC()
-    made.decoder = decoders.ByteLevel()
-    return made
+    return normalizers.NFC() if words.composed else None, pre_tokenizers.Sequence(steps)
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> Any:
@@ -235,7 +241,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Any:
     unknown = vocabulary.token("unknown_token_id")
     if unknown is None:
         kinds = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-        unknown = next((token for token, kind in kinds if kind == _UNKNOWN), None)
+        unknown = next((token for token, kind in kinds if kind == UNKNOWN), None)
     merges = vocabulary.merges() if vocabulary.get("merges") else vocabulary.merges_of_scores()
     made = Tokenizer(
         models.BPE(vocab=vocabulary.ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -257,9 +263,9 @@ def _frame(
     from tokenizers import AddedToken, processors
 
     kinds = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-    backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _CONTROL])
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == CONTROL])
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in added])
-    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == _USER_DEFINED])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == USER_DEFINED])
     first = named["bos_token"] if vocabulary.flag("add_bos_token", begins) else None
     last = named["eos_token"] if vocabulary.flag("add_eos_token", False) else None
     if first is None and last is None:

@@ -19,6 +19,7 @@ FAMILY = Family(
         },
         entries={"sliding_window": "attention.sliding_window"},
         adapt="gguf:config",
+        adapted_from="gguf:entries",
         norms_plus_one=True,
     ),
 )

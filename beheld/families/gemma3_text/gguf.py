@@ -1,4 +1,4 @@
-"""What a GGUF file of Gemma 3 means and does not state."""
+"""What a GGUF file of Gemma 3 means and does not state, and what it states of a configuration."""
 
 from __future__ import annotations
 
@@ -44,3 +44,15 @@ def config(made: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
         "attention_bias": False,
     }
     return {name: value for name, value in made.items() if name != "hidden_act"} | own
+
+
+def entries(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what `config` makes this content of config.json from: what all text models have, and the file's entries.
+
+    Layers whose windows follow no period get the period that fits the first of them.
+    """
+    kinds, positions = list(content["layer_types"]), content["rope_parameters"]
+    period = kinds.index("full_attention") + 1 if "full_attention" in kinds else len(kinds) + 1
+    local = float(positions["sliding_attention"]["rope_theta"])
+    made = {**content, "hidden_act": content["hidden_activation"], "rope_parameters": positions["full_attention"]}
+    return made, {"attention.sliding_window_pattern": period, "rope.freq_base_swa": local}

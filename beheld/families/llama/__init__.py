@@ -18,6 +18,7 @@ FAMILY = Family(
         "LlamaForCausalLM",
         biases={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
         permuted={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
+        written_from=("mistral",),
     ),
     calls=("pythonic", "llama3_json"),
     reasoning=("think",),
