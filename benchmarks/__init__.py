@@ -1,1 +1,1 @@
-"""Benchmarks: each short, each able to run vLLM and transformers beside beheld."""
+"""Benchmarks: each short, each able to compare beheld with vLLM and transformers."""

@@ -1,13 +1,13 @@
-"""Speed of the kinds of cache on one GPU beside what the hardware allows: recurrent states, latents, Whisper's states.
+"""Speed of the kinds of cache on one GPU, and what the hardware allows: recurrent states, latents, Whisper's states.
 
     python -m benchmarks.caches [--only rule,attention,latent,kernel,whisper] [--at-once] [--small]
 
 Shapes are real, weights random, in bfloat16. One JSON line each:
 
-    rule      Qwen3.5-4B: one request's next token beside the bytes of its weights and states; prompt tokens per second
+    rule      Qwen3.5-4B: one request's next token, and the bytes of its weights and states; prompt tokens per second
     attention the same model with attention in every layer
-    latent    GLM-4.7-Flash, 16 of 47 layers: one request's next token beside the bytes that it reads
-    kernel    the kernel of latent attention alone, of GLM-4.7-Flash's heads, beside the bytes of the latents
+    latent    GLM-4.7-Flash, 16 of 47 layers: one request's next token, and the bytes that it reads
+    kernel    the kernel of latent attention alone, of GLM-4.7-Flash's heads, and the bytes of the latents
     whisper   Whisper-large-v3: seconds of audio per second, 32 windows of 30 s at once, 100 tokens to each
 
 A floor is bytes over the rate of a large copy on the same card. `--small` makes all of it tiny, to try the script.

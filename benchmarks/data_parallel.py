@@ -2,7 +2,7 @@
 
     python -m benchmarks.data_parallel --model Qwen/Qwen2.5-VL-3B-Instruct --engines 1,2
 
-Each size gets the same conversations, `--concurrency` for each engine at a time. Beside the time by the clock, it tells
+Each size gets the same conversations, `--concurrency` for each engine at a time. It gives the time by the clock and the
 processor time: on a CPU with busy cores, the engines' own seconds say how long the run would take with a core for each.
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
 

@@ -1,4 +1,4 @@
-"""Embeddings: texts per second, beside sentence-transformers, transformers as it calls it, and vLLM where installed.
+"""Embeddings: texts per second, against sentence-transformers, transformers as it calls it, and vLLM where installed.
 
     python -m benchmarks.embeddings FOLDER --texts 256
     python -m benchmarks.embeddings --shape minilm --shape qwen3-0.6b --device cuda --texts 4096 [--engine vLLM]

@@ -1,4 +1,4 @@
-"""Output tokens/s of every tested family and type of text on a CPU, beside transformers' batched generate.
+"""Output tokens/s of every tested family and type of text on a CPU, against transformers' batched generate.
 
     python -m benchmarks.families [--only llava,gemma3] [--requests 8] [--tokens 24] [--scale 8] [--rounds 2]
                                    [--clock wall]

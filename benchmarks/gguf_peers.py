@@ -1,4 +1,4 @@
-"""One GGUF text model on a CPU: beheld beside llama.cpp and OpenVINO GenAI, each run in a process of its own.
+"""One GGUF text model on a CPU: beheld against llama.cpp and OpenVINO GenAI, each run in a process of its own.
 
     python -m benchmarks.gguf_peers FILE.gguf --peers PYTHON --threads 1 --rounds 3     all in turn; prints each run
     python -m benchmarks.gguf_peers FILE.gguf --engine llama.cpp                        one run; prints one JSON line

@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
     parser.add_argument("--no-detokenize", action="store_true", help="give token ids without text")
-    parser.add_argument("--transformers", action="store_true", help="run transformers' generate beside it")
+    parser.add_argument("--transformers", action="store_true", help="run transformers' generate in turn")
     parser.add_argument("--causes", default="", help="workloads of benchmarks.causes to profile afterwards")
     parser.add_argument("--causes-tokens", type=int, default=48)
     parser.add_argument("--wait", action="store_true", help="measure when a line comes in")

@@ -1,4 +1,4 @@
-"""What drawing tokens at random takes on a GPU: our one launch beside the same by a library's sorting.
+"""Sampling tokens at random on a GPU: the time of our single launch, and of a library's sort.
 
     python -m benchmarks.sampling [--vocabulary 151936]
 

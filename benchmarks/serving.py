@@ -1,7 +1,7 @@
 """Serving: what the server costs over its engine, answers of many streams, overload, start-up; one JSON line each.
 
-    python -m benchmarks.serving overhead --clients 32 --requests 256      throughput and first token beside AsyncLLM
-    python -m benchmarks.serving first --requests 100                      one client's first token, beside AsyncLLM
+    python -m benchmarks.serving overhead --clients 32 --requests 256      throughput and first token against AsyncLLM
+    python -m benchmarks.serving first --requests 100                      one client's first token, against AsyncLLM
     python -m benchmarks.serving own --clients 256 --minutes 10            every stream gets the answer of its own scene
     python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
@@ -357,7 +357,7 @@ def _slope(points: list[tuple[int, float]]) -> float:
 
 def overload(given: argparse.Namespace) -> dict[str, Any]:
     """The peak of a closed loop, then an open loop of so many times that rate: what is still answered, and how fast
-    the others are told to come back."""
+    the others are refused."""
     with served(given, "--max-concurrent-requests", str(given.limit)) as (url, _):
         asyncio.run(load.closed_loop(url, KEY, requests(given, given.clients, 1), given.clients))
         peak = load.report(

@@ -8,7 +8,7 @@ Each attack has a server of its own, unless they come together. While it goes on
 and for an ordinary chat, again and again, and tells the longest waits. Bounds: `/health` 100 ms, a chat 2 s and never
 refused, memory four times the bodies in work and 256 MiB more than before. Everything stays on the loopback interface.
 
-The same process first asks while nobody attacks, and its line stands as `idle` beside the attack's: a wait that an idle
+The same process first asks while nobody attacks, and its line is `idle` within the attack's: a wait that an idle
 server has too is the machine's, and `quiet` is false where the idle server exceeds a bound. Both lines tell how long
 the server's main thread, which runs the event loop, computed and how long it was ready but had no core. Time without a
 core goes to other processes or to the server's other threads; a wait without either is a lock or a long callback.

@@ -1,4 +1,4 @@
-"""The server beside vLLM's on one CPU: one checkpoint, one client that asks both the same, in turn; one JSON line.
+"""The server against vLLM's on one CPU: one checkpoint, one client that asks both the same, in turn; one JSON line.
 
     python -m benchmarks.serving_peer --peer PYTHON --size small --rounds 2
     python -m benchmarks.serving_peer --peer PYTHON --size tiny --rounds 2
@@ -57,7 +57,7 @@ class Side:
 
     Attributes:
         command: what starts it, but for the limits and the address.
-        environment: variables beside this process's own.
+        environment: variables in addition to this process's own.
         removed: variables of this process that it does not get.
     """
 
@@ -126,7 +126,7 @@ def running(side: Side, max_num_seqs: int, log: Path) -> Iterator[tuple[str, int
     """A server that has answered once: (its address, its process, seconds from its start to the end of that answer).
 
     Raises:
-        SystemExit: it ended before, or gave no answer in `MAX_START_S`; the end of its log is told.
+        SystemExit: it ended before, or gave no answer in `MAX_START_S`; with the end of its log.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -135,9 +135,9 @@ def running(side: Side, max_num_seqs: int, log: Path) -> Iterator[tuple[str, int
     limits = [word for pair in LIMITS.items() for word in pair]
     command = [*side.command, *limits, "--max-num-seqs", str(max_num_seqs), "--host", "127.0.0.1", "--port", str(port)]
     url = f"http://127.0.0.1:{port}/v1"
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         begin = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=told, stderr=told, start_new_session=True)
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:
             while not asyncio.run(load.closed_loop(url, KEY, [load.body(TALK, 4, ignore_eos=True)], 1))[0].total_s:
                 if process.poll() is not None or time.perf_counter() - begin > MAX_START_S:
@@ -223,7 +223,7 @@ def measure(given: argparse.Namespace, side: Side, found: Found, number: int, lo
         found.memory_mib["served"].append(resident_mib(pid))
 
 
-def told(found: Found) -> dict[str, Any]:
+def figures(found: Found) -> dict[str, Any]:
     """The figures of one side."""
     first = sorted(1e3 * value for value in found.first_s) or [0.0]
     return {
@@ -248,14 +248,14 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     for number in range(given.rounds):
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             measure(given, sides[name], found[name], number, given.folder / f"serving_{name}.log")
-            print(f"round {number + 1}, {name}: {json.dumps(told(found[name]))}", file=sys.stderr, flush=True)
+            print(f"round {number + 1}, {name}: {json.dumps(figures(found[name]))}", file=sys.stderr, flush=True)
     line: dict[str, Any] = {
         "model": model.name,
         "cores": len(os.sched_getaffinity(0)),
         "rounds": given.rounds,
         "tokens": given.tokens,
         "max_num_seqs": given.max_num_seqs,
-        **{name: told(one) for name, one in found.items()},
+        **{name: figures(one) for name, one in found.items()},
     }
     if given.peer:
         mine, other = line["beheld"], line["peer"]

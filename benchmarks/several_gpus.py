@@ -101,7 +101,7 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
         # Two engines at once do not fit while their weights are joined.
         "glm-tp2": [_bench("glm12-tp2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO)],
         "glm-ep2": [_bench("glm12-ep2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO, *_EXPERTS)],
-        # One GPU needs more than 80 GB, so that 256 sequences fit beside the weights.
+        # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
         "32B-one": [_bench("32B-tp1", "32B", dense, "", "0", 0, *all_of_it, limit_s=200)],
         "32B-two": [_bench("32B-tp2", "32B", dense, "", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of

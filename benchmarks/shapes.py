@@ -130,7 +130,7 @@ _QWEN35_TOWER = {
     "patch_size": 16,
 }
 _THREE_OF_FOUR = (["linear_attention"] * 3 + ["full_attention"]) * 8
-# GLM-4.7-Flash's layers, 16 of its 47: latent attention; 64 experts, of which a token takes 4, beside a shared one.
+# GLM-4.7-Flash's layers, 16 of its 47: latent attention; 64 experts, of which a token takes 4, and a shared one.
 _GLM_FLASH_16_OF_47 = {
     "first_k_dense_replace": 1,
     "hidden_size": 2048,

@@ -90,7 +90,7 @@ class ToyAdapter:
     """See ModelAdapter; the next token follows from the state alone."""
 
     device, dtype = torch.device("cpu"), torch.float32
-    lora = tail_from = None
+    lora = tail_from = seams = None
     tail_stores, position_unit = False, 1
 
     def __init__(self, info: ModelInfo) -> None:

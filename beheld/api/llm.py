@@ -292,7 +292,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any],
         on_error: str,
     ) -> list[PoolingRequestOutput]:
-        """The same where a text that is longer than the model reads is read in parts."""
+        """As `encode`, for a model whose longer texts are read in parts; their outputs are joined."""
         info, most = self._info.pooler, self._config.max_model_len
         assert info is not None
         named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))

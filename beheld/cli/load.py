@@ -50,7 +50,7 @@ class LoadResult:
         self.said = self.said or said
 
 
-def picture_url(side: int, rng: random.Random) -> str:
+def random_image_url(side: int, rng: random.Random) -> str:
     """A new random image of `side` by `side` pixels, as a data URL of a PNG."""
     from PIL import Image
 
@@ -67,7 +67,7 @@ def bodies(count: int, tokens: int, side: int | None, model: str | None, seed: i
     for number in range(count):
         content: list[dict[str, Any]] = [{"type": "text", "text": f"What do you see in scene {number}?"}]
         if side is not None:
-            content.insert(0, {"type": "image_url", "image_url": {"url": picture_url(side, rng)}})
+            content.insert(0, {"type": "image_url", "image_url": {"url": random_image_url(side, rng)}})
         yield body([{"role": "user", "content": content}], tokens, model, ignore_eos=True)
 
 

@@ -60,9 +60,9 @@ def get_samples(args: argparse.Namespace, tokenizer: Any) -> list[SampleRequest]
     Raises:
         ConfigError: there is no such data set, or its file cannot be read.
     """
-    drawn = random.Random(args.seed)
+    rng = random.Random(args.seed)
     if args.dataset_name == "random":
-        return list(_random(args, tokenizer, drawn))
+        return list(_random(args, tokenizer, rng))
     if args.dataset_name not in NAMES:
         raise ConfigError(
             f"The data set {args.dataset_name!r} is not available here.",
@@ -73,22 +73,22 @@ def get_samples(args: argparse.Namespace, tokenizer: Any) -> list[SampleRequest]
     if not given:
         raise ConfigError(f"{args.dataset_path} holds no prompts.", "Name another file.", param="dataset_path")
     if not args.disable_shuffle:
-        drawn.shuffle(given)
+        rng.shuffle(given)
     count = min(args.num_prompts, len(given)) if args.no_oversample else args.num_prompts
     return [given[number % len(given)] for number in range(count)]
 
 
-def _random(args: argparse.Namespace, tokenizer: Any, drawn: random.Random) -> Iterator[SampleRequest]:
+def _random(args: argparse.Namespace, tokenizer: Any, rng: random.Random) -> Iterator[SampleRequest]:
     """Prompts of tokens that are no special ones."""
     special = set(tokenizer.all_special_ids)
     ids = [token for token in range(len(tokenizer)) if token not in special]
-    prefix = drawn.choices(ids, k=args.random_prefix_len)
+    prefix = rng.choices(ids, k=args.random_prefix_len)
     for number in range(args.num_prompts):
         length, answer = (
-            max(1, round(one * (1 + drawn.uniform(-1, 1) * args.random_range_ratio)))
+            max(1, round(one * (1 + rng.uniform(-1, 1) * args.random_range_ratio)))
             for one in (args.random_input_len, args.random_output_len)
         )
-        text = tokenizer.decode([*prefix, *drawn.choices(ids, k=length)])
+        text = tokenizer.decode([*prefix, *rng.choices(ids, k=length)])
         yield SampleRequest(text, len(prefix) + length, answer, request_id=str(number))
 
 

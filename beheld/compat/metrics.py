@@ -9,7 +9,7 @@ from beheld.api.async_llm import EngineStats
 
 @dataclass
 class Metric:
-    """A figure with a name and labels."""
+    """A value with a name and labels."""
 
     name: str
     labels: dict[str, str]
@@ -31,7 +31,7 @@ class Vector(Metric):
 
 @dataclass
 class Gauge(Metric):
-    """A figure of now."""
+    """A current value."""
 
     value: float = 0.0
 

@@ -18,6 +18,7 @@ from beheld.attention.cross import CrossView
 from beheld.core.config import ModelInfo
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.lora.slots import LoRASlots
+from beheld.models.surgery.staged import Seams
 
 
 class ModelAdapter(Protocol):
@@ -38,6 +39,12 @@ class ModelAdapter(Protocol):
     """Whether that layer stores keys and values, and so runs twice (models/surgery/last_layer.py)."""
     position_unit: int
     """Position increment per token: 1, or more if positions have fractions, which are held as integers."""
+    seams: Seams | None
+    """Where hidden states enter and leave a stage of a pipeline; None if this device has all layers."""
+
+    @property
+    def layers_see_embeds(self) -> bool:
+        """Whether layers read the tokens' embeddings, which each stage of a pipeline then sends on."""
 
     @property
     def widest(self) -> ModelInfo:

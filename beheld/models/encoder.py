@@ -30,6 +30,7 @@ from beheld.models.call_graphs import CallGraphs
 from beheld.models.pooling_head import head_of
 from beheld.models.surgery.linears import PackedLinear, PaddedLinear
 from beheld.models.surgery.operation import Surgery
+from beheld.models.surgery.staged import Seams
 from beheld.platform.registry import platform_of
 from beheld.quant.row_counts import padded_rows
 from beheld.utils.log import get_logger
@@ -69,6 +70,9 @@ class EncoderAdapter:
         self.tail_from: int | None = None
         self.tail_stores = False
         self.position_unit = 1
+        # A model without a decoder runs on one device.
+        self.seams: Seams | None = None
+        self.layers_see_embeds = False
         self._core = text.base_model
         self._pool = head_of(model, info)
         first = registry.facts(info.family).first_position

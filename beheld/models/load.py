@@ -304,7 +304,7 @@ def _from_files(
         method = method_for(quantization_of(hf_config, path), config.quantization, _quant_target(config))
         weights = method.weights(path)
         if weights is None:
-            weights = _renamed_weights(info, path)
+            weights = _renamed_weights(path)
         if weights is None and (info.secondary or in_parts(path)):
             weights = joined_slices(path, info.secondary)
         if weights is None and (ranks is not None or stage is not None):
@@ -429,7 +429,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     quantized = method.weights(path)
     if quantized is not None:
         return method.config(hf_config), quantized, method.converted
-    weights = _renamed_weights(info, path)
+    weights = _renamed_weights(path)
     if weights is not None:
         return hf_config, weights, f"configuration and weights of the layout {raw.get('model_type')!r} converted"
     if info.secondary:
@@ -439,7 +439,7 @@ def converted_weights(hf_config: Any, info: ModelInfo) -> tuple[Any, dict[str, A
     return hf_config, None, words
 
 
-def _renamed_weights(info: ModelInfo, path: Path) -> dict[str, torch.Tensor] | None:
+def _renamed_weights(path: Path) -> dict[str, torch.Tensor] | None:
     """Return weights under transformers' names if the checkpoint's layout is unknown to transformers; else None.
 
     Reads all of them at once.

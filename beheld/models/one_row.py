@@ -11,6 +11,7 @@ Shapes: N outputs, K inputs.
 from __future__ import annotations
 
 import functools
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         out: Tensor = torch.ops.beheld.one_row_linear(x, weight, bias)
         return out
     return nn.functional.linear(x, weight, bias)
+
+
+@runtime_checkable
+class AddingLinear(Protocol):
+    """A linear layer that adds a row to its product in the same launch."""
+
+    def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
+        """Return residual + product, (N,), of one row on a GPU."""
 
 
 class StandIn(nn.Module):
@@ -88,6 +97,11 @@ class OneRowFloat8Linear(Float8Linear):
     def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
         """Return residual + product, (N,), of one row on a GPU, in one launch."""
         return _one_row(x_K, self.rows_NK, self.bias, self.scale_N, residual_N)
+
+
+def one_row_form(layer: Any) -> nn.Module | None:
+    """Return a stored layer with a kernel for a single row in addition, sharing memory; None if there is none."""
+    return OneRowFloat8Linear.of(layer) if type(layer) is Float8Linear else None
 
 
 def _one_row(

@@ -12,7 +12,7 @@ from beheld.attention.op import number_layers
 from beheld.core.config import ModelInfo
 from beheld.families import registry
 from beheld.models.cross import crosses
-from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear
+from beheld.models.one_row import OneRowLinear, one_row_form
 from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.cpu_layer import compute_layers
@@ -44,7 +44,6 @@ from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import jit
 from beheld.platform.registry import platform_of
-from beheld.quant.float8 import Float8Linear
 from beheld.utils import allocator, env
 from beheld.utils.log import get_logger
 
@@ -197,9 +196,7 @@ def _one_row_linears(target: Target, changes: Changes) -> None:
     model = target.model
     replace_linears(text_model(model), OneRowLinear, _dtype(target), changes)
     if env.FLOAT8_ONE_ROW():
-        replace_children(
-            text_model(model), lambda each: OneRowFloat8Linear.of(each) if type(each) is Float8Linear else None, changes
-        )
+        replace_children(text_model(model), one_row_form, changes)
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
         model.set_output_embeddings(OneRowLinear(head))

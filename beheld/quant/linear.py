@@ -90,6 +90,22 @@ class StoredExperts(nn.Module, ABC):
         """Return transformers' experts with the dequantized weights."""
 
 
+class OneRowExperts(StoredExperts):
+    """Stored experts with a kernel for a single row, which models/surgery/expert_row.py tries and then switches on."""
+
+    one_row = False
+
+    @property
+    @abstractmethod
+    def inputs(self) -> int:
+        """Return the number of inputs, without padding."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Return the type of activations."""
+
+
 def same_form(layers: Sequence[Any]) -> bool:
     """Return whether these are linear layers of one kind and input size, so that they can be joined."""
     kinds = {(type(layer), getattr(layer, "in_features", None)) for layer in layers}

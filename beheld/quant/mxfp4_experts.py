@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
 from beheld.quant.float8 import FP8
-from beheld.quant.linear import StoredExperts
+from beheld.quant.linear import OneRowExperts
 
 GROUP = 32
 # Inputs whose exponents are one word.
@@ -202,7 +202,7 @@ _library.impl("mxfp4_row", _row, "CompositeExplicitAutograd")
 torch.library.register_fake("beheld::mxfp4_row", _row_shape, lib=_library)
 
 
-class MXFP4Experts(StoredExperts):
+class MXFP4Experts(OneRowExperts):
     """MXFP4 experts in place of transformers' experts; gate and up are one matrix.
 
     The experts' own method computes what happens between the two products.
@@ -215,8 +215,6 @@ class MXFP4Experts(StoredExperts):
 
     # Set where choices may name an expert that does not exist; transformers chose the name.
     _is_expert_parallel = False
-    # Set where the kernel of a single row has been tried (models/surgery/expert_row.py).
-    one_row = False
     _names: ClassVar[tuple[str, ...]] = ("gate_up", "down")
 
     def __init__(
@@ -256,6 +254,12 @@ class MXFP4Experts(StoredExperts):
     def inputs(self) -> int:
         """Return the number of inputs, without padding."""
         return self._groups[0] * GROUP
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the biases' type, or bfloat16 without biases."""
+        bias_EN = self.down_bias
+        return bias_EN.dtype if isinstance(bias_EN, Tensor) else torch.bfloat16
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Apply the experts: hidden_states (T, K), choices (T, C) and their weights -> (T, K)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -116,8 +115,7 @@ class ModelRunner:
         self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
         self._pipe: Pipeline | None = None
         if piped is not None:
-            sends = adapter.layers_see_embeds  # type: ignore[attr-defined]
-            self._pipe = Pipeline(piped, adapter.device, adapter.dtype, sends_embeds=sends)
+            self._pipe = Pipeline(piped, adapter.device, adapter.dtype, sends_embeds=adapter.layers_see_embeds)
         self.pooler = None if info.pooler is None else Pooler(info.pooler, adapter.pool)
         self.aligner = Aligner()
         # How wide a pass's outputs are.
@@ -125,8 +123,6 @@ class ModelRunner:
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._lost = 0
-        # Only of stages.
-        self._seams: Any = getattr(adapter, "seams", None)
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
@@ -304,11 +300,13 @@ class ModelRunner:
             spans = self.rows[piece.row].spans if merges else ()
             if spans and piece.start < spans[-1].stop:
                 self.encoder.merge(embeds_TH, first, piece.start, piece.stop, spans)
+        seams = self._adapter.seams
         if self._pipe is not None:
+            assert seams is not None, "a stage has seams"
             # The first stage has no one to read from.
-            self._seams.given = None
+            seams.given = None
             if not self._pipe.first:
-                self._seams.given, embeds_TH, self._lost = self._pipe.receive(embeds_TH)
+                seams.given, embeds_TH, self._lost = self._pipe.receive(embeds_TH)
         self._backend.begin(batch.metadata)
         found = None
         if self._cross_backend is not None:
@@ -323,10 +321,11 @@ class ModelRunner:
         self._changed.change(batch.slices)
         with forward_context(context):
             hidden_TH = self._adapter.hidden(embeds_TH, batch.positions_XT)
-            if self._pipe is not None:
-                self._seams.given = None
+            if self._pipe is not None and seams is not None:
+                seams.given = None
                 if not self._pipe.last:
-                    self._pipe.send(self._seams.made, embeds_TH, self._lost)
+                    assert seams.made is not None, "the last own layer has run"
+                    self._pipe.send(seams.made, embeds_TH, self._lost)
             if self.watch is not None:
                 self.watch("embeds", embeds_TH)
                 self.watch("positions", in_positions(batch.positions_XT, self._adapter.position_unit))

@@ -256,11 +256,13 @@ class Scheduler:
     def _serve_running(self, step: StepBuilder) -> None:
         """One slice for each running sequence that has something to compute."""
         none = self._cache.no_blocks
+        # Otherwise each has a place as long as there is budget.
+        crowded = len(self._running) > step.most
         index = 0
         while index < len(self._running) and step.budget > 0:
             sequence = self._running[index]
             start, end = sequence.num_computed, sequence.end
-            if start >= end or (step.full and not sequence.prefills):
+            if start >= end or (crowded and step.full and not sequence.prefills):
                 index += 1
             elif end - start == 1 and sequence.num_prompt <= start < sequence.num_slots:
                 # Decoding into a block that the sequence has: by far the most frequent case, kept short.
@@ -565,16 +567,16 @@ class Scheduler:
         self.lose(result.lost)
         events: list[TokenEvent] = []
         size = self._config.block_size
-        tokens, logprobs, failed = result.tokens, result.logprobs, result.failed
+        tokens, logprobs, failed, redone = result.tokens, result.logprobs, result.failed, result.redone
         for piece, sequence, epoch in zip(plan.slices, flight.sequences, flight.epochs, strict=True):
             row, stop, wanted = piece.row, piece.stop, piece.wanted
             sequence.num_in_flight -= wanted
             if sequence.status is Status.FINISHED:
                 continue
-            if row in result.redone or epoch < sequence.valid_epoch:
+            if (redone and row in redone) or epoch < sequence.valid_epoch:
                 sequence.lose_result()
                 if epoch >= sequence.valid_epoch:
-                    self._redo(sequence, epoch, result.redone[row], events)
+                    self._redo(sequence, epoch, redone[row], events)
                 continue
             sequence.num_redone = 0
             given = tokens.get(row, ()) if wanted else ()

@@ -4,8 +4,8 @@
 
 Blocks in other languages (`sh`, `yaml`, ...) are not run: they need a network, several GPUs or hosts, Docker or files
 of the reader's. A page is followed in an empty folder that holds the examples and a few files that pages name. Names
-of hub models stand for tiny checkpoints of the tests. A line `beheld serve ...` starts a server that runs until the
-page ends, or starts another one at its port.
+of hub models stand for tiny checkpoints of the tests. A line `beheld serve ...` or `beheld encode-serve ...` starts a
+server that runs until the page ends, or starts another one at its port.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests import tiny
 ROOT = Path(__file__).resolve().parents[2]
 # What pages name -> the family whose tiny checkpoint stands for it.
 MODELS = {
+    "smolvlm-256m": "smolvlm",
     "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen2-Audio-7B-Instruct": "qwen2_audio",
@@ -150,7 +151,7 @@ class Walk:
             exported = re.fullmatch(r"export (\w+)=(\S+)", text)
             if exported:
                 self._environment[exported[1]] = exported[2]
-            elif text.startswith("beheld serve"):
+            elif text.startswith(("beheld serve", "beheld encode-serve")):
                 self._serve(text)
             else:
                 self._call(["bash", "-c", text], block)

@@ -53,7 +53,7 @@ def _pieces(texts: list[str]) -> tuple[str | ItemPlace, ...]:
     pieces: list[str | ItemPlace] = [texts[0]]
     for text in texts[1:]:
         pieces += [ItemPlace("image"), text]
-    # The repository's code gives even an empty text its special tokens, also behind a last image.
+    # The repository's code gives even an empty text its special tokens, also one after the last image.
     return tuple(pieces)
 
 

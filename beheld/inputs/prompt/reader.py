@@ -41,7 +41,7 @@ class _Encode(Protocol):
 
 
 def plain_form(prompt: Any) -> str | list[Any] | tuple[Any, ...] | Pair | None:
-    """Return a prompt's text, its ids, not checked, or the pair that it is; None if it has anything else."""
+    """Return the text, the unchecked ids or the pair of a prompt that is nothing else; None for other prompts."""
     kind = type(prompt)
     if kind is str or kind is list or kind is tuple or kind is Pair:
         return prompt
@@ -110,7 +110,9 @@ class PromptReader:
         return self._tokenizer.encode(text, add_special_tokens=False, most=most)
 
     def cut(self, text: str, most: int, *, end: bool = False) -> str:
-        """Return the beginning of a text that its first `most` ids spell; with `end`, its end within `most` in all.
+        """Return the beginning of a text that is `most` ids long.
+
+        With `end`, return its end instead; the tokenizer's special tokens count among the `most` then.
 
         Raises:
             PromptError: there is no tokenizer, or it does not say where its tokens stand.

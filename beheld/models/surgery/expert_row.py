@@ -11,7 +11,7 @@ Shapes: C choices, E experts, I inner size, H hidden size.
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from beheld.core.errors import first_line
 from beheld.models.one_row import early_start
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.rank_trial import RankTrial
-from beheld.quant.mxfp4_experts import MXFP4Experts
+from beheld.quant.linear import OneRowExperts
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -61,42 +61,48 @@ def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int
     for experts in model.modules():
         own: Any = experts
         value: Any
-        if isinstance(experts, MXFP4Experts):
-            name, value, inputs = "one_row", True, experts.inputs
+        if isinstance(experts, OneRowExperts):
+            name, value = "one_row", True
+            made = _Row(experts.num_experts, experts.inputs, experts.dtype)
         elif fits(experts):
-            name, value, inputs = "forward", MethodType(_forward, own), own.gate_up_proj.shape[2]
+            name, value = "forward", MethodType(_forward, own)
+            made = _Row(len(own.down_proj), own.gate_up_proj.shape[2], own.down_proj.dtype)
         else:
             continue
         # Ranks that compute the same row must get the same bits.
-        if trial.agreed(_same(own, inputs, name, value)):
+        if trial.agreed(_same(own, made, name, value)):
             changes.set(own, name, value)
             found += 1
     return found
 
 
+class _Row(NamedTuple):
+    """What the row of a trial is made for: this many experts, inputs of an expert, and their type."""
+
+    experts: int
+    inputs: int
+    dtype: torch.dtype
+
+
 @torch.inference_mode()
-def _answer(experts: Any, inputs: int) -> Tensor:
+def _answer(experts: Any, row: _Row) -> Tensor:
     """Apply experts to one row, always the same."""
-    packed = isinstance(experts, MXFP4Experts)
-    weight = experts.down_bias if packed else experts.down_proj
     device = next(experts.parameters()).device
-    dtype = torch.bfloat16 if weight is None else weight.dtype
     made = torch.Generator().manual_seed(0)
-    count = len(experts.down_bytes if packed else experts.down_proj)
-    choices_1C = torch.randperm(count, generator=made)[:4].unsqueeze(0)
+    choices_1C = torch.randperm(row.experts, generator=made)[:4].unsqueeze(0)
     shares_1C = torch.rand(choices_1C.shape, generator=made)
-    x_1H = torch.randn(1, inputs, generator=made)
-    out: Tensor = experts(x_1H.to(device, dtype), choices_1C.to(device), shares_1C.to(device))
+    x_1H = torch.randn(1, row.inputs, generator=made)
+    out: Tensor = experts(x_1H.to(device, row.dtype), choices_1C.to(device), shares_1C.to(device))
     return out.double()
 
 
-def _same(experts: Any, inputs: int, name: str, value: Any) -> bool:
+def _same(experts: Any, row: _Row, name: str, value: Any) -> bool:
     """Return whether experts give with this attribute what they give without."""
     tried = Changes()
     try:
-        want = _answer(experts, inputs)
+        want = _answer(experts, row)
         tried.set(experts, name, value)
-        got = _answer(experts, inputs)
+        got = _answer(experts, row)
     except Exception as error:
         logger.warning("Experts of a single row are computed as those of many: %s", first_line(error))
         return False

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
-from beheld.models.one_row import OneRowFloat8Linear, OneRowLinear, early_start
+from beheld.models.one_row import AddingLinear, early_start
 from beheld.models.surgery.rank_trial import RankTrial
-from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -119,7 +118,7 @@ def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None)
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
-    if isinstance(product, OneRowLinear | OneRowFloat8Linear | Int4GPULinear):
+    if isinstance(product, AddingLinear):
         return product.added(x, residual_H)
     made: Tensor = residual_H + product(x)
     return made
