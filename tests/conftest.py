@@ -20,6 +20,8 @@ from tests.long import LONG
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Nothing is left in the home folder, and no test depends on what an earlier one compiled.
+os.environ.setdefault("BEHELD_CODE_CACHE", "0")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 # Each run of CI tries the same examples, so that a change fails by what it changed; long forms draw others each time.

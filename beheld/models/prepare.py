@@ -16,7 +16,6 @@ from beheld.models.one_row import OneRowLinear, one_row_form
 from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.cpu_layer import compute_layers
-from beheld.models.surgery.expert_row import use_expert_rows
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.fused_norms import fuse_norms
 from beheld.models.surgery.joined import fuse_linears
@@ -39,7 +38,6 @@ from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, 
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
 from beheld.models.surgery.rank_trial import RankTrial
-from beheld.models.surgery.route_row import use_row_routers
 from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import jit
@@ -204,11 +202,16 @@ def _one_row_linears(target: Target, changes: Changes) -> None:
 
 
 def _one_row_experts(target: Target, changes: Changes) -> None:
+    # Only here, as below: on a CPU a start would import what it never uses, with a dozen operators to register.
+    from beheld.models.surgery.expert_row import use_expert_rows
+
     found = use_expert_rows(text_model(target.model), changes, RankTrial(target.ranks))
     logger.debug("%d modules of experts have a single-row form.", found)
 
 
 def _row_routers(target: Target, changes: Changes) -> None:
+    from beheld.models.surgery.route_row import use_row_routers
+
     found = use_row_routers(text_model(target.model), _dtype(target), changes, RankTrial(target.ranks))
     logger.debug("%d routers have a single-row form.", found)
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beheld.platform import code_cache
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -22,6 +23,8 @@ logger = get_logger(__name__)
 # The words of a job that tell threads what to do come last: the function, and the number of parts.
 SHARED_WORDS = ("act", "count")
 
+# How much LLVM optimizes.
+_OPT = 3
 _OPENMP = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 
 
@@ -197,6 +200,7 @@ class CompiledModule:
     """
 
     def __init__(self, texts: Sequence[Callable[[str], str]], names: Sequence[str], words: Sequence[str]) -> None:
+        import llvmlite
         import llvmlite.binding as llvm
 
         assert tuple(words[-len(SHARED_WORDS) :]) == SHARED_WORDS, "threads read them"
@@ -208,11 +212,15 @@ class CompiledModule:
         for name in _OPENMP[1:]:
             called = alone if self._gomp is None else getattr(self._gomp, name)
             llvm.add_symbol(name, ctypes.cast(called, ctypes.c_void_p).value)
-        features = llvm.get_host_cpu_features().flatten()
+        cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
         target = llvm.Target.from_default_triple()
-        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
-        engine = llvm.create_mcjit_compiler(_parsed(llvm, texts), machine)
-        engine.finalize_object()
+        machine = target.create_target_machine(cpu=cpu, features=features, opt=_OPT)
+        triple = llvm.get_process_triple()
+        first = texts[0](triple)
+        version = f"{llvmlite.__version__} {llvm.llvm_version_info} {_OPT}"
+        engine = _engine(
+            llvm, machine, code_cache.key_of((version, cpu, features, triple, first)), triple, first, texts
+        )
         self._keep = alone, engine
         self._addresses = {name: engine.get_function_address(name) for name in names}
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -267,12 +275,28 @@ def _program() -> CompiledModule:
     return CompiledModule((lambda triple: _PROGRAM.format(triple=triple),), ("program",), SHARED_WORDS)
 
 
-def _parsed(llvm: Any, texts: Sequence[Callable[[str], str]]) -> Any:
-    """Return the first text that this version of LLVM accepts, parsed."""
-    triple = llvm.get_process_triple()
+def _engine(llvm: Any, machine: Any, key: str, triple: str, first: str, texts: Sequence[Callable[[str], str]]) -> Any:
+    """Return an engine with the functions of the texts, from the code that is kept under a key, or compiled now."""
+    code = code_cache.read(key)
+    if code is not None:
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        return engine
+    made: list[bytes] = []
+    engine = llvm.create_mcjit_compiler(_parsed(llvm, triple, first, texts), machine)
+    engine.set_object_cache(notify_func=lambda module, code: made.append(bytes(code)))
+    engine.finalize_object()
+    if len(made) == 1:
+        code_cache.write(key, made[0])
+    return engine
+
+
+def _parsed(llvm: Any, triple: str, first: str, texts: Sequence[Callable[[str], str]]) -> Any:
+    """Return the first text that this version of LLVM accepts, parsed; `first` is what the first of them makes."""
     for index, text in enumerate(texts):
         try:
-            parsed = llvm.parse_assembly(text(triple))
+            parsed = llvm.parse_assembly(text(triple) if index else first)
             parsed.verify()
             return parsed
         except RuntimeError:
@@ -281,6 +305,7 @@ def _parsed(llvm: Any, texts: Sequence[Callable[[str], str]]) -> Any:
     raise AssertionError("there is a text")
 
 
+@functools.cache
 def _openmp() -> Any:
     """Return the library through which PyTorch's own threads are reached, by GNU's names; None if there is none.
 

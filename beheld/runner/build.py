@@ -54,8 +54,8 @@ def build_runner(
     platform = platform_of(config.device)
     compile_ahead.begin(config, info.kv_groups)
     share, weights_bytes = _begin(hf_config, info, config)
-    if platform.shares_host_memory:
-        # After imports, and again when all is compiled.
+    if platform.shares_host_memory and weights_bytes >= _ONE_THREAD_BYTES:
+        # Before weights come on top of what imports read, and again at the end. A small model adds little to that peak.
         host.give_back_libraries()
     if platform.synchronous:
         # Loading tries out what it puts in place, as small steps as the engine's.

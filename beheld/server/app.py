@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -30,11 +30,8 @@ from beheld.server import (
     generate,
     invocations,
     limits,
-    messages,
     page,
     pooling,
-    response_events,
-    response_requests,
     transcriptions,
     vector_bodies,
 )
@@ -50,15 +47,11 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.metrics import Metrics
 from beheld.server.notes import Notes
-from beheld.server.openapi import document
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
-from beheld.server.response_events import ResponseEvents
-from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 from beheld.server.response_store import ResponseStore
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
@@ -75,6 +68,12 @@ from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, Gone, fold, until_gone
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
+
+if TYPE_CHECKING:
+    # Classes of bodies take milliseconds each: those of these routes are made by the first request.
+    from beheld.server import messages
+    from beheld.server.messages_schema import CountRequest
+    from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -286,6 +285,9 @@ class Service:
 
     async def create_message(self, request: Request) -> Response:
         """POST /v1/messages."""
+        from beheld.server import messages
+        from beheld.server.messages_schema import MessagesRequest
+
         ask = await self._asked(request, MessagesRequest)
         self._note_effort(ask.body, request, "output_config.effort")
         prompted, notes = messages.Prompted(), request.state.notes
@@ -335,6 +337,8 @@ class Service:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens."""
+        from beheld.server.messages_schema import CountRequest
+
         ask = await self._asked(request, CountRequest)
         self._check_model(ask.body.model)
         self._note_effort(ask.body, request, "output_config.effort")
@@ -345,6 +349,8 @@ class Service:
 
     async def create_response(self, request: Request) -> Response:
         """POST /v1/responses."""
+        from beheld.server import response_events, response_requests
+
         notes, owner = request.state.notes, self._owner(request) or ""
 
         def made(given: ResponsesRequest) -> ResponseAsked:
@@ -352,7 +358,7 @@ class Service:
             earlier = () if name is None else self._store.ended(name, owner).history
             return response_requests.asked(given, earlier, notes)
 
-        ask = await self._reader.read(request, ResponsesRequest, request.state.held, notes, made)
+        ask = await self._reader.read(request, response_requests.ResponsesRequest, request.state.held, notes, made)
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
@@ -361,7 +367,7 @@ class Service:
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
-        made_events = ResponseEvents(ask, head, notes, self._store, owner)
+        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner)
 
         def events() -> AsyncGenerator[Chunk, None]:
             return made_events.events(chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms))
@@ -412,6 +418,8 @@ class Service:
 
     async def _asked(self, request: Request, kind: type[CountRequest]) -> messages.Asked:
         """The request as one of chat's."""
+        from beheld.server import messages
+
         notes = request.state.notes
         switch = messages.SWITCH in (self.llm.chat_template or "")
         marks = self._forms.reasoning
@@ -555,6 +563,8 @@ class Service:
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
         if self._openapi is None:
+            from beheld.server.openapi import document
+
             self._openapi = JSONResponse(document())
         return Response(self._openapi.body, media_type=self._openapi.media_type)
 

@@ -118,6 +118,12 @@ GGUF_CACHE = _variable(
     os.path.join("~", ".cache", "beheld", "gguf"),
     "the folder with the configurations and tokenizers that were made of GGUF files",
 )
+CODE_CACHE = _variable(
+    ("BEHELD_CODE_CACHE",),
+    str,
+    os.path.join("~", ".cache", "beheld", "code"),
+    "the folder that keeps machine code compiled for this CPU; 0 keeps none",
+)
 ENCODER_TOKEN = _variable(
     ("BEHELD_ENCODER_TOKEN",), _secret, "", "the secret of at least 16 characters that encoders and their clients share"
 )
