@@ -158,7 +158,7 @@ class PackedWeights:
         made.groups = made.inputs // group
         blocks, block_bytes = -(-made.outputs // made.lanes), made.inputs * made.lanes * bits // 8
         # Lanes without an output are not written.
-        make = torch.empty if made.outputs % made.lanes == 0 else torch.zeros
+        make: Callable[..., Tensor] = torch.empty if made.outputs % made.lanes == 0 else torch.zeros
         if blocks * block_bytes > pages.OWN:
             # Pages of their own, which go with them.
             make, made._in_pages = pages.empty, True
