@@ -40,13 +40,17 @@ declare i64 @llvm.umin.i64(i64, i64)
 """
 
 
-def products(kind: str) -> str:
-    """Return `product_KIND(job, block, stop)`: some blocks of outputs y of the type KIND, for all rows."""
-    tiles = [_tile(kind, rows, columns) for rows, most in _TILES for columns in sorted({1, most})]
+def products(kind: str, asks: bool = False) -> str:
+    """Return `product_KIND(job, block, stop)`: some blocks of outputs y of the type KIND, for all rows.
+
+    Args:
+        asks: whether it asks for weights before it needs them; keys and values of a prompt lie in the caches.
+    """
+    tiles = [_tile(kind, rows, columns, asks) for rows, most in _TILES for columns in sorted({1, most})]
     return "\n".join([*tiles, _product(kind)])
 
 
-def _tile(kind: str, rows: int, columns: int) -> str:
+def _tile(kind: str, rows: int, columns: int, asks: bool) -> str:
     """`columns` blocks of outputs from %block on, for `rows` rows from %m on."""
     type_, every, across = _TYPES[kind], range(rows), range(columns)
     both = [(row, column) for row in every for column in across]
@@ -68,9 +72,9 @@ def _tile(kind: str, rows: int, columns: int) -> str:
     for column in across:
         text.append(f"  %w.at{column} = getelementptr bfloat, ptr %w.block{column}, i64 %w.here\n")
         text.append(f"  %w{column} = load {_PAIRS}, ptr %w.at{column}, align 2\n")
-        if rows <= _FEW_ROWS:
+        if asks and rows <= _FEW_ROWS:
             text.append(ahead(f"w.ahead{column}", f"%w.at{column}", _AHEAD))
-        else:
+        elif asks:
             text.append(f"  %w.next{column} = getelementptr bfloat, ptr %w.at{column}, i64 %w.tile\n")
             text.append(ahead(f"w.ahead{column}", f"%w.next{column}", 0, level=2))
     for row in every:
