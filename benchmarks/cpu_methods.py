@@ -30,7 +30,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 _SHORT, _TOKENS = 64, 64
 _REPEATS = 5
-_IMAGE = 448
+# The side of an image, and the tokens of an answer to one.
+_IMAGE, _ANSWER = 448, 128
 
 
 def measure(method: str, path: str) -> dict[str, float]:
@@ -63,12 +64,14 @@ def measure(method: str, path: str) -> dict[str, float]:
     batch = _median(lambda: run([ids(_SHORT) for _ in range(16)], _TOKENS), repeats=2)
     prefill = _median(lambda: run([ids(512)], 1))
     seen = _median(lambda: run([image()], 1))
+    answered = _median(lambda: run([image()], _ANSWER), repeats=3)
     return {
         "prefill_512_ms": prefill[0] * 1e3,
         "next_token_ms": (many[0] - first[0]) / _TOKENS * 1e3,
         "cpu_ms": (many[1] - first[1]) / _TOKENS * 1e3,
         "tokens_per_s_16": 16 * _TOKENS / batch[0],
         "image_448_ms": seen[0] * 1e3,
+        "image_and_128_s": answered[0],
         "start_s": start_s,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }

@@ -42,6 +42,7 @@ from beheld.models.surgery.sharded import resize, sum_up
 from beheld.models.surgery.vector_linear import VectorLinear, can_multiply
 from beheld.platform import jit
 from beheld.platform.registry import platform_of
+from beheld.quant.grouped_linear import GroupedLinear
 from beheld.utils import allocator, env
 from beheld.utils.log import get_logger
 
@@ -171,6 +172,13 @@ def _pack(target: Target, changes: Changes) -> None:
     found = replace_linears(target.model, kind, _dtype(target), changes)
     allocator.give_back_freed()
     logger.debug("Replaced %d linear layers by %s.", found, "VectorLinear" if compiles else packed.__name__)
+
+
+def _use_pages(target: Target, changes: Changes) -> None:
+    for module in target.model.modules():
+        if isinstance(module, GroupedLinear):
+            module.use_pages()
+    allocator.give_back_freed()
 
 
 def _pad_rows(target: Target, changes: Changes) -> None:
@@ -347,6 +355,14 @@ OPERATIONS = (
         "llvmlite), in oneDNN's order, or, without oneDNN, with tiled outputs",
         apply=_pack,
         suits=_packs,
+    ),
+    Operation(
+        "weights in huge pages",
+        Stage.FUSE,
+        needs="a CPU, and weights of few bits that it multiplies as they are",
+        replaces="nothing in the model; weights that were not joined move to memory that is read faster",
+        apply=_use_pages,
+        suits=_on_cpu,
     ),
     Operation(
         "padded rows",

@@ -19,7 +19,7 @@ NAMES = ("narrowed", "product_f32", "product_bf16")
 
 def module(triple: str) -> str:
     """Return the text of the module."""
-    kinds = [pair_products_ir.products(kind) for kind in ("f32", "bf16")]
+    kinds = [pair_products_ir.products(kind, asks=True) for kind in ("f32", "bf16")]
     target = f'target triple = "{triple}"'
     return "\n".join([target, pair_products_ir.DECLARED, _narrowed(), *kinds, sharing(JOB)])
 

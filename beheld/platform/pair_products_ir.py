@@ -14,7 +14,7 @@ are long.
 
 from __future__ import annotations
 
-from beheld.platform.vector_ir import outputs_left, spread, to_bfloat16, words
+from beheld.platform.vector_ir import PREFETCH, ahead, outputs_left, spread, to_bfloat16, words
 
 LANES = 16
 # Addresses, then counts; the last three are numbers from one row of x to the next, block of weights, row of y. `bias`
@@ -25,6 +25,9 @@ POINTERS = ("x", "weights", "bias", "y")
 _TILES = ((8, 3), (4, 4), (2, 4), (1, 4))
 # Rows whose activations stay in the second cache while blocks of weights pass.
 _ROWS = 64
+# A tile of few rows waits for the memory, and asks for weights so many bytes ahead. A larger one asks for the blocks
+# of the next tile while it computes.
+_AHEAD, _FEW_ROWS = 4096, 4
 _TYPES = {"f32": "float", "bf16": "bfloat"}
 _V, _PAIRS, _INTS = "<16 x float>", "<32 x bfloat>", "<16 x i32>"
 # What a module with products declares.
@@ -33,16 +36,21 @@ declare {_V} @llvm.x86.avx512bf16.dpbf16ps.512({_V}, {_PAIRS}, {_PAIRS})
 declare void @llvm.masked.store.v16f32.p0({_V}, ptr, i32, <16 x i1>)
 declare void @llvm.masked.store.v16i16.p0(<16 x i16>, ptr, i32, <16 x i1>)
 declare i64 @llvm.umin.i64(i64, i64)
+{PREFETCH}
 """
 
 
-def products(kind: str) -> str:
-    """Return `product_KIND(job, block, stop)`: some blocks of outputs y of the type KIND, for all rows."""
-    tiles = [_tile(kind, rows, columns) for rows, most in _TILES for columns in sorted({1, most})]
+def products(kind: str, asks: bool = False) -> str:
+    """Return `product_KIND(job, block, stop)`: some blocks of outputs y of the type KIND, for all rows.
+
+    Args:
+        asks: whether it asks for weights before it needs them; keys and values of a prompt lie in the caches.
+    """
+    tiles = [_tile(kind, rows, columns, asks) for rows, most in _TILES for columns in sorted({1, most})]
     return "\n".join([*tiles, _product(kind)])
 
 
-def _tile(kind: str, rows: int, columns: int) -> str:
+def _tile(kind: str, rows: int, columns: int, asks: bool) -> str:
     """`columns` blocks of outputs from %block on, for `rows` rows from %m on."""
     type_, every, across = _TYPES[kind], range(rows), range(columns)
     both = [(row, column) for row in every for column in across]
@@ -52,6 +60,7 @@ def _tile(kind: str, rows: int, columns: int) -> str:
         text.append(f"  %block{column} = add i64 %block, {column}\n")
         text.append(f"  %w.off{column} = mul i64 %block{column}, %w.step\n")
         text.append(f"  %w.block{column} = getelementptr bfloat, ptr %weights, i64 %w.off{column}\n")
+    text.append(f"  %w.tile = mul i64 %w.step, {columns}\n")
     for row in every:
         text.append(f"  %m{row} = add i64 %m, {row}\n  %x.off{row} = mul i64 %m{row}, %x.step\n")
         text.append(f"  %x.row{row} = getelementptr bfloat, ptr %x, i64 %x.off{row}\n")
@@ -63,6 +72,11 @@ def _tile(kind: str, rows: int, columns: int) -> str:
     for column in across:
         text.append(f"  %w.at{column} = getelementptr bfloat, ptr %w.block{column}, i64 %w.here\n")
         text.append(f"  %w{column} = load {_PAIRS}, ptr %w.at{column}, align 2\n")
+        if asks and rows <= _FEW_ROWS:
+            text.append(ahead(f"w.ahead{column}", f"%w.at{column}", _AHEAD))
+        elif asks:
+            text.append(f"  %w.next{column} = getelementptr bfloat, ptr %w.at{column}, i64 %w.tile\n")
+            text.append(ahead(f"w.ahead{column}", f"%w.next{column}", 0, level=2))
     for row in every:
         text.append(f"  %x.at{row} = getelementptr bfloat, ptr %x.row{row}, i64 %k\n")
         text.append(f"  %x.raw{row} = load i32, ptr %x.at{row}, align 2\n")

@@ -163,6 +163,21 @@ def _exp() -> str:
 EXP = _exp()
 
 
+# What a module that calls `ahead` declares.
+PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+
+
+def ahead(name: str, base: str, num_bytes: int, level: int = 3) -> str:
+    """Ask for the memory so many bytes beyond an address, for the first cache (3) or the second (2).
+
+    An address beyond the end does no harm.
+    """
+    return (
+        f"  %{name} = getelementptr i8, ptr {base}, i64 {num_bytes}\n"
+        f"  call void @llvm.prefetch.p0(ptr %{name}, i32 0, i32 {level}, i32 1)\n"
+    )
+
+
 def outputs_left(lanes: int, block: str) -> str:
     """`%n` and `%mask` of a block: its first output, and which of its lanes are below `%outputs`.
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.platform import host, jit
+from beheld.platform import host, jit, pages
 from beheld.platform.host import ByteProducts
 from beheld.quant.byte_products_ir import JOB, module
 from beheld.quant.grouped import BITS, GROUP_UNIT, check_greatest
@@ -83,6 +83,9 @@ class PackedWeights:
         scale_NG, low_NG: float32.
         products: how products of bytes are summed; None for the best that this CPU has.
     """
+
+    # Whether they are where `use_pages` moves them.
+    _in_pages = False
 
     def __init__(
         self,
@@ -155,8 +158,11 @@ class PackedWeights:
         made.groups = made.inputs // group
         blocks, block_bytes = -(-made.outputs // made.lanes), made.inputs * made.lanes * bits // 8
         # Lanes without an output are not written.
-        make = torch.empty if made.outputs % made.lanes == 0 else torch.zeros
-        made.packed = make(blocks * block_bytes, dtype=torch.uint8)
+        make: Callable[..., Tensor] = torch.empty if made.outputs % made.lanes == 0 else torch.zeros
+        if blocks * block_bytes > pages.OWN:
+            # Pages of their own, which go with them.
+            make, made._in_pages = pages.empty, True
+        made.packed = make((blocks * block_bytes,), dtype=torch.uint8)
         scale_NG, low_NG = (torch.empty(made.outputs, made.groups) for _ in range(2))
         greatest_N = torch.empty(made.outputs)
         as_is = weight_NK.is_contiguous() and weight_NK.dtype in KINDS
@@ -204,9 +210,9 @@ class PackedWeights:
                 made.bits, made.products, made.lanes, made.groups = part.bits, part.products, part.lanes, part.groups
                 made.outputs, made.inputs = outputs, part.inputs
                 blocks = -(-outputs // part.lanes)
-                made.packed = part.packed.new_empty(blocks * part.inputs * part.lanes * part.bits // 8)
+                made.packed = pages.empty((blocks * part.inputs * part.lanes * part.bits // 8,), torch.uint8)
                 made.factor_N = part.factor_N.new_empty(blocks * part.lanes)
-                made.scales_BG2L = part.scales_BG2L.new_empty(blocks, *part.scales_BG2L.shape[1:])
+                made.scales_BG2L = pages.empty((blocks, *part.scales_BG2L.shape[1:]), torch.float16)
             stop = first_block + part.scales_BG2L.shape[0]
             for name in ("packed", "factor_N", "scales_BG2L"):
                 getattr(made, name).view(blocks, -1)[first_block:stop] = getattr(part, name).view(
@@ -215,7 +221,14 @@ class PackedWeights:
             first_block = stop
         assert first_block == blocks, "a block has outputs of one part"
         made._bias_N = torch.zeros(len(made.factor_N))
+        made._in_pages = True
         return made
+
+    def use_pages(self) -> None:
+        """Move weights that stay as they are to memory that is read faster, unless they are there; see pages.py."""
+        if not self._in_pages:
+            self.packed, self.scales_BG2L = pages.copied(self.packed), pages.copied(self.scales_BG2L)
+            self._in_pages = True
 
     @property
     def num_bytes(self) -> int:

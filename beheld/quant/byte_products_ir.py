@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from beheld.platform.host import ByteProducts
 from beheld.platform.jit import SHARED_WORDS, sharing
-from beheld.platform.vector_ir import outputs_left, spread, to_bfloat16
+from beheld.platform.vector_ir import PREFETCH, ahead, outputs_left, spread, to_bfloat16
 
 # Words of a job: addresses, then counts. `factor` and `bias` are float32 by output, `scales` float16: for each block
 # and group L scales, then L lows. `sums` are step sum(q_x). `whole` gets q_x with the bits of `shift` turned over.
@@ -42,6 +42,9 @@ JOB = (
 _TILES = {16: (8, 4, 2, 1), 8: (4, 2, 1)}
 # Rows whose activations stay in the second cache while blocks of weights pass.
 _ROWS = 64
+# A tile of few rows waits for the memory, and asks for weights so many bytes ahead, and for scales so many groups. A
+# larger one asks for the weights of the next tile while it computes.
+_AHEAD, _GROUPS_AHEAD, _FEW_ROWS = 4096, 8, 4
 _TYPES = {"f32": "float", "bf16": "bfloat"}
 # A row of smaller numbers is zero.
 _LEAST = "0x39B4484C00000000"
@@ -86,6 +89,7 @@ declare i32 @llvm.vector.reduce.smax.v16i32(<16 x i32>)
 declare <16 x float> @llvm.roundeven.v16f32(<16 x float>)
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 declare i64 @llvm.umin.i64(i64, i64)
+{PREFETCH}
 """
 
 
@@ -239,6 +243,7 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
     )
     text.append("\n" + _words("outputs") + "\n")
     text.append(f"  %block.numbers = mul i64 %inputs, {lanes * bits // 8}\n")
+    text.append(f"  %w.tile = mul i64 %block.numbers, {columns}\n")
     for column in across:
         text.append(f"  %block{column} = add i64 %block, {column}\n")
         text.append(f"  %w.off{column} = mul i64 %block{column}, %block.numbers\n")
@@ -268,6 +273,11 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
     for column in across:
         text.append(f"  %w.at{column} = getelementptr i8, ptr %w.block{column}, i64 %w.here\n")
         text.append(f"  %w{column} = load {bytes_}, ptr %w.at{column}, align 1\n")
+        if rows <= _FEW_ROWS:
+            text.append(ahead(f"w.ahead{column}", f"%w.at{column}", _AHEAD))
+        else:
+            text.append(f"  %w.next{column} = getelementptr i8, ptr %w.at{column}, i64 %w.tile\n")
+            text.append(ahead(f"w.ahead{column}", f"%w.next{column}", 0, level=2))
         if bits == 4:
             text.append(f"  %low{column} = and {bytes_} %w{column}, %fifteen\n")
             text.append(f"  %high{column} = lshr {bytes_} %w{column}, %four\n")
@@ -282,6 +292,8 @@ def _tile(products: ByteProducts, bits: int, kind: str, rows: int, columns: int,
         text.append(f"  %s.off{column} = mul i64 %s.group{column}, {2 * lanes}\n")
         text.append(f"  %s.at{column} = getelementptr half, ptr %scales, i64 %s.off{column}\n")
         text.append(f"  %l.at{column} = getelementptr half, ptr %s.at{column}, i64 {lanes}\n")
+        if rows <= _FEW_ROWS:
+            text.append(ahead(f"s.ahead{column}", f"%s.at{column}", _GROUPS_AHEAD * 4 * lanes))
         for name in (f"s{column}", f"l{column}"):
             text.append(f"  %{name}.half = load <{lanes} x half>, ptr %{name[0]}.at{column}, align 2\n")
             text.append(f"  %{name} = fpext <{lanes} x half> %{name}.half to {floats}\n")

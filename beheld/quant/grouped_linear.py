@@ -118,6 +118,10 @@ class GroupedLinear(StoredLinear):
         """Return whether inputs have their own order."""
         return self._order_K is None
 
+    def use_pages(self) -> None:
+        """See PackedWeights; before `steps`, which keep addresses."""
+        self._weights.use_pages()
+
     def work_bytes(self, rows: int) -> int:
         """See PackedWeights."""
         return self._weights.work_bytes(rows)

@@ -72,6 +72,15 @@ class LayerBuffers:
         self.work = torch.empty(work, dtype=torch.uint8)
         self.turned_TN = torch.empty(_ROWS, qkv, dtype=dtype)
         self.attended_TN = torch.empty(_ROWS, attended, dtype=dtype)
+        self._queries: tuple[tuple[int, int, int], Tensor] | None = None
+
+    def queries(self, rows: int, heads: tuple[int, int]) -> Tensor:
+        """Return the memory of rows' queries, (T, H, C), of H and K heads."""
+        key = rows, *heads
+        if self._queries is None or self._queries[0] != key:
+            turned_TNC = self.turned_TN[:rows].view(rows, heads[0] + 2 * heads[1], -1)
+            self._queries = key, turned_TNC[:, : heads[0]]
+        return self._queries[1]
 
 
 @dataclass(eq=False)
@@ -184,9 +193,7 @@ class CpuLayer(OneRowLayer):
         self._check_types(x_1TH, *angles)
         own = self._buffers
         assert own is not None, "made with the programs"
-        queries, keys = self.heads
-        turned_TNC = own.turned_TN[:rows].view(rows, queries + 2 * keys, -1)
-        if not decodes_alone(self.layer, turned_TNC[:, :queries], self.window, whole.jobs["attention"]):
+        if not decodes_alone(self.layer, own.queries(rows, self.heads), self.window, whole.jobs["attention"]):
             return None
         y_1TH = torch.empty_like(x_1TH)
         hidden, (cos, sin) = own.hidden_TH.data_ptr(), (each.contiguous() for each in angles)
@@ -285,7 +292,8 @@ class CpuLayer(OneRowLayer):
             weight_2C, eps, from_one = self.head_norms
             weights = self._weight(Norm(weight_2C.reshape(-1), eps, from_one))
             step("head_norm", False, x=own.qkv_TN, **weights, **shape)
-        turn = step(f"turn_{kind}", True, x=own.qkv_TN, turned=self.turned, **shape)
+        # The thread that turns a row stores its key and value; and a program ends when all threads have.
+        turn = step(f"turn_{kind}", False, x=own.qkv_TN, turned=self.turned, **shape)
         before_steps = taken()
         out = product(self.o, None, own.added_TH, kind)
         after_steps = [taken()]
@@ -311,7 +319,7 @@ class CpuLayer(OneRowLayer):
         after_steps[-1] += taken()
         if self.summed[1]:
             after_steps.append([])
-        ended = step(f"ended_{kind}", True, add=own.added_TH, inputs=hidden)
+        ended = step(f"ended_{kind}", False, add=own.added_TH, inputs=hidden)
         after_steps[-1] += taken()
         jobs = {"norm mlp": norm_mlp, "ended": ended}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from beheld.models import vector_linear_ir as ir
 from beheld.models.surgery.linears import linear_of
-from beheld.platform import host, jit
+from beheld.platform import host, jit, pages
 from beheld.platform.pair_products_ir import LANES
 
 # Inputs are rounded so many at a time.
@@ -132,5 +132,5 @@ def _packed(weight_NK: Tensor) -> Tensor:
         weight_NK = weight_NK.clone()
     # A pair is moved as one number of 32 bits.
     pairs = weight_NK.view(torch.int32).view(-1, LANES, inputs // 2)
-    blocks: Tensor = pairs.transpose(1, 2).contiguous().view(torch.bfloat16)
+    blocks: Tensor = pages.copied(pairs.transpose(1, 2)).view(torch.bfloat16)
     return blocks.view(-1, inputs // 2, LANES, 2)

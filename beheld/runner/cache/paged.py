@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 
 import torch
 from torch import Tensor
@@ -14,13 +12,11 @@ from beheld.attention.backend import GroupMetadata, LayerCache, LayerKey, LayerK
 from beheld.attention.float8_kv import Float8KV
 from beheld.attention.rounded_kv import RoundedKV
 from beheld.core.config import EngineConfig, KVGroup
+from beheld.platform import pages
 from beheld.platform.registry import platform_of
 
 # ModelInfo.both_ways -> GroupMetadata.ahead, where it is not "ranges".
 _AHEAD = {"joint": "joint", "whole media": "whole"}
-
-# Bytes of the pages that are asked for.
-_HUGE_PAGE = 2 << 20
 
 
 class PagedCache:
@@ -94,18 +90,9 @@ class PagedCache:
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros; in the host's memory as pages that take no memory and no time until they are written.
 
-    They are mapped here: the heap, which the allocator settings let serve up to 32 MiB, writes zeros over what it has.
+    A layer's first pages are small: the blocks of a few sequences are the first, and each layer would take a huge page
+    for their keys and one for their values.
     """
     if not platform_of(device).shares_host_memory or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    spare = _HUGE_PAGE if size >= _HUGE_PAGE else 0
-    pages = mmap.mmap(-1, size + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Kernels without such pages refuse.
-        with contextlib.suppress(OSError):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(pages, dtype=torch.uint8)
-    # A page that began before the tensor would hold the null block alone, and the first sequences' blocks another.
-    start = -whole.data_ptr() % _HUGE_PAGE if spare else 0
-    return whole[start : start + size].view(dtype).view(shape)
+    return pages.zeros(math.prod(shape) * dtype.itemsize, small=pages.HUGE_PAGE).view(dtype).view(shape)
