@@ -13,8 +13,11 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> set[str]:
-        """The names of architectures."""
-        return {name for family in registry.families().values() for name in family.architectures}
+        """The names of architectures that families state, or that were tested."""
+        known = registry.families().values()
+        return {name for family in known for name in family.architectures} | {
+            row.architecture for family in known for row in family.tested
+        }
 
     @staticmethod
     def register_model(model_arch: str, model_cls: Any) -> None:

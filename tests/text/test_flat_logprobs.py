@@ -16,7 +16,9 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(tiny.checkpoint("llama")), dtype="float32", seed=0, num_gpu_blocks_override=100) as made:
+    with LLM(
+        str(tiny.checkpoint("llama")), dtype="float32", seed=0, num_gpu_blocks_override=100, max_logprobs=-1
+    ) as made:
         yield made
 
 
