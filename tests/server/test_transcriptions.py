@@ -232,7 +232,11 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
-        ({"use_beam_search": "true"}, "use_beam_search"),
+        ({"use_beam_search": "perhaps"}, "use_beam_search"),
+        ({"use_beam_search": "true", "response_format": "srt"}, "use_beam_search"),
+        ({"use_beam_search": "true", "n": "99"}, "n"),
+        ({"n": "2"}, "n"),
+        ({"length_penalty": "2"}, "length_penalty"),
     ):
         answer = post(writing, fields)
         assert answer.status_code in (400, 404), fields
