@@ -68,7 +68,7 @@ def test_pieces_of_a_stream_make_the_whole(llm: LLM) -> None:
     assert listed is not None
     assert shown(joined) == shown(listed)
     # Another run may round otherwise.
-    values = [[[each.logprob for each in entry.values()] for entry in entries] for entries in (joined, listed)]
+    values = [[each.logprob for entry in entries for each in entry.values()] for entries in (joined, listed)]
     np.testing.assert_allclose(values[0], values[1], atol=1e-4)
 
 
