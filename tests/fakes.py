@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from beheld.core.media import MediaItem, MediaSpan
 from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import Admission, PromptLogprobs, SeqSlice, SpanView, StepPlan, StepResult, TokenLogprobs
 from beheld.core.request import LoRARequest, Request
+from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
 from tests.fake_caches import KINDS, Cell, Read
 
@@ -220,6 +221,15 @@ class FakeRunner:
         self._results: deque[StepResult] = deque()
         self._last_plan: int | None = None
 
+    def forget(self) -> None:
+        """Be a new device."""
+        self._rows.clear()
+        self._caches = [
+            KINDS[spec.kind](spec, count, self.config.block_size)
+            for spec, count in zip(self.info.kv_groups, self.capacity.num_blocks, strict=True)
+        ]
+        self._embeds.clear()
+
     # The device side of the executor's protocol.
 
     def launch(self, plan: StepPlan) -> StepPlan:
@@ -300,6 +310,13 @@ class FakeRunner:
     def on_loss(self, tell: Callable[[], None]) -> None:
         """See Executor; a test calls it."""
         self.tell_loss = tell
+
+    def sleep(self, level: int) -> None:
+        """The device forgets all that it has."""
+        self.forget()
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """There is nothing to read."""
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -534,6 +551,13 @@ class FakeExecutor(FakeRunner):
     def loras(self) -> tuple[LoRARequest, ...]:
         """See Executor."""
         return tuple(self._loras.values())
+
+    def sleep(self, level: int) -> None:
+        """The device forgets all that it has."""
+        self.forget()
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """There is nothing to read."""
 
     def close(self) -> None:
         """Nothing to give back."""

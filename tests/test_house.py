@@ -329,7 +329,7 @@ def test_plain_words_on_pages(path: Path) -> None:
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.
     "beheld/cli/vllm_flags.py": {
-        *("deepseek_v3", "kimi_k2", "minicpmv", "minimax_m2", "qwen3", "step3p5"),
+        *("deepseek_v3", "jamba", "kimi_k2", "minicpmv", "minimax", "minimax_m2", "qwen3", "step3p5"),
     },
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},
@@ -339,6 +339,7 @@ NOT_MODEL_TYPES = {
     "beheld/structured/calls.py": {"mistral"},
     "beheld/text/tools/formats.py": {
         *("mistral", "deepseek_v3", "kimi_k2", "gemma4", "jamba", "cohere", "nemotron", "lfm2", "granite"),
+        "minimax_m2",
     },
     # Names of formats of reasoning.
     "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4", "olmo3", "step3p5"},

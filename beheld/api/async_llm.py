@@ -24,32 +24,42 @@ from beheld.api.transcribe import Fallback
 from beheld.api.turn_buffer import TurnBuffer
 from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import EngineDeadError, ParamsError, StepError
+from beheld.core.errors import AsleepError, EngineDeadError, ParamsError, StepError
 from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     ClearCache,
     Died,
     Engine,
     Events,
+    LoRAAction,
     LoRAAdded,
+    LoRAsManaged,
+    ManageLoRA,
     Ping,
     Pong,
+    Profile,
+    Profiled,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Unread,
+    WakeUp,
 )
 from beheld.engine.process import Spawned
 from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
+from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.host_turns import HostTurns
 
@@ -192,6 +202,8 @@ class AsyncLLM:
         # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
         self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        # What the engine lacks, by its last word.
+        self._lacks = frozenset[EnginePart]()
         self._numbers = itertools.count()
         self._reason = "The engine is closed."
         self._engine.start(self._receive)
@@ -421,6 +433,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         fallback: Fallback | None = None,
+        beams: BeamSearchParams | None = None,
         lora_request: LoRARequest | None = None,
         client: str = "",
         cache_salt: str | None = None,
@@ -435,6 +448,7 @@ class AsyncLLM:
             order: language, task, timestamps; None for the words alone.
             sampling_params: None for greedy answers.
             fallback: when a window is sampled anew with a higher temperature; None for never.
+            beams: the words of each window are searched with these, without times; `sampling_params` has no effect.
             ended: called at the end of each of its requests with the last output and the number of tokens.
             decoded: called with the bytes of the decoded samples, which are kept to the end.
 
@@ -452,6 +466,7 @@ class AsyncLLM:
             params,
             name,
             fallback=fallback,
+            beams=beams,
             lora=lora_request,
             client=client,
             salt=cache_salt,
@@ -543,7 +558,90 @@ class AsyncLLM:
         """
         await self._ask(lambda number: AddLoRA(number, lora_request))
 
-    async def _ask(self, message: Callable[[int], Ping | AddLoRA]) -> Any:
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Remove an adapter by its number; requests that use it finish. False if it is not in memory."""
+        return (await self._manage(LoRAAction.REMOVE, lora_id)).found
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory until it is removed; False if it is not in memory."""
+        return (await self._manage(LoRAAction.PIN, lora_id)).found
+
+    async def list_loras(self) -> set[int]:
+        """The numbers of the adapters in memory."""
+        return set((await self._manage(LoRAAction.LIST, 0)).held)
+
+    async def _manage(self, action: LoRAAction, lora_id: int) -> LoRAsManaged:
+        managed: LoRAsManaged = await self._ask(lambda number: ManageLoRA(number, action, lora_id))
+        return managed
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`, see LLM.sleep; of several engines, all do.
+
+        Meanwhile requests are refused (AsleepError); at level 0, which only pauses, they wait.
+
+        Args:
+            mode: what becomes of requests that have not ended. With "abort", they end with the finish reason "abort";
+                with "wait", this waits for their ends; with "keep", they go on after `wake_up`, and those that lost
+                their memory are computed again from their start.
+
+        Raises:
+            ParamsError: there is no such level or mode.
+            ConfigError: ranks share the model.
+            EngineDeadError: the engine has died.
+        """
+        order = level_of(level), mode_of(mode)
+        self._outbox.flush()
+        await self._ask(lambda number: Sleep(number, *order))
+
+    async def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take the memory again that `sleep` gave back; `tags` as for LLM.wake_up.
+
+        Raises:
+            ParamsError: a tag is unknown.
+            ModelError, CapacityError: it sleeps on.
+            EngineDeadError: the engine has died.
+        """
+        parts = parts_of(tags)
+        await self._ask(lambda number: WakeUp(number, parts))
+
+    async def is_sleeping(self) -> bool:
+        """True if it must wake up before it answers."""
+        return bool(self._lacks)
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Begin to record what the engine computes, with torch's profiler.
+
+        Raises:
+            ParamsError: it has begun.
+        """
+        await self._ask(Profile)
+
+    async def stop_profile(self) -> None:
+        """End the record and write it into the folder that BEHELD_PROFILES or VLLM_TORCH_PROFILER_DIR names.
+
+        Raises:
+            ParamsError: nothing is recorded.
+        """
+        folder = env.PROFILES()
+        await self._ask(lambda number: Profile(number, folder))
+
+    async def pause_generation(
+        self, *, mode: str = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Pause: `sleep` at level 0, by the name that trainers use; with `clear_cache`, prefixes are forgotten."""
+        await self.sleep(0, PauseMode.WAIT if wait_for_inflight_requests else mode)
+        if clear_cache:
+            self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        await self.wake_up([EnginePart.SCHEDULING])
+
+    async def is_paused(self) -> bool:
+        """True if no step is computed, for whatever reason."""
+        return bool(self._lacks)
+
+    async def _ask(self, message: Callable[[int], Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile]) -> Any:
         """Send a message with a new number and wait for its answer."""
         self._check_alive()
         loop = self._attach()
@@ -714,6 +812,9 @@ class AsyncLLM:
         lazy_prompt: bool,
     ) -> _LiveRequest:
         self._check_alive()
+        if self._lacks & MEMORY:
+            # Before media are fetched and prepared.
+            raise AsleepError("The engine sleeps.", "Wake it up first: wake_up(), or POST /wake_up.")
         self._attach()
         started = time.monotonic()
         number = next(self._numbers)
@@ -837,7 +938,9 @@ class AsyncLLM:
         if isinstance(reply, Events):
             for event in reply.events:
                 self._push(event)
-        elif isinstance(reply, Pong | LoRAAdded):
+        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
+            if isinstance(reply, Asleep):
+                self._lacks = reply.lacks
             waiting = self._asked.get(reply.number)
             if waiting is None or waiting.done():
                 return
@@ -846,7 +949,7 @@ class AsyncLLM:
             elif reply.error is not None:
                 waiting.set_exception(reply.error)
             else:
-                waiting.set_result(None)
+                waiting.set_result(reply)
         elif isinstance(reply, Unread):
             self._fail(reply.request_ids, reply.number)
         elif isinstance(reply, Died):

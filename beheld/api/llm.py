@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from functools import partial
@@ -32,6 +32,7 @@ from beheld.core.outputs import (
 )
 from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
+from beheld.core.sleep import level_of, mode_of, parts_of
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.prompt.reader import plain_form
@@ -458,6 +459,39 @@ class LLM:
         self._live().engine.clear_prefix_cache()
         return True
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back until `wake_up`; answers after it are those that it would have given before.
+
+        Cached prefixes and embeddings are lost, and computed again when they are needed.
+
+        Args:
+            level: 0 only pauses. 1 gives back the cache of keys and values, and what a step takes; weights stay in the
+                host's memory. 2 gives back the weights as well, which are read again from their files. On a GPU, 1 does
+                so too.
+            mode: what becomes of requests that have not ended, of which `generate` and `chat` leave none.
+
+        Raises:
+            EngineError: an iterator of answers is not at its end.
+            ConfigError: ranks share the model.
+        """
+        mode_of(mode)
+        self._live().sleep(level_of(level))
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take the memory again that `sleep` gave back.
+
+        Args:
+            tags: what to bring back, of "weights", "kv_cache" and "scheduling"; None for all. Answers need all of it.
+
+        Raises:
+            ModelError, CapacityError: there is not enough memory, or no checkpoint any more; it sleeps on.
+        """
+        self._live().engine.wake_up(parts_of(tags))
+
+    def is_sleeping(self) -> bool:
+        """True if it must wake up before it answers."""
+        return bool(self._live().engine.lacks)
+
     @property
     def llm_engine(self) -> LLM:
         """The handle that scripts use to add adapters."""
@@ -696,8 +730,8 @@ def _pooling_of(given: Any, task: str | None, keep: int | None) -> PoolingParams
 
 
 def _is_one(prompts: Any) -> bool:
-    """True for a single prompt: a string, a dict, or a list of token ids."""
-    return isinstance(prompts, str | dict) or _is_ids(prompts)
+    """True for a single prompt: a string, a dict, a conversation, or a list of token ids."""
+    return isinstance(prompts, str | dict | Chat) or _is_ids(prompts)
 
 
 def _tokenization(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -720,6 +754,9 @@ def _with(prompt: Any, common: Mapping[str, Any] | None) -> Any:
     """A prompt with entries that all have; its own go first."""
     if not common:
         return prompt
+    if isinstance(prompt, Chat):
+        both = {**(common.get("mm_processor_kwargs") or {}), **(prompt.mm_processor_kwargs or {})}
+        return replace(prompt, mm_processor_kwargs=both or None)
     if isinstance(prompt, Mapping):
         both = {**(common.get("mm_processor_kwargs") or {}), **(prompt.get("mm_processor_kwargs") or {})}
         return {**common, **prompt} | ({"mm_processor_kwargs": both} if both else {})

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from beheld.core.errors import EngineDeadError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.sleep import EnginePart, PauseMode
 from beheld.engine.core import EngineCore
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     ClearCache,
     Died,
     Engine,
@@ -26,10 +28,14 @@ from beheld.engine.messages import (
     Message,
     Ping,
     Pong,
+    Profile,
+    Profiled,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Unread,
+    WakeUp,
 )
 from beheld.engine.stats import EngineStats
 
@@ -87,6 +93,31 @@ class OfflineEngine(Protocol):
 
     def clear_prefix_cache(self) -> None:
         """Clear the prefix cache."""
+
+    def sleep(self, level: int) -> None:
+        """Pause, or give memory back; no request may be left. See EngineCore.sleep.
+
+        Raises:
+            ConfigError: the engine cannot.
+        """
+
+    def wake_up(self, parts: frozenset[EnginePart]) -> None:
+        """Bring parts back.
+
+        Raises:
+            ModelError, CapacityError: it sleeps on.
+        """
+
+    @property
+    def lacks(self) -> frozenset[EnginePart]:
+        """What it lacks; nothing, if it is awake."""
+
+    def profile(self, folder: str | None) -> None:
+        """Begin to record what is computed; with a folder, end and write the record there.
+
+        Raises:
+            ParamsError: it has begun, or it has not.
+        """
 
     def read_lora(self, lora: LoRARequest) -> None:
         """Read an adapter before its request is queued, where that helps."""
@@ -164,6 +195,26 @@ class OwnEngine:
         """See OfflineEngine."""
         self.core.scheduler.clear_prefix_cache()
 
+    def sleep(self, level: int) -> None:
+        """See OfflineEngine."""
+        self.core.sleep(level)
+
+    def wake_up(self, parts: frozenset[EnginePart]) -> None:
+        """See OfflineEngine."""
+        self.core.wake_up(parts)
+
+    @property
+    def lacks(self) -> frozenset[EnginePart]:
+        """See OfflineEngine."""
+        return self.core.lacks
+
+    def profile(self, folder: str | None) -> None:
+        """See OfflineEngine."""
+        if folder is None:
+            self.core.recorder.start()
+        else:
+            self.core.recorder.stop(folder)
+
     def read_lora(self, lora: LoRARequest) -> None:
         """It is read in parallel with the engine's steps; the engine's own reading would delay them."""
         self.core.executor.read_lora(lora)
@@ -206,6 +257,7 @@ class RemoteEngines:
         self._unheard: set[str] = set()
         self._numbers = itertools.count()
         self._asked: dict[int, queue.SimpleQueue[Reply]] = {}
+        self._lacks = frozenset[EnginePart]()
         self._reason = "The engines are closed."
         engine.start(self._receive)
 
@@ -302,6 +354,31 @@ class RemoteEngines:
         self._check_alive()
         self._engine.send(ClearCache())
 
+    def sleep(self, level: int) -> None:
+        """See OfflineEngine."""
+        self._lulled(self._ask(lambda number: Sleep(number, level, PauseMode.WAIT)))
+
+    def wake_up(self, parts: frozenset[EnginePart]) -> None:
+        """See OfflineEngine."""
+        self._lulled(self._ask(lambda number: WakeUp(number, parts)))
+
+    def _lulled(self, reply: Reply) -> None:
+        assert isinstance(reply, Asleep)
+        self._lacks = reply.lacks
+        if reply.error is not None:
+            raise reply.error
+
+    @property
+    def lacks(self) -> frozenset[EnginePart]:
+        """See OfflineEngine."""
+        return self._lacks
+
+    def profile(self, folder: str | None) -> None:
+        """See OfflineEngine."""
+        reply = self._ask(lambda number: Profile(number, folder))
+        if isinstance(reply, Profiled) and reply.error is not None:
+            raise reply.error
+
     def read_lora(self, lora: LoRARequest) -> None:
         """Each engine reads the adapter while its steps run."""
 
@@ -363,7 +440,7 @@ class RemoteEngines:
             self._reason = f"The engines have died ({reply.reason})."
         elif isinstance(reply, Events) or (isinstance(reply, Unread) and reply.number is None):
             self._events.put(reply)
-        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Unread):
+        elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | Unread):
             answer = None if reply.number is None else self._asked.get(reply.number)
             if answer is not None:
                 answer.put(reply)

@@ -11,7 +11,7 @@ from beheld.api.collectors import Output, RequestCollector, collector_of, failed
 from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, Run, feature_bytes
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
-from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError
+from beheld.core.errors import AsleepError, BeheldError, EngineDeadError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, Request
@@ -125,6 +125,17 @@ class OfflineRun:
         assert isinstance(self.engine, OwnEngine), "the engines are in processes"
         return self.engine.core
 
+    def sleep(self, level: int) -> None:
+        """Let the engine sleep, see EngineCore.sleep.
+
+        Raises:
+            EngineError: a run has not ended.
+            ConfigError: the engine cannot.
+        """
+        if self._busy:
+            raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
+        self.engine.sleep(level)
+
     def results(
         self,
         jobs: Jobs,
@@ -174,6 +185,8 @@ class OfflineRun:
         """
         if self._busy:
             raise EngineError("This LLM is busy with another run.", "Finish or close that iterator first.")
+        if self.engine.lacks:
+            raise AsleepError("This LLM sleeps.", "Call wake_up() first.")
         in_flight: Any = None
         feed = Feed(jobs, self.config.prepare_threads, 2 * self.config.max_num_seqs)
         self._busy = True

@@ -73,6 +73,11 @@ class StepwiseRun(OfflineRun):
         for name in [name for name in self._live if name == job_id or name.startswith(f"{job_id}#")]:
             self._forget(name)
 
+    def cancel_all(self) -> None:
+        """End all jobs, and read what is in flight; no output follows."""
+        self._drop(self._in_flight)
+        self._in_flight = None
+
     @property
     def unfinished(self) -> int:
         """How many jobs have not ended."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from beheld.api.speech_windows import Stretch, compression, cuts, divided
 from beheld.api.word_times import last_states, word_groups
+from beheld.core.beams import BeamSearchParams
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import ParamsError, PromptError
 from beheld.core.outputs import RequestOutput
@@ -27,6 +28,7 @@ from beheld.core.speech import (
     SpeechTokens,
     SpeechWord,
 )
+from beheld.inputs.pipeline import Chat
 
 # Windows of one audio that are computed at once, where they do not depend on each other.
 _AT_ONCE = 8
@@ -44,6 +46,10 @@ class SpeechEngine(Protocol):
     @property
     def chat(self) -> Callable[..., AsyncGenerator[RequestOutput, None]]:
         """Answers a conversation."""
+
+    @property
+    def beam_search(self) -> Callable[..., AsyncGenerator[RequestOutput, None]]:
+        """Gives the likeliest answers to a prompt or a conversation."""
 
     info: ModelInfo
     config: EngineConfig
@@ -108,6 +114,7 @@ class Transcription:
         params: sampling; its `temperature` 0 allows a fallback.
         request_id: begins the names of the requests.
         fallback: see Fallback; None for none.
+        beams: the words of each window are searched with these; None for the likeliest token at each position.
         lora, client, salt: as for AsyncLLM.generate.
         ended: called at the end of each request with its last output and the number of its tokens.
         decoded: called with the bytes of the samples, which are kept to the end.
@@ -126,6 +133,7 @@ class Transcription:
         request_id: str,
         *,
         fallback: Fallback | None = None,
+        beams: BeamSearchParams | None = None,
         lora: LoRARequest | None = None,
         client: str = "",
         salt: str | None = None,
@@ -139,8 +147,14 @@ class Transcription:
                 "Ask for 'segment', or serve the model with tensor_parallel_size=1 and pipeline_parallel_size=1.",
                 param="timestamp_granularities",
             )
+        if beams is not None and (order.timestamps or order.words):
+            raise ParamsError(
+                "Times are not searched with beams.",
+                "Set response_format to json or text, or leave use_beam_search out.",
+                param="use_beam_search",
+            )
         self._llm, self._form, self._tokens, self._order = llm, form, tokens, order
-        self._params, self._fallback = params, fallback
+        self._params, self._fallback, self._beams = params, fallback, beams
         self._names = (f"{request_id}-{number}" for number in itertools.count())
         self._options: dict[str, Any] = {"client": client, "lora_request": lora}
         self._ended, self._decoded = ended, decoded
@@ -155,7 +169,9 @@ class Transcription:
         wave = await self._llm.waveform(audio, client=self._options["client"])
         self._decoded(wave.samples.nbytes)
         whole = {"seconds": wave.seconds, "given": dict(wave.given)}
-        if self._tokens is None:
+        if self._beams is not None:
+            made = self._searched(wave, self._beams)
+        elif self._tokens is None:
             made = self._independent(wave, self._form)
         elif not (self._order.timestamps or self._order.words) and wave.seconds <= self._tokens.window_s:
             made = self._one_window(wave, self._tokens)
@@ -168,9 +184,7 @@ class Transcription:
     # ------------------------------------------------------------------ models that are asked in words
 
     async def _independent(self, wave: Any, form: SpeechForm) -> AsyncGenerator[SpeechPiece, None]:
-        if self._order.prompt and form.written:
-            # Its words stand in a text whose special tokens count.
-            await self._plain_ids(self._order.prompt)
+        await self._check_prompt(form)
         windows = list(cuts(wave.samples, wave.rate, form.window_s))
         # A language that the model writes first is no part of the words.
         if len(windows) == 1 and (self._order.language or not form.marker):
@@ -185,19 +199,40 @@ class Transcription:
                     prompt = output.usage.prompt_tokens if output.finished else 0
                     yield SpeechPiece(answer.text, segments, self._order.language, 0.0, prompt, len(answer.token_ids))
             return
+
+        def ask(audio: Any) -> AsyncGenerator[RequestOutput, None]:
+            return self._asked(audio, pieces="final")
+
+        async with contextlib.aclosing(self._of_windows(wave, windows, ask, form.words)) as found:
+            async for piece in found:
+                yield piece
+
+    async def _check_prompt(self, form: SpeechForm) -> None:
+        if self._order.prompt and form.written:
+            # Its words stand in a text whose special tokens count.
+            await self._plain_ids(self._order.prompt)
+
+    async def _of_windows(
+        self,
+        wave: Any,
+        windows: Sequence[tuple[int, int]],
+        ask: Callable[[Any], AsyncGenerator[RequestOutput, None]],
+        words: Callable[[str, SpeechOrder], tuple[str, str]],
+    ) -> AsyncGenerator[SpeechPiece, None]:
+        """Ask for each window by itself; `words` finds the words and their language in an answer."""
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def whole(start: int, stop: int) -> RequestOutput:
             async with room:
-                return await _last(self._asked((wave.samples[start:stop], wave.rate), pieces="final"))
+                return await _last(ask((wave.samples[start:stop], wave.rate)))
 
         tasks = [asyncio.ensure_future(whole(*window)) for window in windows]
         try:
             for index, ((start, stop), task) in enumerate(zip(windows, tasks, strict=True)):
                 output = await task
-                (answer,) = output.outputs
-                words, language = form.words(answer.text, self._order)
-                text = words.strip()
+                answer = output.outputs[0]
+                spoken, language = words(answer.text, self._order)
+                text = spoken.strip()
                 segment = SpeechSegment(index, start / wave.rate, stop / wave.rate, text)
                 shown = text if not index or not text or language in SPACELESS else " " + text
                 count = len(answer.token_ids)
@@ -207,19 +242,50 @@ class Transcription:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    # ------------------------------------------------------------------ beams
+
+    async def _searched(self, wave: Any, beams: BeamSearchParams) -> AsyncGenerator[SpeechPiece, None]:
+        """Search the likeliest words of each window."""
+        tokens, form, language = self._tokens, self._form, ""
+        windows = list(cuts(wave.samples, wave.rate, form.window_s if tokens is None else tokens.window_s))
+        prompt: list[int] = []
+        if tokens is None:
+            await self._check_prompt(form)
+        else:
+            start, stop = windows[0]
+            language = await self._language((wave.samples[start:stop], wave.rate), tokens)
+            prompt = await self._prompt(language, tokens, timestamps=False)
+
+        def words(text: str, order: SpeechOrder) -> tuple[str, str]:
+            return form.words(text, order) if tokens is None else (text, language)
+
+        def ask(audio: Any) -> AsyncGenerator[RequestOutput, None]:
+            asked = self._question(audio) if tokens is None else self._decoder_prompt(prompt, audio)
+            return self._counted(self._llm.beam_search(asked, beams, next(self._names), **self._options))
+
+        async with contextlib.aclosing(self._of_windows(wave, windows, ask, words)) as found:
+            async for piece in found:
+                yield piece
+
     def _asked(self, audio: Any, pieces: str) -> AsyncGenerator[RequestOutput, None]:
         """Ask for the words of one window."""
+        asked, options = self._question(audio), self._options | {"pieces": pieces}
+        if isinstance(asked, Chat):
+            return self._counted(
+                self._llm.chat(asked.messages, self._params, next(self._names), **options, **self._salt)
+            )
+        return self._counted(self._llm.generate(asked, self._params, next(self._names), **options))
+
+    def _question(self, audio: Any) -> dict[str, Any] | Chat:
+        """A prompt or a conversation that asks for the words of one window."""
         text = self._form.text(self._order)
-        options = self._options | {"pieces": pieces}
         if self._form.written:
-            prompt = {"prompt": text, "multi_modal_data": {"audio": audio}, **self._salt}
-            return self._counted(self._llm.generate(prompt, self._params, next(self._names), **options))
+            return {"prompt": text, "multi_modal_data": {"audio": audio}, **self._salt}
         if self._order.prompt:
             text += f"\nText before it: {self._order.prompt}"
         # Of some families, the template itself asks.
         content = [{"type": "audio", "audio": audio}, *([{"type": "text", "text": text}] if text else [])]
-        messages = [{"role": "user", "content": content}]
-        return self._counted(self._llm.chat(messages, self._params, next(self._names), **options, **self._salt))
+        return Chat([{"role": "user", "content": content}], **self._salt)
 
     # ------------------------------------------------------------------ models that are asked by tokens
 
@@ -414,8 +480,11 @@ class Transcription:
     def _continued(
         self, prompt: Sequence[int], audio: Any, params: SamplingParams, pieces: str
     ) -> AsyncGenerator[RequestOutput, None]:
-        asked = {"prompt_token_ids": list(prompt), "multi_modal_data": {"audio": audio}, **self._salt}
+        asked = self._decoder_prompt(prompt, audio)
         return self._counted(self._llm.generate(asked, params, next(self._names), pieces=pieces, **self._options))
+
+    def _decoder_prompt(self, prompt: Sequence[int], audio: Any) -> dict[str, Any]:
+        return {"prompt_token_ids": list(prompt), "multi_modal_data": {"audio": audio}, **self._salt}
 
     async def _counted(self, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[RequestOutput, None]:
         count = 0

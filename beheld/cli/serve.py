@@ -20,6 +20,7 @@ from beheld.flags.engine import add_engine_flags
 from beheld.mote import UNKNOWN
 from beheld.platform import host
 from beheld.platform.probe import has_accelerator
+from beheld.utils import env
 from beheld.utils.allocator import share_arenas
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
@@ -230,6 +231,12 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in said:
             said[name] = _words(said[name], name)
+    for name, variable in (("operator_routes", env.OPERATOR_ROUTES), ("changes_loras", env.CHANGE_LORAS)):
+        said[name] = said.get(name, False) or variable()
+    if said["changes_loras"] and not engine.get("enable_lora"):
+        raise ConfigError(
+            "--allow-runtime-lora-updating needs adapters.", "Add --enable-lora.", param="allow_runtime_lora_updating"
+        )
     # `--root-path /` is none.
     said |= {"root_path": ""} if said.get("root_path") == "/" else {}
     return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, allowed_hosts=hosts, **said)

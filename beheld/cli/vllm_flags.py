@@ -43,14 +43,13 @@ FLAGS: dict[str, VllmOption] = {
     "enable-flash-late-interaction": VllmOption("one way of late interaction is there, and scores are the same"),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
-    "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1),
+    "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1, only=("1",)),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
     "tool-parser-plugin": VllmOption(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),
-    "enable-server-load-tracking": VllmOption(remedy="Leave it out; /metrics tells of the load."),
+    "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
     "enable-per-request-metrics": VllmOption(remedy="Leave it out; /metrics has the times of requests."),
-    "enable-tokenizer-info-endpoint": VllmOption(remedy="Leave it out; /tokenize answers for the tokenizer."),
     "enable-scale-out": VllmOption(remedy="Use --data-parallel-size."),
     "sse-keep-alive-interval": VllmOption(
         "streams have no comments", "Leave it out; a stream that was cut can be taken up again.", values=1, only=("0",)
@@ -116,6 +115,8 @@ SAME: dict[str, dict[str, str]] = {
         "llama4_pythonic": "pythonic",
         "qwen3_json": "hermes",
         "step3p5": "qwen3_coder",
+        "hunyuan_a13b": "jamba",
+        "minimax": "jamba",
     },
 }
 

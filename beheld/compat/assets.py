@@ -185,3 +185,37 @@ def _from_dataset(file: str) -> bytes:
         return Path(hf_hub_download(VIDEO_DATASET, file, repo_type="dataset")).read_bytes()
     except Exception as error:
         raise FetchError(f"the dataset {VIDEO_DATASET!r} cannot be read ({type(error).__name__}).") from error
+
+
+def video_to_ndarrays(path: str, num_frames: int = -1) -> Any:
+    """The frames of a video file, uint8 (frames, height, width, 3) in RGB; -1 for all.
+
+    Raises:
+        MediaError: it is no video.
+    """
+    return _clip_of(path, num_frames).frames
+
+
+def video_to_pil_images_list(path: str, num_frames: int = -1) -> list[Any]:
+    """The frames of a video file as PIL images.
+
+    Raises:
+        MediaError: it is no video.
+    """
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in _clip_of(path, num_frames).frames]
+
+
+def video_get_metadata(path: str, num_frames: int = -1) -> dict[str, Any]:
+    """The timing metadata of these frames of a video file.
+
+    Raises:
+        MediaError: it is no video.
+    """
+    return media.frames_and_metadata(_clip_of(path, num_frames))[1]
+
+
+def _clip_of(path: str, num_frames: int) -> video.Clip:
+    sampling = video.FrameSampling.of({"num_frames": num_frames})
+    return video.open_bytes(Path(path).read_bytes(), sampling, _LIMITS)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,9 @@ from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import LoRARequest
+from beheld.core.sleep import EnginePart, PauseMode, mode_of
+from beheld.inputs.pipeline import Chat
+from beheld.utils import env
 
 
 class ScriptLLM(LLM):
@@ -26,7 +28,6 @@ class ScriptLLM(LLM):
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         super().__init__(model, **options)
-        self._profile: Any = None
         self._queued: list[Callable[[], list[Any]]] = []
         self._engine: ScriptEngine | None = None
         self._reloading: str | None = None
@@ -58,11 +59,12 @@ class ScriptLLM(LLM):
         return metrics.of(self.stats(), str(self._args.model or "mote"))
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Begin to record with torch's profiler."""
-        from torch.profiler import profile
+        """Begin to record with torch's profiler, in the engine's thread or processes.
 
-        self._profile = profile()
-        self._profile.start()
+        Raises:
+            ParamsError: it has begun.
+        """
+        self._live().engine.profile(None)
 
     def stop_profile(self) -> None:
         """End the record and write it into the folder VLLM_TORCH_PROFILER_DIR, as a trace for Chrome and Perfetto.
@@ -70,13 +72,17 @@ class ScriptLLM(LLM):
         Raises:
             ParamsError: nothing is recorded.
         """
-        if self._profile is None:
-            raise ParamsError("No profile is being recorded.", "Call start_profile first.")
-        made, self._profile = self._profile, None
-        made.stop()
-        folder = Path(os.environ.get("VLLM_TORCH_PROFILER_DIR", "vllm_profile"))
-        folder.mkdir(parents=True, exist_ok=True)
-        made.export_chrome_trace(str(folder / f"beheld-{os.getpid()}.pt.trace.json"))
+        self._live().engine.profile(env.PROFILES())
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """As LLM.sleep; requests that a script steps end, as `mode` says.
+
+        Raises:
+            ParamsError: such requests are left that another mode than "abort" would keep.
+        """
+        if self._engine is not None:
+            self._engine.end_requests(mode)
+        super().sleep(level, mode)
 
     def enqueue(self, prompts: Any, sampling_params: Any = None, use_tqdm: Any = True, **options: Any) -> None:
         """Keep prompts for `wait_for_completion`; arguments as for `generate`."""
@@ -90,6 +96,34 @@ class ScriptLLM(LLM):
         """Answer what was enqueued; returns the outputs in order."""
         queued, self._queued = self._queued, []
         return [output for answer in queued for output in answer()]
+
+    def preprocess_chat(
+        self,
+        messages: Any,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: Any = None,
+    ) -> list[Chat]:
+        """Prompts of one conversation or of several, for `generate`, which answers them as `chat` does."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        return [
+            Chat(
+                each,
+                chat_template=chat_template or self._args.chat_template,
+                content_format=chat_template_content_format,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+                mm_processor_kwargs=mm_processor_kwargs,
+            )
+            for each in (messages if several else [messages])
+        ]
 
     def reset_mm_cache(self) -> None:
         """Nothing to do: media are known by their content, so no entry of the cache is ever out of date."""
@@ -114,6 +148,10 @@ class ScriptLLM(LLM):
             self._reloading = _load_format(*args, **(kwargs or {}))
             return [None]
         if method == "reload_weights" and not args and not kwargs:
+            lacks = self._live().engine.lacks
+            if self._reloading is None and EnginePart.KV_CACHE in lacks and EnginePart.WEIGHTS not in lacks:
+                # `wake_up` has just read them.
+                return [None]
             options = {each.name: getattr(self._args, each.name) for each in fields(EngineArgs)}
             self.close()
             self._engine = None
@@ -179,6 +217,20 @@ class ScriptEngine:
     def get_num_unfinished_requests(self) -> int:
         """How many requests have not ended."""
         return self._run.unfinished
+
+    def end_requests(self, mode: str) -> None:
+        """End all requests before the engine sleeps; no outputs follow.
+
+        Raises:
+            ParamsError: there are some, and the mode is another than "abort".
+        """
+        if self._run.unfinished and mode_of(mode) is not PauseMode.ABORT:
+            raise ParamsError(
+                f"mode={mode!r} needs an engine that runs by itself.",
+                "Call step until has_unfinished_requests is False.",
+                param="mode",
+            )
+        self._run.cancel_all()
 
     def abort_request(self, request_ids: str | Iterable[str], internal: bool = False) -> None:
         """End requests; no outputs follow."""

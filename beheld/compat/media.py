@@ -14,19 +14,22 @@ from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
 _LIMITS = MediaLimits()
+_RULES = FetchRules(limits=_LIMITS)
 
 
-def fetch_image(image_url: str, *, image_mode: str = "RGB") -> Any:
+def fetch_image(image_url: str, *, image_mode: str = "RGB", rules: FetchRules = _RULES) -> Any:
     """Fetch an image from an http(s) or data URL; the result is a PIL image, upright, in RGB unless a mode is given.
 
     Raises:
         MediaError: the URL is forbidden or unreachable, or its content is not an image.
     """
-    image = decode.open_bytes(_bytes(image_url, "image"), _LIMITS).image
+    image = decode.open_bytes(_bytes(image_url, "image", rules), _LIMITS).image
     return image if image_mode == "RGB" else convert_image_mode(image, image_mode)
 
 
-def fetch_video(video_url: str, *, num_frames: int | None = None, fps: float | None = None) -> tuple[Any, dict]:
+def fetch_video(
+    video_url: str, *, num_frames: int | None = None, fps: float | None = None, rules: FetchRules = _RULES
+) -> tuple[Any, dict]:
     """Fetch a video from a URL; return its frames (frames, height, width, 3) and their timing metadata.
 
     The pair is a valid "video" item for `generate`.
@@ -36,16 +39,17 @@ def fetch_video(video_url: str, *, num_frames: int | None = None, fps: float | N
         ParamsError: num_frames or fps is out of range.
     """
     options = {name: value for name, value in (("num_frames", num_frames), ("fps", fps)) if value is not None}
-    return frames_and_metadata(video.open_bytes(_bytes(video_url, "video"), video.FrameSampling.of(options), _LIMITS))
+    data = _bytes(video_url, "video", rules)
+    return frames_and_metadata(video.open_bytes(data, video.FrameSampling.of(options), _LIMITS))
 
 
-def fetch_audio(audio_url: str) -> tuple[Any, int]:
+def fetch_audio(audio_url: str, *, rules: FetchRules = _RULES) -> tuple[Any, int]:
     """Fetch audio from a URL; return the samples (mono, float32) and their rate in Hz.
 
     Raises:
         MediaError: the URL is forbidden or unreachable, or its content is not audio.
     """
-    wave = audio.open_bytes(_bytes(audio_url, "audio"), _LIMITS)
+    wave = audio.open_bytes(_bytes(audio_url, "audio", rules), _LIMITS)
     return wave.samples, wave.rate
 
 
@@ -94,9 +98,9 @@ def frames_and_metadata(clip: video.Clip) -> tuple[Any, dict]:
     return clip.frames, metadata
 
 
-def _bytes(url: str, modality: str) -> bytes:
+def _bytes(url: str, modality: str, rules: FetchRules) -> bytes:
     try:
-        return fetch(url, modality, FetchRules(limits=_LIMITS)).data
+        return fetch(url, modality, rules).data
     except FetchError as error:
         if not url.lower().startswith(("http://", "https://")):
             raise

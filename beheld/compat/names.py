@@ -7,6 +7,7 @@ from collections.abc import Mapping
 _LLM = {"LLM": "beheld.compat.llm:ScriptLLM"}
 _ENGINE = {"LLMEngine": "beheld.compat.llm:ScriptEngine"}
 _ASYNC_ENGINE = {"AsyncLLMEngine": "beheld.compat.async_engine:ScriptAsyncLLM"}
+_REGISTRY = {"ModelRegistry": "beheld.compat.registry:ModelRegistry"}
 _ARGS = {
     "AsyncEngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
     "EngineArgs": "beheld.compat.engine_args:ScriptEngineArgs",
@@ -54,6 +55,7 @@ _PROMPT_PARTS = {
         *("MultiModalDataDict", "MultiModalUUIDDict", "SingletonPrompt"),
     )
 }
+_UUID = {"random_uuid": "beheld.compat.network:random_uuid"}
 _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_chat_template_fallback_path"}
 
 _TEMPLATE_FILE = {"load_chat_template": "beheld.compat.templates:load_chat_template"}
@@ -66,11 +68,15 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     | _PARAMS
     | _OUTPUTS
     | _PROMPTS
+    | _REGISTRY
     | {"__version__": "beheld:__version__"},
     "vllm.assets": {},
     "vllm.assets.audio": {"AudioAsset": "beheld.compat.assets:AudioAsset"},
     "vllm.assets.image": {"ImageAsset": "beheld.compat.assets:ImageAsset"},
-    "vllm.assets.video": {"VideoAsset": "beheld.compat.assets:VideoAsset"},
+    "vllm.assets.video": {
+        name: f"beheld.compat.assets:{name}"
+        for name in ("VideoAsset", "video_get_metadata", "video_to_ndarrays", "video_to_pil_images_list")
+    },
     "vllm.beam_search": _BEAMS,
     "vllm.benchmarks": {},
     "vllm.benchmarks.datasets": {
@@ -96,12 +102,16 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
     "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
-    "vllm.logprobs": {"Logprob": "beheld.core.outputs:Logprob"},
+    "vllm.logprobs": {
+        "Logprob": "beheld.core.outputs:Logprob",
+        "FlatLogprobs": "beheld.core.flat_logprobs:FlatLogprobs",
+    },
     "vllm.lora": {},
     "vllm.lora.request": _LORA,
     "vllm.model_executor": {},
     "vllm.model_executor.model_loader": {"ShardedStateLoader": "beheld.compat.parts:ShardedStateLoader"},
-    "vllm.model_executor.models": {},
+    "vllm.model_executor.models": _REGISTRY,
+    "vllm.model_executor.models.registry": _REGISTRY,
     "vllm.model_executor.models.deepseek_ocr": {
         "NGramPerReqLogitsProcessor": "beheld.compat.ngram:NGramPerReqLogitsProcessor"
     },
@@ -111,9 +121,11 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "rgba_to_rgb": "beheld.compat.encoding:rgba_to_rgb",
         "rescale_image_size": "beheld.compat.encoding:rescale_image_size",
     },
-    "vllm.multimodal.media": {},
+    "vllm.multimodal.media": {"MediaConnector": "beheld.compat.connector:MediaConnector"},
+    "vllm.multimodal.media.connector": {"MediaConnector": "beheld.compat.connector:MediaConnector"},
     "vllm.multimodal.media.audio": {"load_audio": "beheld.compat.media:load_audio"},
     "vllm.multimodal.utils": {
+        "MediaConnector": "beheld.compat.connector:MediaConnector",
         "fetch_audio": "beheld.compat.media:fetch_audio",
         "fetch_image": "beheld.compat.media:fetch_image",
         "fetch_video": "beheld.compat.media:fetch_video",
@@ -134,6 +146,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.renderers.chat_utils": _TEMPLATE_FILE,
     "vllm.sampling_params": {
         "BeamSearchParams": "beheld.core.beams:BeamSearchParams",
+        "GuidedDecodingParams": "beheld.compat.grammars:GuidedDecodingParams",
         "RequestOutputKind": "beheld.core.params:RequestOutputKind",
         "SamplingParams": _PARAMS["SamplingParams"],
         "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
@@ -141,8 +154,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     },
     "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},
     # Old and new homes of the parser and of the port.
-    "vllm.utils": _PARSER | _PORT,
+    "vllm.utils": _PARSER | _PORT | _UUID,
     "vllm.utils.argparse_utils": _PARSER,
+    "vllm.utils.uuid_utils": _UUID,
     "vllm.utils.network_utils": _PORT,
     "vllm.utils.print_utils": {"print_embeddings": "beheld.compat.processes:print_embeddings"},
     "vllm.utils.serial_utils": {
@@ -183,7 +197,6 @@ ABSENT: Mapping[str, str] = {
     "vllm.forward_context": _PROCESSES,
     "vllm.model_executor.model_loader.utils": _SAME_WEIGHTS,
     "vllm.model_executor.model_loader.tensorizer": "Weights are read from safetensors.",
-    "vllm.ModelRegistry": "A model is added as a family: docs/how-to/add-a-model.md.",
     "vllm.v1.core": _PROCESSES,
     "vllm.v1.kv_cache_interface": _PROCESSES,
     "vllm.v1.metrics.loggers": "/metrics has the figures.",

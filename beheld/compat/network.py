@@ -1,8 +1,9 @@
-"""What scripts ask of the network: a port that nothing uses."""
+"""What scripts ask of the machine: a port that nothing uses, its address, and a name that nothing has."""
 
 from __future__ import annotations
 
 import socket
+import uuid
 
 
 def get_open_port() -> int:
@@ -33,3 +34,8 @@ def get_ip() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def random_uuid() -> str:
+    """32 random hexadecimal digits."""
+    return uuid.uuid4().hex

@@ -21,6 +21,7 @@ BeheldError
     |   `-- CulpritError           its step failed because of it: it fails alone as well
     |-- WorkerError                the process that prepared this request ended or could not start
     |-- CapacityError              the model or a request does not fit into memory
+    |-- AsleepError                the engine sleeps and accepts no request until it is woken up
     `-- EngineDeadError            the engine has stopped and accepts no more work
 """
 
@@ -226,6 +227,12 @@ class CapacityError(EngineError):
     """The model or one request does not fit into memory."""
 
     stage = "capacity"
+
+
+class AsleepError(EngineError):
+    """The engine sleeps: it has given its memory back, and accepts no request until it is woken up."""
+
+    stage = "asleep"
 
 
 class EngineDeadError(EngineError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from beheld.core.errors import BeheldError
 from beheld.core.grounding import GroundedObject
@@ -80,6 +80,7 @@ class CompletionOutput:
     """One answer. Field names follow vLLM's class of the same name, with one addition.
 
     Attributes:
+        logprobs: of each token, the candidates by their ids; FlatLogprobs where `flat_logprobs` asks for that.
         grounding: what a finished answer located in images, in their pixels; None unless it was asked for.
     """
 
@@ -144,6 +145,8 @@ class RequestOutput:
         milliseconds: time per stage ("prepare", "first_token", "total"; the last two count from the start). AsyncLLM
             adds "queue", "prefill" and "decode", which follow one another after "prepare".
         metrics: the same times under vLLM's names.
+        encoder_prompt, encoder_prompt_token_ids: always None: what an encoder reads stands in `media`, and its text is
+            that of the request.
     """
 
     request_id: str
@@ -159,6 +162,14 @@ class RequestOutput:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     metrics: RequestMetrics | None = None
     prompt_entries: PromptEntries | None = None
+
+    encoder_prompt: ClassVar[str | None] = None
+    encoder_prompt_token_ids: ClassVar[list[int] | None] = None
+
+    @property
+    def num_cache_creation_tokens(self) -> int:
+        """Prompt tokens that no cached prefix covered: they were computed, and later prompts may share them."""
+        return max(0, len(self.prompt_token_ids or ()) - self.num_cached_tokens)
 
     @property
     def usage(self) -> Usage:

@@ -226,7 +226,9 @@ class SamplingParams:
 
     numpy's numbers are accepted and become Python's. `logprobs` and `prompt_logprobs` of -1 report the whole
     vocabulary, which max_logprobs must allow. `logprob_token_ids` names the tokens that are reported in place of the
-    likeliest, up to 128; they have no rank.
+    likeliest, up to 128; they have no rank. With `flat_logprobs`, log-probabilities are FlatLogprobs in place of lists.
+    `max_tokens` may be 0 where `prompt_logprobs` is asked. `guided_decoding` is the older name of
+    `structured_outputs`, which has its value once it is made.
 
     Raises:
         ParamsError: a keyword is unknown or a value is wrong; the error names the parameter. The constructor raises it,
@@ -253,6 +255,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -266,6 +269,7 @@ class SamplingParams:
     repetition_detection: RepetitionDetectionParams | None = None
     thinking_token_budget: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    guided_decoding: StructuredOutputs | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
         """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
@@ -275,6 +279,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise ParamsError(
+                    "guided_decoding is the older name of structured_outputs.", "Give one.", param="guided_decoding"
+                )
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         self.verify()
 
     def verify(self) -> None:
@@ -287,7 +297,9 @@ class SamplingParams:
         self.n = whole("n", self.n, 1)
         if self.best_of is not None and self.best_of != self.n:
             raise ParamsError("best_of is not supported.", "Ask for n answers and choose.", param="best_of")
-        self.max_tokens = whole("max_tokens", self.max_tokens, 1, optional=True)
+        # An answer without tokens leaves the prompt's log-probabilities.
+        fewest = 1 if self.prompt_logprobs is None else 0
+        self.max_tokens = whole("max_tokens", self.max_tokens, fewest, optional=True)
         self.min_tokens = whole("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ParamsError(

@@ -120,7 +120,7 @@ _accepted(
     switches="fully_sharded_loras specialize_active_lora enable_mixed_moe_lora_format",
 )
 _accepted(
-    "`enable_sleep_mode` is refused, and this depends on it",
+    "a sleeping engine gives all back but weights in the host's memory, and captures graphs anew",
     "sleep_mode_backend sleep_preserve_parameter_names",
     "sleep_mode_offload_cudagraph",
 )

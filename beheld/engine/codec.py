@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beheld.core import config, grounding, media, outputs, params, plan, repetition, request
+from beheld.core import config, grounding, media, outputs, params, plan, repetition, request, sleep
 from beheld.engine import columns, messages, stats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
@@ -30,6 +30,15 @@ CODEC = Codec(
             messages.Failed,
         ),
         *(messages.AddLoRA, messages.LoRAAdded, messages.ManageLoRA, messages.LoRAAction, messages.LoRAsManaged),
+        *(
+            messages.Sleep,
+            messages.WakeUp,
+            messages.Asleep,
+            messages.Profile,
+            messages.Profiled,
+            sleep.EnginePart,
+            sleep.PauseMode,
+        ),
         *(messages.TryItems, messages.Tried, columns.EventColumns),
         *(stats.EngineStats, SchedulerStats),
     )

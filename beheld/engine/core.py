@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import EngineDeadError, StatesLostError
+from beheld.core.errors import AsleepError, EngineDeadError, StatesLostError
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
+from beheld.core.sleep import MEMORY, EnginePart, lost_at
+from beheld.engine.profile import Recorder
 from beheld.engine.stats import EngineStats
 from beheld.executor.executor import Executor
 from beheld.scheduler.scheduler import Scheduler
@@ -58,6 +60,11 @@ class EngineCore:
         self._steps = 0
         self._retried = 0
         self._death: EngineDeadError | None = None
+        # What it lacks while it sleeps or is paused.
+        self._lacks: frozenset[EnginePart] = frozenset()
+        self.recorder = Recorder()
+        # It will sleep once some requests have ended.
+        self.falls_asleep = False
         self._encode_s = 0.0
         # When the last result was read.
         self._read_s = 0.0
@@ -69,9 +76,11 @@ class EngineCore:
 
         Raises:
             UserError, CapacityError: the request can never run.
+            AsleepError: the engine sleeps.
             EngineDeadError: the engine has stopped.
         """
         self._check_alive()
+        self.check_awake()
         if request.lora is not None:
             request = dataclasses.replace(request, lora=self.executor.add_lora(request.lora))
         self.scheduler.add(request)
@@ -128,7 +137,7 @@ class EngineCore:
         return self.executor.missing(item.digest for item in plan.encode)
 
     def _step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
-        plan = self.scheduler.schedule()
+        plan = None if self._lacks else self.scheduler.schedule()
         if plan is not None and self.grammars is not None:
             plan = self.grammars.masked(plan)
         steps = () if in_flight is None else in_flight.steps
@@ -138,6 +147,68 @@ class EngineCore:
         if steps and (plan is None or len(steps) > self._depth):
             events, steps = self._update(steps[0]), steps[1:]
         return InFlight(steps) if steps else None, events
+
+    @property
+    def has_work(self) -> bool:
+        """True if a step can compute something: not while it sleeps or is paused."""
+        return not self._lacks and self.scheduler.has_work
+
+    @property
+    def lacks(self) -> frozenset[EnginePart]:
+        """What it lacks: nothing, if it is awake; steps alone, if it is paused."""
+        return self._lacks
+
+    def check_awake(self) -> None:
+        """Check that a request may wait here.
+
+        Raises:
+            AsleepError: the engine sleeps.
+        """
+        if self.falls_asleep or self._lacks & MEMORY:
+            raise AsleepError("The engine sleeps.", "Wake it up first: wake_up(), or POST /wake_up.")
+
+    def settle(self, in_flight: InFlight | None) -> list[TokenEvent]:
+        """Read the results of all launched steps, and launch no other.
+
+        Raises:
+            EngineDeadError: as `step`.
+        """
+        self._check_alive()
+        return [event for step in (() if in_flight is None else in_flight.steps) for event in self._update(step)]
+
+    def sleep(self, level: int) -> None:
+        """Pause; with level 1 or 2, give memory back, see Executor.sleep. No step may be in flight.
+
+        Sequences that are left go on after `wake_up`: those of level 0 as they are, others from their start.
+
+        Raises:
+            ConfigError: the executor cannot; nothing has changed.
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        lost = lost_at(level)
+        if lost & MEMORY and not self._lacks & MEMORY:
+            self.executor.sleep(level)
+            self.scheduler.lose_device()
+            logger.info("The engine sleeps at level %d.", level)
+        self._lacks |= lost
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """Bring these parts back; with the last but steps, steps come back, too.
+
+        Raises:
+            ModelError, CapacityError: it sleeps on.
+            EngineDeadError: the engine has stopped.
+        """
+        self._check_alive()
+        if not self._lacks:
+            return
+        if self._lacks & MEMORY:
+            self.executor.wake_up(parts)
+        left = (self._lacks - frozenset(parts)) & MEMORY
+        if not left and self._lacks & MEMORY:
+            logger.info("The engine has woken up.")
+        self._lacks = left | {EnginePart.SCHEDULING} if left else frozenset()
 
     @property
     def alive(self) -> bool:

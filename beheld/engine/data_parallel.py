@@ -9,6 +9,8 @@ What each message does:
 | Ping | all; one answer with the sums and a report of each, after a short wait for the slow ones |
 | AddLoRA | all, and every engine that starts later; one answer, with the first error |
 | ManageLoRA | all; one answer: whether one of them had the adapter, and the adapters of all |
+| Sleep, WakeUp | all, and Sleep every engine that starts meanwhile; one answer: all that one of them lacks |
+| Profile | all; one answer, with the first error |
 | ClearCache | all |
 | Close | all |
 
@@ -31,9 +33,11 @@ from typing import Protocol
 from beheld.core.errors import BeheldError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
+from beheld.core.sleep import MEMORY, EnginePart, PauseMode, lost_at
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     ClearCache,
     Died,
     Engine,
@@ -45,10 +49,14 @@ from beheld.engine.messages import (
     Message,
     Ping,
     Pong,
+    Profile,
+    Profiled,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Unread,
+    WakeUp,
 )
 from beheld.engine.routing import Route, Router
 from beheld.engine.stats import EngineReport, EngineState, EngineStats, total
@@ -139,6 +147,8 @@ class DataParallelEngines:
         self._calls: dict[int, _Call] = {}
         # The adapters that an engine must read when it starts, by number.
         self._loras: dict[int, AddLoRA] = {}
+        # What made the others sleep, in order; nothing while all are awake.
+        self._asleep: list[Sleep | WakeUp] = []
         self._member_by_id: dict[str, _Member] = {}
         # Reentrant: a message to an engine that cannot be sent is answered in the same thread.
         self._lock = threading.RLock()
@@ -244,7 +254,14 @@ class DataParallelEngines:
             self._loras[message.lora.lora_int_id] = message
         elif isinstance(message, ManageLoRA) and message.action is LoRAAction.REMOVE:
             self._loras.pop(message.lora_int_id, None)
-        if isinstance(message, Ping | AddLoRA | ManageLoRA):
+        elif isinstance(message, Sleep):
+            if lost_at(message.level) & MEMORY:
+                self._router.forget_prefixes()
+            # An engine that starts has no request to wait for.
+            self._asleep = [*self._asleep, replace(message, mode=PauseMode.ABORT)]
+        elif isinstance(message, WakeUp):
+            self._asleep = [*self._asleep, message] if self._asleep else []
+        if isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile):
             self._calls[message.number] = _Call(set(serving))
         for index in serving:
             self._send_to(index, message)
@@ -272,7 +289,7 @@ class DataParallelEngines:
                 replies = self._died(index, reply.reason)
             elif isinstance(reply, Unread):
                 replies = self._unread(index, member, reply)
-            elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged):
+            elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
                 replies = self._answered(index, reply.number, reply)
             else:
                 raise AssertionError(f"engines do not send {type(reply).__name__} here")
@@ -353,6 +370,15 @@ class DataParallelEngines:
         unread = any(isinstance(reply, Unread) for reply in call.replies)
         if unread or not call.replies:
             return [Unread((), number)]
+        profiled = [reply for reply in call.replies if isinstance(reply, Profiled)]
+        if profiled:
+            return [Profiled(number, next((reply.error for reply in profiled if reply.error is not None), None))]
+        asleep = [reply for reply in call.replies if isinstance(reply, Asleep)]
+        if asleep:
+            lacks = frozenset[EnginePart]().union(*(reply.lacks for reply in asleep))
+            if not lacks:
+                self._asleep = []
+            return [Asleep(number, lacks, next((reply.error for reply in asleep if reply.error is not None), None))]
         if managed:
             held = {lora for reply in managed for lora in reply.held}
             error = next((reply.error for reply in managed if reply.error is not None), None)
@@ -454,7 +480,7 @@ class DataParallelEngines:
                 member.restarts += 1
                 member.started = time.monotonic()
                 self._start(index, engine)
-                for message in self._loras.values():
+                for message in (*self._loras.values(), *self._asleep):
                     engine.send(message)
                 logger.info("Engine %d serves again.", index)
         if not joins:

@@ -7,6 +7,7 @@ import json
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     Events,
     LoRAAdded,
     LoRAsManaged,
@@ -14,10 +15,14 @@ from beheld.engine.messages import (
     Message,
     Ping,
     Pong,
+    Profile,
+    Profiled,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Unread,
+    WakeUp,
 )
 from beheld.sandbox.link import MAX_LABEL_BYTES
 
@@ -35,7 +40,9 @@ def label_of(message: Message | Reply) -> bytes:
         ids = [message.request_id]
     elif isinstance(message, Events):
         ids = [event.request_id for event in message.events]
-    numbered = Ping | Pong | AddLoRA | LoRAAdded | ManageLoRA | LoRAsManaged
+    numbered = (
+        Ping | Pong | AddLoRA | LoRAAdded | ManageLoRA | LoRAsManaged | Sleep | WakeUp | Asleep | Profile | Profiled
+    )
     number = message.number if isinstance(message, numbered) else None
     label = _encoded([number, *ids]).encode()
     while len(label) > MAX_LABEL_BYTES:

@@ -12,11 +12,13 @@ from beheld.core.errors import BeheldError, EngineDeadError, EngineError, Params
 from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.sleep import MEMORY, PauseMode, lost_at
 from beheld.engine.core import EngineCore, InFlight
 from beheld.engine.held_tokens import HeldTokens
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     ClearCache,
     Close,
     Died,
@@ -31,14 +33,18 @@ from beheld.engine.messages import (
     Ping,
     Pong,
     Prepared,
+    Profile,
+    Profiled,
     Read,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Tokenizer,
     Tried,
     TryItems,
     Unread,
+    WakeUp,
 )
 from beheld.structured.compile import Compiler
 from beheld.structured.rows import GrammarRows
@@ -69,10 +75,12 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
         reply(message)
 
     waiting = _WaitingRequests(inbox)
+    falling = _FallingAsleep(core, waiting, send)
     core.executor.on_loss(lambda: inbox.put(Lost()))
     try:
         while True:
-            message = inbox.wait() if in_flight is None and not core.scheduler.has_work else inbox.poll()
+            idle = in_flight is None and not core.has_work and not falling.ready
+            message = inbox.wait() if idle else inbox.poll()
             while message is not None:
                 if isinstance(message, Close):
                     return
@@ -80,8 +88,15 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
                     held.add(message.requests)
                 elif isinstance(message, Unread):
                     held.drop(message.request_ids)
-                _handle(core, message, send, waiting)
+                if isinstance(message, Sleep):
+                    falling.begin(message)
+                else:
+                    _handle(core, message, send, waiting)
                 message = inbox.poll()
+            while falling.ready:
+                send(Events(tuple(core.settle(in_flight))))
+                in_flight = None
+                send(falling.end())
             in_flight, events = core.step(in_flight)
             if events:
                 send(Events(tuple(events)))
@@ -140,6 +155,11 @@ class _WaitingRequests:
             self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="beheld-ahead")
         self._threads.submit(carry_out)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the waiting requests."""
+        return tuple(self._requests)
+
     def pop(self, request_id: str) -> Request | None:
         """Remove and return a waiting request; None if it was aborted or never waited."""
         return self._requests.pop(request_id, None)
@@ -148,6 +168,44 @@ class _WaitingRequests:
         """Cancel the work that has not started."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _FallingAsleep:
+    """The orders to sleep that are not carried out: each waits for the requests that are to end before."""
+
+    def __init__(self, core: EngineCore, waiting: _WaitingRequests, reply: Callable[[Reply], None]) -> None:
+        self._core, self._waiting, self._reply = core, waiting, reply
+        # The orders, and the ids of the requests that they wait for.
+        self._orders: list[tuple[Sleep, frozenset[str]]] = []
+
+    def begin(self, order: Sleep) -> None:
+        """Take an order."""
+        awaited = self._known()
+        if order.mode is PauseMode.ABORT:
+            _handle(self._core, Abort(tuple(awaited)), self._reply, self._waiting)
+        self._orders.append((order, awaited if order.mode is PauseMode.WAIT else frozenset()))
+        self._core.falls_asleep = any(lost_at(each.level) & MEMORY for each, _ in self._orders)
+
+    @property
+    def ready(self) -> bool:
+        """True if the first order can be carried out; a paused engine ends no request."""
+        return bool(self._orders) and (bool(self._core.lacks) or not self._orders[0][1] & self._known())
+
+    def end(self) -> Asleep:
+        """Carry out the first order; no step is in flight."""
+        order, _ = self._orders.pop(0)
+        error: BeheldError | None = None
+        try:
+            self._core.sleep(order.level)
+        except (UserError, EngineError) as refusal:
+            if not self._core.alive:
+                raise
+            error = refusal
+        self._core.falls_asleep = any(lost_at(each.level) & MEMORY for each, _ in self._orders)
+        return Asleep(order.number, self._core.lacks, error)
+
+    def _known(self) -> frozenset[str]:
+        return frozenset((*self._core.scheduler.all_request_ids(), *self._waiting.ids))
 
 
 def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], waiting: _WaitingRequests) -> None:
@@ -180,6 +238,10 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
             reply(LoRAAdded(message.number, _added(core, message.lora)))
     elif isinstance(message, ManageLoRA):
         reply(_managed(core, message))
+    elif isinstance(message, WakeUp):
+        reply(_woken(core, message))
+    elif isinstance(message, Profile):
+        reply(Profiled(message.number, _profiled(core, message.folder)))
     elif isinstance(message, TryItems):
         reply(Tried(_tried(core, message.items)))
     elif isinstance(message, Read):
@@ -233,6 +295,30 @@ def _managed(core: EngineCore, message: ManageLoRA) -> LoRAsManaged:
     except (UserError, EngineError) as error:
         return LoRAsManaged(message.number, found=False, held=(), error=error)
     return LoRAsManaged(message.number, found, held)
+
+
+def _woken(core: EngineCore, message: WakeUp) -> Asleep:
+    """Bring parts back."""
+    error: BeheldError | None = None
+    try:
+        core.wake_up(message.parts)
+    except (UserError, EngineError) as refusal:
+        if not core.alive:
+            raise
+        error = refusal
+    return Asleep(message.number, core.lacks, error)
+
+
+def _profiled(core: EngineCore, folder: str | None) -> BeheldError | None:
+    """Begin or end a record; what was wrong, if anything."""
+    try:
+        if folder is None:
+            core.recorder.start()
+        else:
+            logger.info("The profile is in %s.", core.recorder.stop(folder))
+    except UserError as error:
+        return error
+    return None
 
 
 def _tried(core: EngineCore, items: Sequence[MediaItem]) -> BeheldError | None:

@@ -12,6 +12,7 @@ from beheld.core.errors import BeheldError
 from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import LoRARequest, Request
+from beheld.core.sleep import EnginePart, PauseMode
 from beheld.engine.stats import EngineStats
 
 
@@ -66,6 +67,34 @@ class ManageLoRA:
     number: int
     action: LoRAAction
     lora_int_id: int = 0
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """Fall asleep, see EngineCore.sleep; the answer is an Asleep with the same number.
+
+    `mode` says what becomes of the requests that have not ended. From now on, level 1 or 2 refuses new ones.
+    """
+
+    number: int
+    level: int
+    mode: PauseMode
+
+
+@dataclass(frozen=True)
+class WakeUp:
+    """Bring these parts back, see EngineCore.wake_up; the answer is an Asleep with the same number."""
+
+    number: int
+    parts: frozenset[EnginePart]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Begin to record what is computed; with a folder, end and write the record there. The answer is a Profiled."""
+
+    number: int
+    folder: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +190,23 @@ class LoRAsManaged:
 
 
 @dataclass(frozen=True)
+class Asleep:
+    """The answer to Sleep and WakeUp: what the engine lacks now, or why nothing was done."""
+
+    number: int
+    lacks: frozenset[EnginePart]
+    error: BeheldError | None = None
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """The answer to Profile with the same number; `error` is None on success."""
+
+    number: int
+    error: BeheldError | None = None
+
+
+@dataclass(frozen=True)
 class Tried:
     """The answer to TryItems: what was wrong, if anything."""
 
@@ -204,6 +250,9 @@ Message = (
     | Ping
     | AddLoRA
     | ManageLoRA
+    | Sleep
+    | WakeUp
+    | Profile
     | TryItems
     | ClearCache
     | Tokenizer
@@ -213,7 +262,7 @@ Message = (
     | Unread
     | Close
 )
-Reply = Events | Pong | LoRAAdded | LoRAsManaged | Tried | Unread | Died
+Reply = Events | Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | Tried | Unread | Died
 
 
 class Engine(Protocol):

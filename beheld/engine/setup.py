@@ -56,7 +56,6 @@ _PREPARE_THREADS = 6
 _NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "quantization": (None, *sorted({*QUANTIZED_CHECKPOINTS, *QUANTIZED_AT_LOAD})),
     "cpu_offload_gb": (None, 0),
-    "enable_sleep_mode": (False,),
     "kv_cache_dtype": ("auto", *_DTYPES, "int8", *_FLOAT8),
     "config_format": ("auto", "hf", *layouts()),
     "distributed_executor_backend": (None, "mp", "uni", "ray", LAUNCHED),

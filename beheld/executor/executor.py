@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -10,6 +10,7 @@ from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
+from beheld.core.sleep import EnginePart
 
 Watch = Callable[[str, Any], None]
 """A callback that takes the name of a stage ("embeds", "positions", "logits") and its tensor."""
@@ -113,6 +114,24 @@ class Executor(Protocol):
 
     def loras(self) -> tuple[LoRARequest, ...]:
         """The adapters in host memory."""
+
+    def sleep(self, level: int) -> None:
+        """Give back the memory of the cache and of all that is computed; with level 2, of the weights, too.
+
+        No step may be in flight. Until `wake_up`, nothing but `wake_up`, `loras`, `check` and `close` may be called.
+
+        Raises:
+            ConfigError: this executor cannot; nothing has changed.
+        """
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """Take memory for these parts again, and read weights that were given back.
+
+        Steps can run once all have come. The cache is empty then; the adapters are those of before.
+
+        Raises:
+            ModelError, CapacityError: it sleeps on; a later call may succeed.
+        """
 
     def check(self) -> None:
         """Check that steps can still run, without running one.

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Self
 
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.errors import AsleepError
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
+from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
 from beheld.runner import capacity
 from beheld.runner.build import build_runner, count_weights
 from beheld.runner.faults import let_go, loss_of
 from beheld.runner.runner import Handle, ModelRunner
+from beheld.runner.sleep import SleepingRunner
 
 
 class LocalExecutor:
-    """Runs plans one after another on this process's device."""
+    """Runs plans one after another on this process's device.
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
+    Args:
+        runner: what runs them.
+        source: transformers' configuration and the facts of the model that it was built of; None if it never sleeps.
+    """
+
+    def __init__(self, runner: ModelRunner, source: tuple[Any, ModelInfo] | None = None) -> None:
+        self._runner: ModelRunner | SleepingRunner = runner
+        self._source = source
         self.config = runner.config
         self.capacity = runner.capacity
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The runner.
+
+        Raises:
+            AsleepError: it sleeps.
+        """
+        if isinstance(self._runner, SleepingRunner):
+            raise AsleepError("The engine sleeps.", "Wake it up first.")
+        return self._runner
 
     @classmethod
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
@@ -40,7 +60,7 @@ class LocalExecutor:
     @classmethod
     def start(cls, hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool) -> Self:
         """See Executor."""
-        return cls(build_runner(hf_config, info, config, shrink=shrink))
+        return cls(build_runner(hf_config, info, config, shrink=shrink), (hf_config, info))
 
     def try_items(self, items: Sequence[MediaItem]) -> None:
         """Run the towers for items."""
@@ -99,7 +119,20 @@ class LocalExecutor:
 
     def loras(self) -> tuple[LoRARequest, ...]:
         """See Executor."""
-        return self.runner.loras()
+        return self._runner.loras()
+
+    def sleep(self, level: int) -> None:
+        """See Executor."""
+        assert self._source is not None, "ranks do not sleep"
+        runner = self.runner
+        self._runner = asleep = SleepingRunner(*self._source, runner, level)
+        del runner
+        asleep.give_back()
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """See Executor."""
+        if isinstance(self._runner, SleepingRunner):
+            self._runner = self._runner.wake_up(parts) or self._runner
 
     def check(self) -> None:
         """See Executor; a device that is lost shows in its next step."""
@@ -109,4 +142,4 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Free the model and the cache."""
-        del self.runner
+        del self._runner

@@ -13,17 +13,18 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, EngineDeadError, LoRAError, StepError, first_line
+from beheld.core.errors import BeheldError, ConfigError, EngineDeadError, LoRAError, StepError, first_line
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
+from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
 from beheld.executor.rank import config_of, config_text
 from beheld.executor.rank_folder import RankFolder
@@ -357,6 +358,17 @@ class MultiExecutor:
     def loras(self) -> tuple[LoRARequest, ...]:
         """See Executor."""
         return self._local.loras()
+
+    def sleep(self, level: int) -> None:
+        """See Executor; ranks would have to load their parts at the same time as this one, while steps may fail."""
+        raise ConfigError(
+            "An engine whose model is shared by several ranks does not sleep.",
+            "Give the model one device for each engine (data_parallel_size), or end the engine and start it again.",
+            param="tensor_parallel_size",
+        )
+
+    def wake_up(self, parts: Collection[EnginePart]) -> None:
+        """See Executor; it never sleeps."""
 
     def check(self) -> None:
         """See Executor."""

@@ -73,7 +73,7 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
     "kv_cache_memory_bytes": ("what is left", "bytes of the KV cache"),
     "swap_space": ("none", "known for old scripts; changes nothing"),
     "cpu_offload_gb": ("0", "weights kept off the device; all but 0 is refused"),
-    "enable_sleep_mode": ("", "refused"),
+    "enable_sleep_mode": ("", "changes nothing: every engine can sleep, see [Sleep](../how-to/sleep.md)"),
     "device": ("", f"`auto`, {device_words()}"),
     "attention_backend": ("the fastest that fits", "name of another one"),
     "enforce_eager": ("", "no CUDA graphs and no compiled layers"),

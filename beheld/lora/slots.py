@@ -132,6 +132,11 @@ class LoRASlots:
             self._pinned.add(lora_int_id)
         return lora_int_id in self._host
 
+    @property
+    def pinned(self) -> frozenset[int]:
+        """The numbers of the pinned adapters."""
+        return frozenset(self._pinned)
+
     def known(self) -> tuple[LoRARequest, ...]:
         """Return the adapters in host memory, the least recently used first."""
         return tuple(request for request, _ in self._host.values())

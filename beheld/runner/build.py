@@ -35,6 +35,9 @@ logger = get_logger(__name__)
 
 _ONE_THREAD_BYTES = 128 << 20
 
+Backends = tuple[AttentionBackend, CrossBackend | None]
+"""What computes the attention of a model's text, and to states of its items."""
+
 
 def build_runner(
     hf_config: Any, info: ModelInfo, config: EngineConfig, *, shrink: bool, groups: RankGroups | None = None
@@ -49,6 +52,36 @@ def build_runner(
         ModelError, CapacityError: with what to do.
     """
     keep_freed_memory()
+    platform = platform_of(config.device)
+    adapter, share = load(hf_config, info, config, groups)
+    info, backends = adapter.info, backends_of(adapter, config)
+    if share is None:
+        available = config.kv_cache_bytes or capacity.available_bytes(config)
+    else:
+        with _tried(info), explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
+            reserved = _activation_bytes(adapter, backends, config)
+        available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
+    measured = info
+    if groups is not None:
+        # Blocks are numbered once for all ranks.
+        (available,) = groups.least([available])
+        measured = adapter.widest
+    if shrink:
+        config = _shrunk(measured, config, available)
+    return make_runner(adapter, backends, config, capacity.measure(measured, config, available), groups)
+
+
+def load(
+    hf_config: Any, info: ModelInfo, config: EngineConfig, groups: RankGroups | None = None
+) -> tuple[ModelAdapter, MemoryShare | None]:
+    """Load the model of `info`, or this rank's part of it.
+
+    Returns:
+        Its adapter; and the engine's share of the device's memory, None if the device uses the host's.
+
+    Raises:
+        ModelError, CapacityError: with what to do.
+    """
     ranks = None if groups is None else groups.shared
     piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
@@ -61,27 +94,22 @@ def build_runner(
         # Loading tries out what it puts in place, as small steps as the engine's.
         _choose_threads(weights_bytes, platform, config.num_ranks)
     adapter = registry.build(hf_config, info, config, ranks, piped)
-    info = adapter.info
-    backend: AttentionBackend = PackedBackend()
-    if info.kv_groups:
-        backend = select(platform, config.attention_backend, info.both_ways, info.plain_attention)
-    cross_backend = None if info.cross is None else select_cross(platform)
     if not platform.synchronous:
         _choose_threads(weights_bytes, platform, config.num_ranks)
-    if share is None:
-        available = config.kv_cache_bytes or capacity.available_bytes(config)
-    else:
-        with _tried(info), explained("run a full step", platform, "Lower max_num_batched_tokens or max_num_seqs."):
-            reserved = _activation_bytes(adapter, backend, cross_backend, info, config)
-        available = config.kv_cache_bytes or max(0, share.left_bytes() - reserved)
-    measured = info
-    if groups is not None:
-        # Blocks are numbered once for all ranks.
-        (available,) = groups.least([available])
-        measured = adapter.widest
-    if shrink:
-        config = _shrunk(measured, config, available)
-    found = capacity.measure(measured, config, available)
+    return adapter, share
+
+
+def make_runner(
+    adapter: ModelAdapter, backends: Backends, config: EngineConfig, found: Capacity, groups: RankGroups | None = None
+) -> ModelRunner:
+    """Allocate the cache of this capacity for a loaded model, test the seams, and capture graphs.
+
+    Raises:
+        ModelError, CapacityError: with what to do.
+    """
+    ranks = None if groups is None else groups.shared
+    piped = None if groups is None else groups.piped
+    platform, info, (backend, cross_backend) = platform_of(config.device), adapter.info, backends
     with explained("hold the KV cache", platform, _less_cache(config), found.kv_bytes):
         runner = ModelRunner(adapter, backend, info, config, found, cross_backend, ranks, piped)
     with _tried(info), explained("run a step next to the KV cache", platform, _less_cache(config)):
@@ -100,6 +128,15 @@ def build_runner(
     if encodes and ranks is None and platform.graphs is not None and not config.enforce_eager:
         adapter.capture_calls()
     return runner
+
+
+def backends_of(adapter: ModelAdapter, config: EngineConfig) -> Backends:
+    """The backends that a loaded model needs; they keep copies of its cache."""
+    platform, info = platform_of(config.device), adapter.info
+    backend: AttentionBackend = PackedBackend()
+    if info.kv_groups:
+        backend = select(platform, config.attention_backend, info.both_ways, info.plain_attention)
+    return backend, None if info.cross is None else select_cross(platform)
 
 
 @contextmanager
@@ -176,14 +213,9 @@ def _less_cache(config: EngineConfig) -> str:
     return f"Lower {platform.cache_option}, max_num_seqs or max_num_batched_tokens."
 
 
-def _activation_bytes(
-    adapter: ModelAdapter,
-    backend: AttentionBackend,
-    cross_backend: CrossBackend | None,
-    info: ModelInfo,
-    config: EngineConfig,
-) -> int:
+def _activation_bytes(adapter: ModelAdapter, backends: Backends, config: EngineConfig) -> int:
     """Memory that a step takes in addition to weights and cache, including what stays between steps."""
+    info, (backend, cross_backend) = adapter.info, backends
     probe = ModelRunner(adapter, backend, info, config, Capacity((2,) * len(info.kv_groups)), cross_backend)
     captures = info.pooler is None and not config.enforce_eager and make_caches(info).no_graph is None
     found = memory_profile.measure(probe, adapter, info, config, captures=captures)

@@ -131,6 +131,11 @@ class ModelRunner:
         plans = config.pipeline_parallel_size if config.overlap else 1
         self._changed = ChangedStates(recurrent=info.recurrent, sampled_elsewhere=elsewhere, plans=plans)
 
+    @property
+    def adapter(self) -> ModelAdapter:
+        """The model that it runs."""
+        return self._adapter
+
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
         graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self.caches, self.config, self.rows)

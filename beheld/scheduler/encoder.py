@@ -36,6 +36,11 @@ class EncoderBudget:
         """Embeddings on the device."""
         return self._num_used
 
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """The digests of the items on the device."""
+        return tuple(self._sizes)
+
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._sizes
 

@@ -677,6 +677,19 @@ class Scheduler:
             self._encoder.forget_again(digest for digest in flight.plan.forget if digest not in encoded)
         return plans
 
+    def lose_device(self) -> None:
+        """The device is another one: running sequences are computed again from their start, and nothing is cached.
+
+        No step may be in flight.
+        """
+        assert not self._flights, "a step is in flight"
+        while self._running:
+            self._preempt(self._running[-1])
+        self._cache.clear()
+        self.lose(self._encoder.known)
+        self._encoder.take_forgotten()
+        self._released.clear()
+
     def _settle(self, sequence: Sequence, stop: int, draft_ids: tuple[int, ...]) -> None:
         """Its result is known: positions from `stop` on were computed with wrong drafts, and others are expected."""
         if sequence.status is Status.RUNNING and sequence.num_computed > stop:

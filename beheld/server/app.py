@@ -30,12 +30,14 @@ from beheld.server import (
     generate,
     invocations,
     limits,
+    operator,
     page,
     pooling,
     transcriptions,
     vector_bodies,
 )
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
+from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
 from beheld.server.chat import EFFORT, ChunkHead
@@ -109,6 +111,7 @@ class Service:
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
+        self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
 
     def app(self) -> Starlette:
         """The application."""
@@ -134,7 +137,12 @@ class Service:
             Route("/ping", self._guarded(self.health), methods=["GET", "POST"]),
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
+            Route("/load", self._guarded(self.load), methods=["GET"]),
             Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]),
+            Route("/docs", self._guarded(self.docs), methods=["GET"]),
+        ]
+        routes += [
+            Route(path, self._guarded(handler), methods=[method]) for method, path, handler in self._operators_routes()
         ]
         if self.options.show_page:
             routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
@@ -155,6 +163,15 @@ class Service:
         )
         app.router.redirect_slashes = False
         return app
+
+    def _operators_routes(self) -> operator.Table:
+        """The routes that the operator wants besides."""
+        made, options = operator.OperatorRoutes(self.llm, self._reader, self._adapters), self.options
+        return [
+            *(made.of_engine() if options.operator_routes else ()),
+            *(made.of_adapters() if options.changes_loras else ()),
+            *(made.of_tokenizer() if options.tells_tokenizer or options.operator_routes else ()),
+        ]
 
     def seen(self, scope: Scope) -> str:
         """Note that a request begins; returns its client."""
@@ -326,6 +343,7 @@ class Service:
                 grow,
                 translate=task == "translate",
                 tells_usage=self.options.tells_usage,
+                max_answers=self.options.max_answers,
             )
 
         def response(found: dict[str, Any]) -> Response:
@@ -485,7 +503,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        names = (*self.options.names, *(lora.lora_name for lora in self.options.loras))
+        names = (*self.options.names, *self._adapters.names)
         return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
@@ -560,6 +578,10 @@ class Service:
                 stats = await self.llm.ping()
         return Response(self.metrics.text(stats, self.admission.busy), media_type=self.metrics.content_type)
 
+    async def load(self, request: Request) -> Response:
+        """GET /load: how many answers are in work."""
+        return JSONResponse({"server_load": self.admission.busy})
+
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
         if self._openapi is None:
@@ -571,6 +593,10 @@ class Service:
     async def page(self, request: Request) -> Response:
         """GET /: a page for trying the model."""
         return _html("talk")
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs: a page that shows /openapi.json."""
+        return _html("routes")
 
     async def dashboard(self, request: Request) -> Response:
         """GET /dashboard: a page that shows /metrics live."""
@@ -604,7 +630,7 @@ class Service:
         """The adapter of that name; None for the model itself."""
         if name is None or name in (*self.options.names, *self.options.aliases):
             return None
-        found = next((lora for lora in self.options.loras if lora.lora_name == name), None)
+        found = self._adapters.find(name)
         if found is None:
             raise HttpError(
                 404,
@@ -616,13 +642,19 @@ class Service:
         return found
 
     def _note_effort(self, body: ChatRequest | TokenizeRequest, request: Request, param: str = EFFORT) -> None:
-        """Note that the template has no switch for the reasoning's effort, if the request has one.
+        """Note that the template has no switch for the reasoning, or for its effort, if the request has one.
 
         Raises:
             HttpError: fields without effect are refused.
         """
         if body.reasoning_effort is not None and not chat.switches_effort(body, self.llm.chat_template):
             self._note(request, param, "This model's template has no switch for it.")
+        if (
+            isinstance(body, ChatRequest)
+            and body.enable_thinking is not None
+            and not chat.switches_thinking(body, self.llm.chat_template)
+        ):
+            self._note(request, chat.THINKING, "This model's template has no switch for it.")
 
     def _note_priority(self, body: ChatRequest | CompletionRequest | Pooled, request: Request) -> None:
         """Note that the engine does not rank requests, if this one has a priority.

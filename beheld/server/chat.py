@@ -21,13 +21,14 @@ from beheld.server.options import NONE, ServerOptions
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
-from beheld.server.tools import ToolForm, ToolUse, shown_tools, tool_form, tool_use
+from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
 from beheld.text.tools import FORMATS, form_of
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
+THINKING = "enable_thinking"
 # That of models that answer by given texts.
 DOCUMENTS = "documents"
 
@@ -240,6 +241,11 @@ def switches_effort(body: ChatRequest | TokenizeRequest, own: str | None) -> boo
     return EFFORT in _template_text(body, own)
 
 
+def switches_thinking(body: ChatRequest, own: str | None) -> bool:
+    """True if the request's template, or else the model's own, has a variable that switches reasoning off."""
+    return THINKING in _template_text(body, own)
+
+
 def _template_text(body: ChatRequest | TokenizeRequest, own: str | None) -> str:
     given = body.chat_template if isinstance(body, ChatRequest) else None
     return given or own or ""
@@ -254,6 +260,9 @@ def variables_of(body: ChatRequest | TokenizeRequest, own: str | None) -> dict[s
     made: dict[str, Any] = {}
     if body.reasoning_effort is not None and switches_effort(body, own):
         made[EFFORT] = body.reasoning_effort
+    thinks = body.enable_thinking if isinstance(body, ChatRequest) else None
+    if thinks is not None and THINKING in _template_text(body, own):
+        made[THINKING] = thinks
     documents = body.documents if isinstance(body, ChatRequest) else None
     if documents:
         if DOCUMENTS not in _template_text(body, own):
@@ -360,6 +369,8 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
             param="add_special_tokens",
         )
     going_on = body.continue_final_message is True
+    if isinstance(body, ChatRequest):
+        body = allowed_only(body)
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages or ())]
     read_as(messages, body.media_io_kwargs if isinstance(body, ChatRequest) else None, options)

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from beheld.core.errors import (
+    AsleepError,
     BeheldError,
     CapacityError,
     ConfigError,
@@ -180,6 +181,9 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
     if isinstance(error, EngineDeadError):
         remedy = "Try again after the server's restart."
         return HttpError(503, error.reason, remedy, code="engine_dead", headers={"Retry-After": "10"})
+    if isinstance(error, AsleepError):
+        remedy = "Try again after the operator has woken it up."
+        return HttpError(503, error.reason, remedy, code="engine_asleep", headers={"Retry-After": "10"})
     if isinstance(error, UserError | CapacityError) and not isinstance(error, ModelError | ConfigError):
         where = f"{error.item}: " if error.item else ""
         return HttpError(

@@ -90,7 +90,7 @@ NO_NAMES = FieldNames()
 def field_names_of(body: BaseModel) -> FieldNames:
     """The field names of a checked body."""
     if isinstance(body, Sampled):
-        fields = _grammar(body) | {"lora_request": "model", "beam_width": "n"}
+        fields = _grammar(body) | {"extra_args": "vllm_xargs", "lora_request": "model", "beam_width": "n"}
         if isinstance(body, ChatRequest):
             fields["logprobs"] = "top_logprobs"
             if body.max_tokens is None:

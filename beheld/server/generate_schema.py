@@ -16,10 +16,10 @@ class GenerateParams(SamplingFields):
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "extra_args": ({},),
-        "flat_logprobs": (False,),
         "spaces_between_special_tokens": (True,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
+        "flat_logprobs": "Answers are JSON; it is a form of Python's objects.",
         "detokenize": "The answer is token ids; /v1/completions gives its text.",
         "output_kind": "`stream` says it.",
     }

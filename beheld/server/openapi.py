@@ -62,6 +62,7 @@ _GETS = {
     "/ping": "The same.",
     "/version": "The version of the server.",
     "/metrics": "Counters for Prometheus.",
+    "/load": "How many answers are in work.",
     "/openapi.json": "This document.",
 }
 _REFUSALS = ("400", "401", "404", "405", "408", "410", "413", "415", "422", "431", "500", "503")

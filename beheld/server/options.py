@@ -228,6 +228,23 @@ class ServerOptions:
     show_dashboard: bool = _option(
         False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
     )
+    operator_routes: bool = _option(
+        False,
+        "operator-routes",
+        "routes by which every client that may send requests can let the engine sleep or pause, drop its caches, and "
+        "read its configuration; also by `VLLM_SERVER_DEV_MODE=1`",
+        shown="off",
+    )
+    changes_loras: bool = _option(
+        False,
+        "allow-runtime-lora-updating",
+        "`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, by which every client that may send requests makes the "
+        "server read folders, with `--enable-lora`; also by `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
+        shown="off",
+    )
+    tells_tokenizer: bool = _option(
+        False, "enable-tokenizer-info-endpoint", "`/tokenizer_info`, the tokenizer's configuration", shown="off"
+    )
     names: tuple[str, ...] = ("mote",)
     # An answer of the model, and what the page says below it.
     advice: tuple[str, str] | None = None

@@ -28,7 +28,7 @@ class Page:
 
 @cache
 def page(name: str) -> Page:
-    """The page of a file of the folder pages/, without ".html": "talk" or "dashboard"."""
+    """The page of a file of the folder pages/, without ".html": "talk", "dashboard" or "routes"."""
     text = _read(f"{name}.html")
     # Read as files while they are written, and as one document by a browser: nothing else is there to ask for.
     text = _STYLE.sub(lambda found: f"<style>\n{_read(found[1])}</style>", text)

@@ -12,6 +12,7 @@ from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError, http_error
 from beheld.server.notes import Notes
 from beheld.server.response_requests import (
+    AllowedNames,
     FreeformTool,
     NamedFunction,
     NamespaceTool,
@@ -194,7 +195,7 @@ def _object(ask: ResponseAsked, head: ChunkHead, notes: Notes) -> dict[str, Any]
         "store": False,
         "temperature": given.temperature,
         "text": {"format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)},
-        "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+        "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction | AllowedNames) else choice or "auto",
         "tools": [tool.model_dump() for tool in given.tools or ()],
         "top_logprobs": given.top_logprobs or 0,
         "top_p": given.top_p,

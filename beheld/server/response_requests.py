@@ -278,6 +278,14 @@ class NamedFunction(Body):
     name: Name
 
 
+class AllowedNames(Body):
+    """Those of the functions and custom tools that may be called, and whether one must be."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=limits.MAX_TOOLS)]
+
+
 class TextFormat(Body):
     """The format of the answer."""
 
@@ -358,7 +366,11 @@ class ResponsesRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     max_output_tokens: Whole | None = None
     tools: Annotated[ToolList, BeforeValidator(_runnable)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedFunction | AllowedNames, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -444,7 +456,7 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     if given.tools:
         made["tools"] = [{"type": "function", "function": _function(tool, notes)} for tool in _seen(given.tools)]
     choice = given.tool_choice
-    named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedFunction) else choice
+    named = _chosen(choice)
     if named not in (None, "auto", "none") and not given.tools and "tools" in notes.fields:
         raise HttpError(
             400,
@@ -466,6 +478,16 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     # Kept without the input, whose media are large.
     kept = given.model_copy(update={"input": ""})
     return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
+
+
+def _chosen(choice: str | NamedFunction | AllowedNames | None) -> Any:
+    """The choice as a chat has it."""
+    if isinstance(choice, AllowedNames):
+        tools = [_chosen(each) for each in choice.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+    if isinstance(choice, NamedFunction):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
 
 
 def _seen(tools: Sequence[FunctionTool | FreeformTool | NamespaceTool]) -> list[FunctionTool | FreeformTool]:

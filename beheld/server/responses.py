@@ -254,6 +254,7 @@ RESPONSES: dict[str, Any] = {
     "Models": _object({"object": {"const": "list"}, "data": _list(_named("Model"))}),
     "Health": _object({"status": {"const": "ok"}}),
     "Version": _object({"version": _TEXT}),
+    "Load": _object({"server_load": {"type": "integer"}}),
     "Document": _object({"openapi": _TEXT, "paths": _ANY}),
 }
 
@@ -279,5 +280,6 @@ SHOWN = {
     "/health": "Health",
     "/ping": "Health",
     "/version": "Version",
+    "/load": "Load",
     "/openapi.json": "Document",
 }

@@ -48,6 +48,8 @@ def sampling(body: Sampled, defaults: SamplingParams, options: ServerOptions, **
     made = {**vars(defaults), **{name: value for name, value in given.items() if value is not None}}
     if body.repetition_detection is not None:
         made["repetition_detection"] = RepetitionDetectionParams(**body.repetition_detection.model_dump())
+    if body.vllm_xargs:
+        made["extra_args"] = body.vllm_xargs
     if given.get("structured_outputs") is None:
         made["structured_outputs"] = structured(body.response_format, body.structured_outputs)
     return SamplingParams(**made)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -229,6 +230,22 @@ class InputAudioPart(Body):
     uuid: Name | None = None
 
 
+class AudioEmbedsPart(Body):
+    """An audio clip's embeddings, computed elsewhere."""
+
+    type: Literal["audio_embeds"]
+    audio_embeds: str | dict[str, str]
+    uuid: Name | None = None
+
+
+class VideoEmbedsPart(Body):
+    """A video's embeddings, computed elsewhere."""
+
+    type: Literal["video_embeds"]
+    video_embeds: str | dict[str, str]
+    uuid: Name | None = None
+
+
 class EmbedsPart(Body):
     """An image's embeddings, computed elsewhere."""
 
@@ -237,9 +254,42 @@ class EmbedsPart(Body):
     uuid: Name | None = None
 
 
+# Type of a part in another API, or of its modality's name -> the type here.
+_SAME_PARTS = {
+    **{"input_text": "text", "image": "image_url", "input_image": "image_url"},
+    **{"video": "video_url", "input_video": "video_url", "audio": "audio_url"},
+}
+
+
+def _renamed(part: Any) -> Any:
+    """A part of another name in the form that is known here: {"type": "image", "image": URL}, say."""
+    given = part.get("type") if isinstance(part, dict) else None
+    kind = _SAME_PARTS.get(given) if isinstance(given, str) else None
+    if kind is None:
+        return part
+    names = (given, kind, "url")
+    source = next((part[name] for name in names if part.get(name) is not None), None)
+    rest = {name: value for name, value in part.items() if name not in ("type", *names)}
+    if "detail" in rest and isinstance(source, str):
+        source = {"url": source, "detail": rest.pop("detail")}
+    return {**rest, "type": kind, kind: source}
+
+
 Part = Annotated[
-    TextPart | RefusalPart | ImagePart | VideoPart | AudioPart | InputAudioPart | EmbedsPart | FilePart,
-    Field(discriminator="type"),
+    Annotated[
+        TextPart
+        | RefusalPart
+        | ImagePart
+        | VideoPart
+        | AudioPart
+        | InputAudioPart
+        | EmbedsPart
+        | AudioEmbedsPart
+        | VideoEmbedsPart
+        | FilePart,
+        Field(discriminator="type"),
+    ],
+    BeforeValidator(_renamed),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
@@ -327,6 +377,23 @@ class ToolChoice(Body):
     function: FunctionName
 
 
+class AllowedTools(Body):
+    """Those of the functions that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=limits.MAX_TOOLS)]
+
+
+class AllowedChoice(Body):
+    """A choice among some of the functions; the model sees no others."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Choice = Annotated[ToolChoice | AllowedChoice, Field(discriminator="type")]
+
+
 class JsonSchema(Body):
     """A named schema."""
 
@@ -409,10 +476,6 @@ _REMEDIES = {
     "best_of": "Ask for n answers and choose.",
     "function_call": "Use tool_choice.",
     "functions": "Use tools.",
-    "guided_choice": "Use structured_outputs with 'choice'.",
-    "guided_grammar": "Use structured_outputs with 'grammar'.",
-    "guided_json": "Use structured_outputs with 'json', or response_format.",
-    "guided_regex": "Use structured_outputs with 'regex'.",
     "modalities": "This server generates only text; leave it out.",
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
     "safety_identifier": "Use user.",
@@ -420,12 +483,12 @@ _REMEDIES = {
     "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
     "suffix": "Write it into the prompt, with the model's own tokens for it.",
     "verbosity": "Write it in the messages.",
-    "vllm_xargs": "Leave it out: this server has no extensions that read it.",
     "web_search_options": "Leave it out: this server searches nothing.",
 }
 
 
 _WITHOUT_EFFECT = {
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), "llguidance compiles all grammars."),
     "metadata": "It changes nothing and is not stored.",
     "prediction": "It changes no answer, and answers are not computed faster with it.",
     "prompt_cache_key": "Cached prefixes are found by content; cache_salt separates them.",
@@ -469,8 +532,24 @@ class SamplingFields(Body):
     structured_outputs: Structured | None = None
 
 
+# Older names of what structured_outputs has.
+_GUIDED = {f"guided_{name}": name for name in ("json", "regex", "choice", "grammar")}
+
+
 class Sampled(SamplingFields):
     """The common fields of chat and completions."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, value: Any) -> Any:
+        """Put a grammar under its older name where it belongs; with both, the older name is refused as unknown."""
+        if not isinstance(value, dict) or value.get("structured_outputs") is not None:
+            return value
+        given = {name: value[name] for name in _GUIDED if value.get(name) is not None}
+        if not given:
+            return value
+        rest = {name: entry for name, entry in value.items() if name not in _GUIDED}
+        return {**rest, "structured_outputs": {_GUIDED[name]: entry for name, entry in given.items()}}
 
     says_nothing = _NOTHING
     without_effect = _WITHOUT_EFFECT
@@ -492,6 +571,7 @@ class Sampled(SamplingFields):
     grounding: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    vllm_xargs: Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES)] | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
@@ -537,7 +617,7 @@ class ChatRequest(Sampled):
     logprobs: bool | None = None
     top_logprobs: Whole | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template: str | None = None
@@ -549,6 +629,7 @@ class ChatRequest(Sampled):
     documents: Documents | None = None
     echo: bool | None = None
     include_reasoning: bool | None = None
+    enable_thinking: bool | None = None
 
 
 def _form(given: Any) -> str:

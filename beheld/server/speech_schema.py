@@ -12,9 +12,12 @@ from beheld.server.multipart import Part
 from beheld.server.schema import Body, Name, Number, Whole
 
 _MAX_PROMPT = 16 << 10
-_SWITCHES = ("stream", "stream_include_usage", "stream_continuous_usage_stats")
-_NO_BEAMS = dict.fromkeys(
-    ("use_beam_search", "n", "length_penalty"), "Leave it out: transcripts are not searched with beams."
+_SWITCHES = (
+    "use_beam_search",
+    "include_stop_str_in_output",
+    "stream",
+    "stream_include_usage",
+    "stream_continuous_usage_stats",
 )
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -24,10 +27,10 @@ class TranslationRequest(Body):
 
     without_effect: ClassVar[Mapping[str, str]] = {
         "chunking_strategy": "Long audio is always cut into windows as the model needs.",
+        "include_stop_str_in_output": "Transcripts have no stop strings.",
     }
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],), "to_language": ("en", "english")}
     remedies: ClassVar[Mapping[str, str]] = {
-        **_NO_BEAMS,
         "url": "Send the audio as file.",
         "to_language": "Leave it out: translations are in English.",
     }
@@ -49,6 +52,9 @@ class TranslationRequest(Body):
     presence_penalty: Number | None = None
     repetition_penalty: Number | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    use_beam_search: bool | None = None
+    n: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    length_penalty: Number | None = None
 
 
 class TranscriptionRequest(TranslationRequest):
@@ -56,7 +62,6 @@ class TranscriptionRequest(TranslationRequest):
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],)}
     remedies: ClassVar[Mapping[str, str]] = {
-        **_NO_BEAMS,
         "url": "Send the audio as file.",
         "to_language": "Use /v1/audio/translations, whose words are English.",
     }
@@ -66,9 +71,9 @@ class TranscriptionRequest(TranslationRequest):
 
 _LISTS = ("timestamp_granularities", "include")
 _NUMBERS = (
-    "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
+    "length_penalty", "temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
 )  # fmt: skip
-_WHOLES = ("seed", "top_k", "max_completion_tokens")
+_WHOLES = ("seed", "top_k", "max_completion_tokens", "n")
 
 
 def values_of(parts: list[Part]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import ChatRequest, Tool, ToolChoice
+from beheld.server.schema import AllowedChoice, ChatRequest, Tool, ToolChoice
 from beheld.text.tools import FORMATS
 
 
@@ -78,12 +78,35 @@ def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], 
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
+def allowed_only(body: ChatRequest) -> ChatRequest:
+    """The same request with those functions alone that its tool_choice allows.
+
+    Raises:
+        HttpError: one of them is not among its tools.
+    """
+    choice = body.tool_choice
+    if not isinstance(choice, AllowedChoice) or not body.tools:
+        return body
+    allowed = {each.function.name for each in choice.allowed_tools.tools}
+    unknown = sorted(allowed - {tool.function.name for tool in body.tools})
+    if unknown:
+        raise HttpError(
+            400,
+            f"tool_choice names {unknown[0]!r}, which is not among tools.",
+            "Name only these.",
+            param="tool_choice",
+        )
+    kept = [tool for tool in body.tools if tool.function.name in allowed]
+    return body.model_copy(update={"tools": kept, "tool_choice": choice.allowed_tools.mode})
+
+
 def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     """Evaluate the fields about tools.
 
     Raises:
         HttpError: fields contradict each other, or there are too many tools.
     """
+    body = allowed_only(body)
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):

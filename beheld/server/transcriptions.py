@@ -11,9 +11,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.transcribe import Fallback
+from beheld.core.beams import BeamSearchParams
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 from beheld.core.speech import LANGUAGES, SpeechOrder, SpeechPiece, SpeechSegment
+from beheld.server import limits
 from beheld.server.chat import ChunkHead
 from beheld.server.errors import HttpError
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
@@ -36,6 +38,7 @@ def chunks(
     *,
     translate: bool,
     tells_usage: bool = False,
+    max_answers: int = limits.MAX_ANSWERS,
 ) -> AsyncGenerator[Chunk, None]:
     """The transcript as OpenAI's events: texts as they come, and at the end the whole with its segments.
 
@@ -43,6 +46,7 @@ def chunks(
         decoded: called with the bytes of the audio's samples, which are kept to the end.
         translate: whether the words are to be English.
         tells_usage: streams end with a chunk that has no choices, and the tokens that were used.
+        max_answers: the most beams.
 
     Raises:
         HttpError, ParamsError: fields contradict each other, or the model cannot do it.
@@ -80,6 +84,7 @@ def chunks(
         params,
         head.id,
         fallback=Fallback(),
+        beams=_beams(body, llm.config.max_model_len, max_answers),
         lora_request=head.lora,
         client=head.client,
         cache_salt=salt,
@@ -90,6 +95,23 @@ def chunks(
     base = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     made = _chunks(pieces, base, used if body.stream_continuous_usage_stats else None)
     return _counted(made, base, used) if body.stream and (body.stream_include_usage or tells_usage) else made
+
+
+def _beams(body: TranslationRequest, most: int, max_answers: int) -> BeamSearchParams | None:
+    """The search that a form asks for.
+
+    Raises:
+        HttpError: it is malformed, or too wide.
+    """
+    if not body.use_beam_search:
+        for name, usual in (("n", 1), ("length_penalty", 1.0)):
+            if getattr(body, name) not in (None, usual):
+                raise HttpError(400, f"{name} is for beams.", "Set use_beam_search, or leave it out.", param=name)
+        return None
+    if (body.n or 1) > max_answers:
+        raise HttpError(400, f"n is {body.n}; at most {max_answers} beams are kept.", "Ask for fewer.", param="n")
+    penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    return BeamSearchParams(body.n or 1, body.max_completion_tokens or most, length_penalty=penalty)
 
 
 def granularities(body: TranslationRequest) -> Sequence[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
+from beheld.core.flat_logprobs import FlatLogprobs
 from beheld.core.grounding import AnswerGrounding, GroundedObject
 from beheld.core.media import MediaReceipt
 from beheld.core.outputs import CompletionOutput, Logprob, RequestOutput, TokenEvent
@@ -89,6 +90,9 @@ class Answer:
         """Add an event; True if it completes a stop string and the engine has not ended the answer itself."""
         if self.finished:
             return False
+        if self._params.max_tokens == 0 and event.token_ids:
+            # The engine computes one, as only that ends a request.
+            event = event._replace(token_ids=(), logprobs=(), finish=FinishReason.LENGTH, stop_id=None)
         ids = event.token_ids
         if self._params.stop and len(ids) > 1:
             # The answer ends with the token that completes a stop string.
@@ -177,14 +181,25 @@ class Answer:
             return AnswerEntries(self._columns, self._num_top, self._shown_by, ranked=ranked)
         return self._made(0)
 
-    def _made(self, start: int) -> list[dict[int, Logprob]]:
+    def _made(self, start: int) -> Any:
         """Entries of the tokens from `start` on; each is made once, unless it was let go."""
+        if self._params.flat_logprobs:
+            return self._flat(start)
         if start < self._first_entry:
             self._first_entry, self._entries, self._candidates = 0, [], self._new_candidates()
         next_entry = self._first_entry + len(self._entries)
         for entry in self._columns.rows(next_entry, len(self._columns)):
             self._entries.append(self._candidates.of(entry, self._num_top))
         return self._entries[start - self._first_entry :]
+
+    def _flat(self, start: int) -> FlatLogprobs:
+        """The same in a flat container, which the caller has for itself."""
+        made = FlatLogprobs()
+        if start == 0:
+            self._candidates = self._new_candidates()
+        for entry in self._columns.rows(start, len(self._columns)):
+            self._candidates.append_to(made, entry, self._num_top)
+        return made
 
     def _output(self, num_characters: int, num_tokens: int, logprobs: Any) -> CompletionOutput:
         wanted = self._reports
@@ -257,7 +272,7 @@ class Collector:
         self._answers = {name: self._new_answer(name) for name in self._requests}
         # Columns, until they are asked for: as objects they take far more memory.
         self._prompt_entries: PromptColumnEntries | None = None
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_logprobs: Any = None
         self._reported_prompt_logprobs = False
         self._num_cached = 0
         self._error: BeheldError | None = None
@@ -340,7 +355,7 @@ class Collector:
         request = self._request
         entries = self._prompt_entries if tells_prompt else None
         if entries is not None and not self._lazy_prompt and self._prompt_logprobs is None:
-            self._prompt_logprobs = list(entries)
+            self._prompt_logprobs = entries.flat() if self._params.flat_logprobs else list(entries)
         for answer in answers:
             answer.lora_request = request.lora
         return RequestOutput(
@@ -349,7 +364,7 @@ class Collector:
             prompt_token_ids=prompt_token_ids,
             outputs=answers,
             finished=self.finished,
-            prompt_logprobs=None if entries is None or self._prompt_logprobs is None else list(self._prompt_logprobs),
+            prompt_logprobs=None if entries is None or self._prompt_logprobs is None else self._prompt_logprobs[:],
             num_cached_tokens=self._num_cached,
             lora_request=request.lora,
             media=self._receipts(),

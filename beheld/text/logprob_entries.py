@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from beheld.core.flat_logprobs import FlatLogprobs
 from beheld.core.outputs import Logprob
 from beheld.core.plan import PromptLogprobs, TokenLogprobs
 from beheld.text.detokenize import BROKEN, known_texts, token_bytes, token_text, whole_characters
@@ -98,6 +99,14 @@ class PromptColumnEntries:
         for entry in self._columns:
             yield candidates.of(entry, self._num_top)
 
+    def flat(self) -> FlatLogprobs:
+        """All positions in a flat container."""
+        candidates, made = Candidates(self._tokenizer), FlatLogprobs()
+        made.append(None)
+        for entry in self._columns:
+            candidates.append_to(made, entry, self._num_top)
+        return made
+
     def best(self, num_top: int) -> PromptColumnEntries:
         """See PromptEntries."""
         return PromptColumnEntries(self._columns, min(num_top, self._num_top), self._tokenizer)
@@ -132,6 +141,18 @@ class Candidates:
         if self._tokenizer is not None:
             self._begun = self._read(entry.token_id)[1]
         return found
+
+    def append_to(self, flat: FlatLogprobs, entry: TokenLogprobs, num_top: int) -> None:
+        """Add the same to a flat container: the token itself, then all candidates, of which it may be one."""
+        top_ids = entry.top_ids[:num_top]
+        flat.append_fast(
+            (entry.token_id, *top_ids),
+            (entry.logprob, *entry.top_logprobs[:num_top]),
+            (entry.rank, *(range(1, num_top + 1) if self._ranked else [None] * len(top_ids))),
+            [self._text(token_id) for token_id in (entry.token_id, *top_ids)],
+        )
+        if self._tokenizer is not None:
+            self._begun = self._read(entry.token_id)[1]
 
     def _text(self, token_id: int) -> str | None:
         return None if self._tokenizer is None else self._read(token_id)[0]

@@ -141,6 +141,18 @@ HOST_SHARES = _variable(
     "how many engines share a CPU's memory; set for those of data_parallel_size, by scripts that start their own, and "
     "by torchrun",
 )
+PROFILES = _variable(
+    ("BEHELD_PROFILES", "VLLM_TORCH_PROFILER_DIR"), str, "vllm_profile", "the folder that profiles are written into"
+)
+OPERATOR_ROUTES = _variable(
+    ("BEHELD_OPERATOR_ROUTES", "VLLM_SERVER_DEV_MODE"), _switch, False, "1 is the same as `--operator-routes`"
+)
+CHANGE_LORAS = _variable(
+    ("BEHELD_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+    _switch,
+    False,
+    "1 is the same as `--allow-runtime-lora-updating`",
+)
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"
 )

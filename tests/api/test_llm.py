@@ -487,3 +487,18 @@ def test_progress_bars_as_users_know_them(llm: LLM, capsys: pytest.CaptureFixtur
     assert "Adding requests: 100%" in shown
     assert "Processed prompts: 100%" in shown
     assert "est. speed input:" in shown
+
+
+def test_an_answer_without_tokens_has_what_is_said_of_the_prompt() -> None:
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", seed=0, num_gpu_blocks_override=60) as llm:
+        given: dict[str, Any] = {"temperature": 0, "prompt_logprobs": 2}
+        whole, none = (
+            llm.generate("a small red circle", SamplingParams(**given, max_tokens=count), use_tqdm=False)[0]
+            for count in (3, 0)
+        )
+        assert none.prompt_logprobs == whole.prompt_logprobs
+        (answer,) = none.outputs
+        assert (answer.text, list(answer.token_ids), answer.finish_reason) == ("", [], "length")
+        assert (none.usage.completion_tokens, none.finished) == (0, True)
+    with pytest.raises(ParamsError, match="max_tokens"):
+        SamplingParams(max_tokens=0)

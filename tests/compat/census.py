@@ -127,7 +127,7 @@ def our_names() -> Names:
     """Beheld's names by kind, options that are refused with a remedy included."""
     from tests.server.running import Running
 
-    running = Running()
+    running = Running(operator_routes=True, changes_loras=True, tells_tokenizer=True)
     try:
         routes = {_path(route.path) for route in running.app.routes}  # type: ignore[attr-defined]
     finally:

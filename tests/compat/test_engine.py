@@ -123,6 +123,17 @@ def test_enqueued_prompts_are_answered_in_order(llm: ScriptLLM) -> None:
     assert llm.wait_for_completion() == []
 
 
+def test_a_preprocessed_conversation_is_a_prompt(llm: ScriptLLM) -> None:
+    talks = [[{"role": "user", "content": text}] for text in ("hello", "a small red circle")]
+    wanted = [output.outputs[0].token_ids for output in llm.chat(talks, params(), use_tqdm=False)]
+    prompts = llm.preprocess_chat(talks)
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, params(), use_tqdm=False)] == wanted
+    (one,) = llm.preprocess_chat(talks[0])
+    (output,) = llm.generate(one, params(), use_tqdm=False)
+    assert (output.outputs[0].token_ids, output.encoder_prompt) == (wanted[0], None)
+    assert output.num_cache_creation_tokens == len(output.prompt_token_ids or ()) - output.num_cached_tokens
+
+
 def test_a_profile_is_written(llm: ScriptLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
     with pytest.raises(ParamsError, match="start_profile"):

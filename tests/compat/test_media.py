@@ -187,3 +187,16 @@ def test_what_was_fetched_is_kept(offline: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("BEHELD_MEDIA_CACHE", "")
     assert ImageAsset("stop_sign").pil_image.size == (40, 30)
     assert [path.name for path in (offline / "assets").iterdir()] == ["stop_sign.jpg"]
+
+
+def test_frames_of_a_file(tmp_path: Path) -> None:
+    from vllm.assets.video import video_get_metadata, video_to_ndarrays, video_to_pil_images_list
+
+    path = tmp_path / "a.mp4"
+    pipes.write_video(path, tiny.frames(12))
+    frames = video_to_ndarrays(str(path), 4)
+    assert frames.shape[0] == 4
+    images = video_to_pil_images_list(str(path), 4)
+    assert [np.asarray(image).tolist() for image in images] == frames.tolist()
+    assert len(video_get_metadata(str(path), 4)["frames_indices"]) == 4
+    assert len(video_to_ndarrays(str(path))) == 12

@@ -15,6 +15,7 @@ import pytest
 import beheld
 from beheld.compat import finder
 from beheld.compat.names import MODULES
+from beheld.core.errors import ConfigError, FetchError, ParamsError
 
 HOMES = [(module, name) for module, names in MODULES.items() for name in names]
 
@@ -54,7 +55,7 @@ def test_the_imports_of_the_documents() -> None:
     [
         ("from vllm import initialize_ray_cluster", ["'vllm.initialize_ray_cluster'", "vllm offers: ", "LLM"]),
         ("import vllm.worker", ["'vllm.worker'"]),
-        ("from vllm.utils import random_uuid", ["'vllm.utils.random_uuid'", "FlexibleArgumentParser"]),
+        ("from vllm.utils import cdiv", ["'vllm.utils.cdiv'", "FlexibleArgumentParser"]),
         ("from vllm.inputs import PromtType", ["Did you mean 'PromptType'?"]),
         ("from vllm.multimodal import fetch_image", ["There is vllm.multimodal.utils.fetch_image."]),
         ("from vllm.lora import LoRAConfig", ["'vllm.lora.LoRAConfig'", "vllm.lora.request"]),
@@ -109,3 +110,57 @@ def test_open_port_is_free() -> None:
         listener.bind(("127.0.0.1", get_open_port()))
     for module in ("vllm.utils", "vllm.utils.network_utils"):
         assert MODULES[module]["get_open_port"] == "beheld.compat.network:get_open_port"
+
+
+def test_older_names_of_grammars_make_the_same_parameters() -> None:
+    import pydantic
+    from vllm import SamplingParams
+    from vllm.sampling_params import GuidedDecodingParams
+
+    class Answer(pydantic.BaseModel):
+        size: int
+
+    made = SamplingParams(guided_decoding=GuidedDecodingParams(choice=["a", "b"], backend="xgrammar"))
+    assert made.structured_outputs is not None
+    assert (made.structured_outputs.choice, made.guided_decoding) == (["a", "b"], None)
+    assert made.clone().structured_outputs is made.structured_outputs
+    schema = GuidedDecodingParams.from_optional(json=Answer)
+    assert schema.json["properties"]["size"]["type"] == "integer"
+    assert GuidedDecodingParams.from_optional() is None
+    with pytest.raises(ParamsError, match="older name"):
+        SamplingParams(guided_decoding=schema, structured_outputs=schema)
+    with pytest.raises(ParamsError, match="structured_outputs"):
+        SamplingParams(guided_decoding={"choice": ["a"]})
+
+
+def test_the_registry_knows_what_runs_and_takes_nothing() -> None:
+    from vllm import ModelRegistry
+
+    assert {"LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration"} <= ModelRegistry.get_supported_archs()
+    with pytest.raises(ConfigError, match="add-a-model"):
+        ModelRegistry.register_model("MyModel", "my.module:MyModel")
+
+
+def test_the_connector_follows_its_rules(tmp_path: Path) -> None:
+    import asyncio
+
+    from PIL import Image
+    from vllm.multimodal.utils import MediaConnector
+
+    path = tmp_path / "a.png"
+    Image.new("RGB", (8, 4), "red").save(path)
+    allowed = MediaConnector(allowed_local_media_path=str(tmp_path))
+    assert allowed.fetch_image(path.as_uri()).size == (8, 4)
+    assert asyncio.run(allowed.fetch_image_async(path.as_uri())).size == (8, 4)
+    for refused in (MediaConnector(), MediaConnector(allowed_local_media_path=str(tmp_path / "other"))):
+        with pytest.raises(FetchError):
+            refused.fetch_image(path.as_uri())
+    with pytest.raises(FetchError):
+        MediaConnector(allowed_media_domains=["example.org"]).fetch_audio("http://other.example/a.wav")
+
+
+def test_a_name_that_nothing_has() -> None:
+    from vllm.utils import random_uuid
+
+    assert len(random_uuid()) == 32
+    assert random_uuid() != random_uuid()

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ConfigError, EngineDeadError, LoRAError, StepError
+from beheld.core.errors import CapacityError, ConfigError, EngineDeadError, LoRAError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.params import Pooling
 from beheld.core.request import FinishReason, LoRARequest, Request
+from beheld.core.sleep import EnginePart, PauseMode, lost_at
 from beheld.engine import process_group
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
+    Asleep,
     ClearCache,
     Died,
     Engine,
@@ -31,9 +33,11 @@ from beheld.engine.messages import (
     Ping,
     Pong,
     Reply,
+    Sleep,
     Stop,
     Submit,
     Unread,
+    WakeUp,
 )
 from beheld.engine.process_group import environments
 from beheld.engine.routing import Router
@@ -75,6 +79,8 @@ class StubEngine:
         self.messages: list[Message] = []
         self.answers_pings = True
         self.lora_error: LoRAError | None = None
+        self.wake_error: CapacityError | None = None
+        self.lacks = frozenset[EnginePart]()
 
     def start(self, receive: Any) -> None:
         self.receive = receive
@@ -98,6 +104,12 @@ class StubEngine:
             self.receive(Pong(message.number, EngineStats(COUNTS, steps=1, retried=0, held_bytes=5)))
         elif isinstance(message, AddLoRA):
             self.receive(LoRAAdded(message.number, self.lora_error))
+        elif isinstance(message, Sleep):
+            self.lacks = lost_at(message.level)
+            self.receive(Asleep(message.number, self.lacks))
+        elif isinstance(message, WakeUp):
+            self.lacks = frozenset() if self.wake_error is None else self.lacks
+            self.receive(Asleep(message.number, self.lacks, self.wake_error))
         elif isinstance(message, ManageLoRA):
             self.receive(LoRAsManaged(message.number, message.lora_int_id == 3, (3, id(self) % 7 + 10)))
 
@@ -319,6 +331,28 @@ def test_successor_has_the_adapters_and_serves() -> None:
     stubs.engines[1].die()
     stubs.settle()
     assert stubs.engines[1].messages == []
+    stubs.front.close()
+
+
+def test_all_engines_sleep_and_so_does_one_that_starts_meanwhile() -> None:
+    stubs = Stubs(3)
+    stubs.front.send(Sleep(1, 2, PauseMode.WAIT))
+    everything = frozenset(EnginePart)
+    assert stubs.received == [Asleep(1, everything)]
+    stubs.engines[0].die()
+    stubs.settle()
+    # It has no request that would have to end first.
+    assert stubs.engines[0].messages == [Sleep(1, 2, PauseMode.ABORT)]
+    assert stubs.engines[0].lacks == everything
+    stubs.engines[1].wake_error = CapacityError("Others have the memory.")
+    stubs.front.send(WakeUp(2, everything))
+    assert stubs.received[-1] == Asleep(2, everything, stubs.engines[1].wake_error)
+    stubs.engines[1].wake_error = None
+    stubs.front.send(WakeUp(3, everything))
+    assert stubs.received[-1] == Asleep(3, frozenset())
+    stubs.engines[2].die()
+    stubs.settle()
+    assert stubs.engines[2].messages == []
     stubs.front.close()
 
 

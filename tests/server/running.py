@@ -43,7 +43,7 @@ SMALL = ServerOptions(
     show_dashboard=True,
 )
 # Routes for people, which openapi.json does not name.
-PAGES = {"/", "/dashboard"}
+PAGES = {"/", "/dashboard", "/docs"}
 
 
 class Reachable:

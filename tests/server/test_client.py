@@ -10,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from beheld.server.chat import variables_of
+from beheld.server.schema import ChatRequest
 from tests.server.running import ENGINE, PAGES, Running, data_url, talk
 
 
@@ -278,3 +280,79 @@ def test_documents_and_versions(running: Running) -> None:
 
 def _completion(options: dict[str, Any]) -> dict[str, Any]:
     return {"max_tokens" if k == "max_completion_tokens" else k: v for k, v in options.items()}
+
+
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+
+
+def test_allowed_tools_are_all_that_the_model_sees_and_may_call(showing: Running) -> None:
+    client = openai.OpenAI(base_url=showing.url + "/v1", api_key="EMPTY")
+    allowed: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "other"}}]},
+    }
+    messages = [{"role": "user", "content": "x"}]
+    options: Any = {"model": "tiny", "messages": messages, "max_tokens": 60, "temperature": 0}
+    made = client.chat.completions.create(**options, tools=[TOOL, OTHER], tool_choice=allowed)
+    alone = client.chat.completions.create(**options, tools=[OTHER], tool_choice="required")
+    assert made.usage is not None
+    assert alone.usage is not None
+    assert made.usage.prompt_tokens == alone.usage.prompt_tokens
+    calls = made.choices[0].message.tool_calls
+    assert calls
+    assert {call.function.name for call in calls} == {"other"}
+    response: Any = {
+        **{"model": "tiny", "input": "x", "max_output_tokens": 60, "temperature": 0},
+        "tools": [{"type": "function", **tool["function"]} for tool in (TOOL, OTHER)],
+        "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "other"}]},
+    }
+    found = client.responses.create(**response)
+    assert {item.name for item in found.output if item.type == "function_call"} == {"other"}
+    assert found.tool_choice.type == "allowed_tools"
+    allowed["allowed_tools"]["tools"][0]["function"]["name"] = "none"
+    with pytest.raises(openai.BadRequestError, match="not among tools"):
+        client.chat.completions.create(**options, tools=[TOOL], tool_choice=allowed)
+    showing.idle()
+
+
+def test_parts_have_other_names_too(running: Running) -> None:
+    def prompt(*parts: dict[str, Any]) -> list[int]:
+        body = {"messages": [{"role": "user", "content": [*parts]}], "max_tokens": 1, "return_token_ids": True}
+        ids: list[int] = running.post("/v1/chat/completions", body).json()["prompt_token_ids"]
+        return ids
+
+    url, text = data_url(), {"type": "text", "text": "hi"}
+    usual = prompt({"type": "image_url", "image_url": {"url": url}}, text)
+    assert prompt({"type": "image", "image": url}, {"type": "input_text", "text": "hi"}) == usual
+    assert prompt({"type": "input_image", "image_url": url, "detail": "auto"}, text) == usual
+    assert prompt({"type": "image", "url": url}, text) == usual
+    body = {"messages": [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}]}], "max_tokens": 1}
+    assert running.post("/v1/chat/completions", body).status_code == 400
+
+
+def test_thinking_is_switched_by_a_field_of_its_own(running: Running) -> None:
+    body = {"messages": talk("x"), "max_tokens": 1, "return_token_ids": True}
+    template = "{{ messages[0].content }}{% if enable_thinking %} think{% endif %}"
+    for given in (True, False):
+        asked = ChatRequest.model_validate(body | {"enable_thinking": given, "chat_template": template})
+        assert variables_of(asked, None) == {"enable_thinking": given}
+    told = running.post("/v1/chat/completions", body | {"enable_thinking": False}).json()
+    assert [one["param"] for one in told["warnings"]] == ["enable_thinking"]
+
+
+def test_older_names_of_grammars_are_known(running: Running) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 12, "temperature": 0}
+
+    def text(**fields: Any) -> str:
+        choice = running.post("/v1/chat/completions", body | fields).json()["choices"][0]
+        return str(choice["message"]["content"])
+
+    assert text(guided_choice=["yes", "no"]) == text(structured_outputs={"choice": ["yes", "no"]})
+    assert text(guided_choice=["yes", "no"]) in ("yes", "no")
+    assert text(guided_regex="ab+c") == text(structured_outputs={"regex": "ab+c"})
+    refused = running.post("/v1/chat/completions", body | {"guided_regex": "a", "structured_outputs": {"regex": "a"}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_regex")
+    told = running.post("/v1/chat/completions", body | {"guided_regex": "a", "guided_decoding_backend": "outlines"})
+    assert [one["param"] for one in told.json()["warnings"]] == ["guided_decoding_backend"]
+    unread = running.post("/v1/chat/completions", body | {"vllm_xargs": {"x": 1}})
+    assert (unread.status_code, unread.json()["error"]["param"]) == (400, "vllm_xargs")

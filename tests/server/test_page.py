@@ -42,7 +42,7 @@ def keep(browser: Browser, name: str) -> None:
         browser.picture(Path(folder) / f"{name}.png")
 
 
-@pytest.mark.parametrize("name", ["talk", "dashboard"])
+@pytest.mark.parametrize("name", ["talk", "dashboard", "routes"])
 def test_a_page_needs_nothing_from_outside(name: str) -> None:
     text, policy = page(name).html, page(name).headers["Content-Security-Policy"]
     assert '<link rel="stylesheet' not in text
@@ -54,6 +54,17 @@ def test_a_page_needs_nothing_from_outside(name: str) -> None:
     assert not re.search(r"<[a-z][^>]* on[a-z]+=", text)
     assert "unsafe" not in policy
     assert policy.count("'sha256-") == text.count("<script>") + text.count("<style>") > 2
+
+
+@needs_browser
+def test_the_page_of_routes_shows_them(browser: Browser, running: Running) -> None:
+    browser.open(running.url + "/docs", 360, 720, "light")
+    browser.until("document.querySelectorAll('details').length > 20")
+    text = browser.run("document.body.textContent")
+    assert "/v1/chat/completions" in text
+    assert "max_completion_tokens" in text
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    keep(browser, "routes")
 
 
 @needs_browser

@@ -305,7 +305,7 @@ BAD = {"type": "input_image", "image_url": "data:image/png;base64,eHh4"}
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "none of the type 'mcp'"),
         ({"tools": [{"type": "file_search"}]}, "tools", "runs no tools"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.mode", "unknown"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools", ""),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "no schema"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format", ""),
         ({"input": []}, "input", "at least one"),

@@ -167,6 +167,46 @@ def test_the_prompt_changes_the_transcript(client: openai.OpenAI) -> None:
         client.audio.transcriptions.create(model="tiny", file=file(), prompt="<|translate|> Hi")
 
 
+def searched(prompt: str, width: int, most: int, end: int) -> str:
+    """The likeliest transcript of SHORT, by a plain search over the logits of transformers' model."""
+    import torch
+
+    def score(tokens: list[int], total: float) -> float:
+        return total / (len(tokens) - (tokens[-1] == end))
+
+    start, features = reference.ids(prompt), reference.features(1.3, 8)
+    beams, ended = [(start, 0.0)], list[tuple[list[int], float]]()
+    for _ in range(most):
+        grown = []
+        for tokens, total in beams:
+            with torch.inference_mode():
+                made = reference.model()(features, decoder_input_ids=torch.tensor([tokens]))
+            best = made.logits[0, -1].double().log_softmax(-1).topk(2 * width)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            grown += [([*tokens, token], total + logprob) for token, logprob in pairs]
+        grown.sort(key=lambda one: -score(*one))
+        ended += [one for one in grown if one[0][-1] == end][:width]
+        beams = [one for one in grown if one[0][-1] != end][:width]
+    (tokens, _), *_ = sorted([*ended, *beams], key=lambda one: -score(*one))
+    text = reference.processor().tokenizer.decode(tokens[len(start) :], skip_special_tokens=True)
+    return str(text).strip()
+
+
+def test_beams_find_the_likeliest_words(writing: Running, client: openai.OpenAI) -> None:
+    prompt, end = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>", reference.ids("<|endoftext|>")[0]
+    for width in (1, 3):
+        more: Any = {"use_beam_search": True, "n": width, "max_completion_tokens": 8}
+        made = client.audio.transcriptions.create(model="tiny", file=file(), language="en", extra_body=more)
+        assert made.text == searched(prompt, width, 8, end)
+    more = {"use_beam_search": True, "n": 2, "max_completion_tokens": 6}
+    options: Any = {"model": "tiny", "file": file(LONG), "language": "en", "extra_body": more}
+    whole = client.audio.transcriptions.create(**options)
+    pieces = [event.delta for event in client.audio.transcriptions.create(**options, stream=True)][:-1]
+    assert len(pieces) == 3, "5.5 seconds are three windows"
+    assert "".join(pieces).strip() == whole.text
+    writing.idle()
+
+
 def post(writing: Running, fields: Any = None, data: bytes = SHORT, **options: Any) -> httpx.Response:
     """POST a form."""
     headers = {"Authorization": "Bearer key"}
@@ -189,7 +229,11 @@ def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
-        ({"use_beam_search": "true"}, "use_beam_search"),
+        ({"use_beam_search": "perhaps"}, "use_beam_search"),
+        ({"use_beam_search": "true", "response_format": "srt"}, "use_beam_search"),
+        ({"use_beam_search": "true", "n": "99"}, "n"),
+        ({"n": "2"}, "n"),
+        ({"length_penalty": "2"}, "length_penalty"),
     ):
         answer = post(writing, fields)
         assert answer.status_code in (400, 404), fields

@@ -51,6 +51,11 @@ def gemma() -> str:
     return "".join(f"<|tool_call>call:{name}{{{inner}}}<tool_call|>" for name, inner in shown.items())
 
 
+_STEP3 = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
+_STEP3_CALL = (
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">ARGUMENTS</steptml:invoke>'
+    "<｜tool_call_end｜>"
+)
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 # Format -> what a template of it writes for two calls, in each spelling that models of it use.
@@ -66,6 +71,21 @@ WRITTEN: dict[str, list[str]] = {
             "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
             "<parameter=KEY>\nVALUE\n</parameter>\n",
         )
+    ],
+    "minimax_m2": [
+        "<minimax:tool_call>\n"
+        + tagged('<invoke name="NAME">\nARGUMENTS</invoke>', '<parameter name="KEY">VALUE</parameter>\n')
+        + "\n</minimax:tool_call>",
+        tagged(
+            '<minimax:tool_call><invoke name="NAME">ARGUMENTS</invoke></minimax:tool_call>',
+            '<parameter name="KEY">VALUE</parameter>',
+        ),
+    ],
+    "step3": [
+        _STEP3[0]
+        + tagged(_STEP3_CALL, '<steptml:parameter name="KEY">VALUE</steptml:parameter>').replace("\n", "")
+        + _STEP3[1],
+        _STEP3[0] + tagged(_STEP3_CALL, '\n<steptml:parameter name="KEY">VALUE</steptml:parameter>\n') + _STEP3[1],
     ],
     "mistral": [f"[TOOL_CALLS] {listed()}", each("[TOOL_CALLS]NAME[ARGS]ARGUMENTS", "")],
     "deepseek_v3": [
@@ -88,7 +108,10 @@ WRITTEN: dict[str, list[str]] = {
     ],
     "gemma4": [gemma()],
     "phi4_mini_json": [f"<|tool_call|>{listed()}<|/tool_call|>", f"functools{listed()}"],
-    "jamba": [f"<tool_calls>{listed()}</tool_calls>"],
+    "jamba": [
+        f"<tool_calls>{listed()}</tool_calls>",
+        "<tool_calls>\n" + each('{"name": "NAME", "arguments": ARGUMENTS}') + "\n</tool_calls>",
+    ],
     "internlm": [each('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>')],
     "cohere": [f"<|START_ACTION|>{listed('tool_name', 'parameters')}<|END_ACTION|>"],
     "nemotron": [f"<TOOLCALL>{listed()}</TOOLCALL>"],
@@ -96,6 +119,12 @@ WRITTEN: dict[str, list[str]] = {
     "granite": [f"<|tool_call|>{listed()}"],
     "pythonic": [python(), f"<|python_start|>{python()}<|python_end|>"],
     "llama3_json": [each('{"name": "NAME", "parameters": ARGUMENTS}', "; ")],
+    "xlam": [
+        listed(),
+        f"```json\n{listed()}\n```",
+        f"[TOOL_CALLS]{listed()}",
+        f"<tool_call>{listed()}</tool_call>",
+    ],
     "json": [listed()],
 }
 # Format -> reasoning as a template writes it.
@@ -107,7 +136,7 @@ THOUGHTS = {
     "openai": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>",
 }
 # Formats that have no words before calls: calls are the whole answer.
-ALONE = {"pythonic", "json"}
+ALONE = {"pythonic", "json", "xlam"}
 FAMILIES = {name: family for name, family in families().items() if family.calls or family.reasoning}
 PAIRS = sorted(
     {(calls, thoughts) for f in FAMILIES.values() for calls in (*f.calls, "") for thoughts in (*f.reasoning, "")}

@@ -65,6 +65,15 @@ def split(pieces: list[str], *, inside: bool = False, calls: tuple[str, ...] = (
 
 GLM = '<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>the "sky"</arg_value>\n</tool_call>'
 QWEN = '<tool_call>\n<function=look>\n<parameter=at>\nthe "sky"\n</parameter>\n</function>\n</tool_call>'
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="look">\n<parameter name="at">the "sky"</parameter>\n</invoke>\n'
+    "</minimax:tool_call>"
+)
+STEP3 = (
+    "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+    '<steptml:invoke name="look"><steptml:parameter name="at">the "sky"</steptml:parameter></steptml:invoke>'
+    "<｜tool_call_end｜><｜tool_calls_end｜>"
+)
 LFM2_OPEN = "<|tool_call_start|>"
 LFM2 = LFM2_OPEN + "[look(at='the \"sky\"')]<|tool_call_end|>"
 SKY = '"the \\"sky\\""'
@@ -154,6 +163,17 @@ SKY = '"the \\"sky\\""'
             [Piece("look", '{"map": {"a": true, "b": [null, "it"]}, "far": null, "rate": 2, "new": "007"}')],
         ),
         ("qwen3_coder", QWEN[: QWEN.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
+        ("minimax_m2", f"I look.\n{MINIMAX}", "I look.\n", [LOOK]),
+        ("minimax_m2", MINIMAX.replace("</parameter>", ""), "", [Piece("look", '{"at": "the \\"sky\\"\\n"}')]),
+        ("minimax_m2", MINIMAX[: MINIMAX.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>', "", [Piece("f", "{}")]),
+        ("minimax_m2", 'Write <invoke name="a b">.', 'Write <invoke name="a b">.', []),
+        ("step3", STEP3, "", [LOOK]),
+        ("step3", f"I look.{STEP3}{STEP3}", "I look.", [LOOK, LOOK]),
+        ("step3", "<｜tool_call_begin｜>no<｜tool_call_end｜>", "<｜tool_call_begin｜>no<｜tool_call_end｜>", []),
+        ("xlam", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]', "", [Piece("f", '{"x": 1}')]),
+        ("xlam", '<tool_call>[{"name": "f", "arguments": {}}]</tool_call> ', "", [Piece("f", "{}")]),
+        ("xlam", "[1, 2] of [TOOL_CALLS]", "[1, 2] of [TOOL_CALLS]", []),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]', "",
          [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
         ("mistral", 'Yes.[TOOL_CALLS]f[ARGS]{"x": "}"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}', "Yes.",
@@ -442,6 +462,9 @@ STARTS = {
     "hermes": ['<tool_call>{"name": "f", "arguments": {"x": "', '<tool_call>{"x": "', "<tool_call>"],
     "glm45": ["<tool_call>f<arg_key>x</arg_key><arg_value>", "<tool_call>", "<tool_call>f<arg_key>"],
     "qwen3_coder": ["<function=look><parameter=at>", "<function=look><parameter=x>", "<tool_call>", "<function="],
+    "minimax_m2": ['<invoke name="look"><parameter name="at">', "<minimax:tool_call>", '<invoke name="'],
+    "step3": ["<｜tool_call_begin｜>", STEP3[: STEP3.index("the ")]],
+    "xlam": ['[TOOL_CALLS][{"name": "f", "arguments": {"x": "', "<tool_call>", "["],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]", '[TOOL_CALLS]f[ARGS]{"x": "'],
     "json": ['{"name": "f", "arguments": {"x": "', '{"x": "', "[", "```"],
     "llama3_json": ['I: {"name": "f", "arguments": {"x": "', 'I: {"name": "', "I: {", "I: ["],
@@ -537,6 +560,8 @@ def test_many_marks_in_one_piece_are_read_in_linear_time(form: str, start: str, 
         ("... <tool_call> ...", "hermes"),
         ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
         ("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>", "qwen3_coder"),
+        ("{% set begin = '<minimax:tool_call>' %}", "minimax_m2"),
+        ("<｜tool_call_begin｜>function<｜tool_sep｜>", "step3"),
         ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS] [TOOL_CALLS]", "mistral"),
         ('{{ tools }} Respond in the format {"name": function name, "parameters": dictionary}', "llama3_json"),
         ('{{ tools }} "parameters": use [func_name1(params_name1=params_value1), func_name2()]', "pythonic"),

@@ -29,6 +29,8 @@ _MEDIA_TYPES = {
     "image_url": "image",
     "image_pil": "image",
     "image_embeds": "image",
+    "audio_embeds": "audio",
+    "video_embeds": "video",
     "video": "video",
     "video_url": "video",
     "audio": "audio",
@@ -322,8 +324,8 @@ def _media(
         used = [name for name in _SOURCES if part.get(name) is not None]
         source = _wrapped(used[0], part[used[0]], modality) if used else None
     place = f"{where.path}.{used[0] if used else kind}"
-    if kind == "image_embeds":
-        source = _embeddings(source, place, before, limits) if source is not None else None
+    if kind.endswith("_embeds"):
+        source = _embeddings(source, modality, place, before, limits) if source is not None else None
     elif kind == "input_audio" and isinstance(source, Mapping):
         source = _wrapped("base64", source.get("data"), modality)
     elif isinstance(source, Mapping) and "url" in source:
@@ -341,13 +343,13 @@ def _media(
     return MediaRef(modality, source, options, None if uuid is None else str(uuid), place)
 
 
-def _embeddings(source: Any, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
-    """Decode base64 in `source`; errors name the item, an image, and its place."""
+def _embeddings(source: Any, modality: str, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
+    """Decode base64 in `source`; errors name the item and its place."""
     try:
         return embeds.from_base64(source, limits)
     except MediaError as error:
-        number = 1 + sum(ref.modality == "image" for ref in before)
-        raise error.for_item(item_name("image", number), place) from error
+        number = 1 + sum(ref.modality == modality for ref in before)
+        raise error.for_item(item_name(modality, number), place) from error
 
 
 def _wrapped(name: str, value: Any, modality: str) -> Any:

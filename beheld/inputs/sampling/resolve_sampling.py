@@ -115,7 +115,8 @@ class SamplingResolver:
         room = self._config.max_model_len - num_prompt
         assert room > 0, "the length of the prompt was not checked"
         room = room if most is None else min(room, most)
-        longest = room if params.max_tokens is None else min(params.max_tokens, room)
+        # The one of an answer without tokens is computed, and left out where it is collected.
+        longest = room if params.max_tokens is None else min(max(1, params.max_tokens), room)
         own = frozenset(params.stop_token_ids or ())
         grammar = self._grammar(params, reasoning, cancel)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty

@@ -13,6 +13,7 @@ from beheld.text.tools.literal import keywords_of, unescaped_keywords_of
 _FENCE = "```"
 _JSON_MARKS = ("<|python_tag|>", _FENCE + "json", _FENCE)
 _PYTHON_MARKS = ("<|python_start|>", "<|python_tag|>", _FENCE + "python", _FENCE)
+_XML = "<tool_call>", "</tool_call>"
 _PYTHON_END = "<|python_end|>"
 _BETWEEN = re.compile(r"[\s,]*")
 
@@ -61,7 +62,7 @@ class BareReader:
             return self._undecided + shown, pieces
         # The closing counterpart of the mark before the calls.
         behind = "".join(self._behind)
-        for mark in (_FENCE, _PYTHON_END):
+        for mark in (_FENCE, _PYTHON_END, _XML[1]):
             behind = behind.lstrip().removeprefix(mark) if behind.lstrip().startswith(mark) else behind
         return shown + (behind if behind.strip() else ""), pieces
 
@@ -179,6 +180,11 @@ def worded_json_reader(schemas: Schemas) -> BareReader:
 def json_reader(schemas: Schemas) -> BareReader:
     """A reader of one or several calls in JSON, restricted to the known functions."""
     return BareReader(JsonCalls(schemas), _JSON_MARKS)
+
+
+def marked_json_reader(schemas: Schemas) -> BareReader:
+    """The same, also after the marks that xLAM's models write before calls."""
+    return BareReader(JsonCalls(schemas), (*_JSON_MARKS, "[TOOL_CALLS]", _XML[0]))
 
 
 def python_reader(schemas: Schemas) -> BareReader:

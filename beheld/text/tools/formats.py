@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from beheld.text.tools import gemma, headed, mistral
-from beheld.text.tools.bare import PythonCalls, json_reader, python_reader, worded_json_reader
+from beheld.text.tools.bare import PythonCalls, json_reader, marked_json_reader, python_reader, worded_json_reader
 from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
-from beheld.text.tools.tagged import GLM, QWEN3, TaggedCalls
+from beheld.text.tools.tagged import GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
 _LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
+_MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
+_MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
+_STEP3_CALL = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
+_STEP3_ALL = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 # Some of its models spell the mark out.
 _GRANITE = "<|tool_call|>", "<tool_call>"
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -73,6 +77,13 @@ _KIMI_ALL = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 # Keys are the names of vLLM's --tool-call-parser, where it has the format; "json" is our name for JSON without marks.
 # Of the formats that a template may teach, the first counts.
 FORMATS: dict[str, CallFormat] = {
+    "minimax_m2": CallFormat(
+        lambda schemas: MarkedReader(_MINIMAX, lambda: TaggedCalls(MINIMAX, schemas), frame=_MINIMAX_ALL, blanks=True),
+        (_MINIMAX_ALL[0], *_MINIMAX),
+        _MINIMAX_ALL,
+        (_MINIMAX_ALL[0],),
+    ),
+    "step3": _marked(*_STEP3_CALL, lambda schemas: TaggedCalls(STEP3, schemas), _STEP3_ALL),
     "glm45": CallFormat(
         lambda schemas: MarkedReader(_HERMES, lambda: TaggedCalls(GLM, schemas)),
         ("<tool_call>",),
@@ -133,6 +144,7 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
     "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
+    "xlam": CallFormat(marked_json_reader),
     "json": CallFormat(json_reader),
 }
 

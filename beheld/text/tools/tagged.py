@@ -1,4 +1,4 @@
-"""Reads calls with each argument between tags and without quotes, in the formats of GLM and Qwen3-Coder."""
+"""Reads calls with each argument between tags and without quotes, as GLM, Qwen3-Coder, MiniMax and Step write them."""
 
 from __future__ import annotations
 
@@ -60,6 +60,23 @@ QWEN3 = Tags(
     },
     "\n",
 )
+
+
+def _named(invoke: str, parameter: str) -> dict[str, dict[str, str]]:
+    """The states of a call whose tags have names as attributes, from the tag of the call on."""
+    closing, begun, ended = f"</{invoke}>", f'<{parameter} name="', f"</{parameter}>"
+    return {
+        "head": {f'<{invoke} name="': "name"},
+        "name": {'">': "between"},
+        "between": {begun: "key", closing: "done"},
+        "key": {'">': "value"},
+        "value": {ended: "between", begun: "key", closing: "done"},
+        "done": {},
+    }
+
+
+MINIMAX = Tags("head", _named("invoke", "parameter"))
+STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head"}, **_named("steptml:invoke", "steptml:parameter")})
 
 
 class TaggedCalls:

@@ -1,0 +1,192 @@
+"""Routes that change the server for all clients or tell how it is set up; off unless the operator wants them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from beheld.api.async_llm import AsyncLLM
+from beheld.core.errors import ConfigError, EngineDeadError, EngineError, UserError
+from beheld.server.adapters import Adapters
+from beheld.server.errors import HttpError
+from beheld.server.read import Reader
+from beheld.server.schema import Body, Name
+
+Handler = Callable[[Request], Awaitable[Response]]
+Table = list[tuple[str, str, Handler]]
+
+
+class LoadAdapter(Body):
+    """POST /v1/load_lora_adapter."""
+
+    says_nothing: ClassVar[dict[str, tuple[Any, ...]]] = {"is_3d_lora_weight": (False,)}
+
+    lora_name: Annotated[Name, Field(min_length=1)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool | None = None
+
+
+class UnloadAdapter(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    without_effect: ClassVar[dict[str, str]] = {"lora_int_id": "The name says which adapter it is."}
+
+    lora_name: Annotated[Name, Field(min_length=1)]
+
+
+class OperatorRoutes:
+    """The handlers: each is (method, path, handler)."""
+
+    def __init__(self, llm: AsyncLLM, reader: Reader, adapters: Adapters) -> None:
+        self._llm = llm
+        self._reader = reader
+        self._adapters = adapters
+
+    def of_engine(self) -> Table:
+        """Sleeping and pausing, caches, and what the engine was started with."""
+        return [
+            ("POST", "/sleep", _told(self.sleep)),
+            ("POST", "/wake_up", _told(self.wake_up)),
+            ("GET", "/is_sleeping", self.is_sleeping),
+            ("POST", "/pause", _told(self.pause)),
+            ("POST", "/resume", _told(self.resume)),
+            ("GET", "/is_paused", self.is_paused),
+            ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+            ("POST", "/reset_mm_cache", self.reset_mm_cache),
+            ("POST", "/reset_encoder_cache", self.reset_encoder_cache),
+            ("GET", "/server_info", self.server_info),
+            ("POST", "/start_profile", _told(self.start_profile)),
+            ("POST", "/stop_profile", _told(self.stop_profile)),
+        ]
+
+    def of_adapters(self) -> Table:
+        """Adapters that come and go."""
+        return [
+            ("POST", "/v1/load_lora_adapter", _told(self.load_lora_adapter)),
+            ("POST", "/v1/unload_lora_adapter", _told(self.unload_lora_adapter)),
+        ]
+
+    def of_tokenizer(self) -> Table:
+        """The tokenizer's configuration."""
+        return [("GET", "/tokenizer_info", self.tokenizer_info)]
+
+    async def sleep(self, request: Request) -> Response:
+        """POST /sleep?level=1&mode=abort."""
+        await self._llm.sleep(_level(request), request.query_params.get("mode", "abort"))
+        return Response()
+
+    async def wake_up(self, request: Request) -> Response:
+        """POST /wake_up?tags=weights&tags=kv_cache; without tags, all."""
+        await self._llm.wake_up(request.query_params.getlist("tags") or None)
+        return Response()
+
+    async def is_sleeping(self, request: Request) -> Response:
+        """GET /is_sleeping."""
+        return JSONResponse({"is_sleeping": await self._llm.is_sleeping()})
+
+    async def pause(self, request: Request) -> Response:
+        """POST /pause?mode=abort&clear_cache=true."""
+        query = request.query_params
+        await self._llm.pause_generation(
+            mode=query.get("mode", "abort"),
+            wait_for_inflight_requests=_switch(query.get("wait_for_inflight_requests", "false")),
+            clear_cache=_switch(query.get("clear_cache", "true")),
+        )
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        """POST /resume."""
+        await self._llm.resume_generation()
+        return JSONResponse({"status": "resumed"})
+
+    async def is_paused(self, request: Request) -> Response:
+        """GET /is_paused."""
+        return JSONResponse({"is_paused": await self._llm.is_paused()})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache: what prompts have in common is computed again."""
+        self._llm.reset_prefix_cache()
+        return Response()
+
+    async def reset_mm_cache(self, request: Request) -> Response:
+        """POST /reset_mm_cache: nothing to do, as media are known by their content."""
+        return Response()
+
+    async def reset_encoder_cache(self, request: Request) -> Response:
+        """POST /reset_encoder_cache: likewise."""
+        return Response()
+
+    async def server_info(self, request: Request) -> Response:
+        """GET /server_info: the engine's configuration."""
+        config = dataclasses.asdict(self._llm.config)
+        return JSONResponse({"vllm_config": json.loads(json.dumps(config, default=str))})
+
+    async def start_profile(self, request: Request) -> Response:
+        """POST /start_profile: begin to record what the engine computes."""
+        await self._llm.start_profile()
+        return Response()
+
+    async def stop_profile(self, request: Request) -> Response:
+        """POST /stop_profile: write the record into a folder of the server's."""
+        await self._llm.stop_profile()
+        return Response()
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """GET /tokenizer_info: the class of the tokenizer, and what it was made with."""
+        tokenizer = self._llm.tokenizer
+        if tokenizer is None:
+            raise HttpError(404, "There is no tokenizer.", "Start the server without skip_tokenizer_init.")
+        made = {"tokenizer_class": type(tokenizer).__name__, **getattr(tokenizer, "init_kwargs", {})}
+        made["chat_template"] = self._llm.chat_template
+        return JSONResponse(json.loads(json.dumps(made, default=str)))
+
+    async def load_lora_adapter(self, request: Request) -> Response:
+        """POST /v1/load_lora_adapter."""
+        asked = await self._read(request, LoadAdapter)
+        await self._adapters.add(asked.lora_name, asked.lora_path, in_place=asked.load_inplace is True)
+        return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
+
+    async def unload_lora_adapter(self, request: Request) -> Response:
+        """POST /v1/unload_lora_adapter."""
+        asked = await self._read(request, UnloadAdapter)
+        await self._adapters.remove(asked.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
+
+    async def _read(self, request: Request, kind: type[Any]) -> Any:
+        state = request.state
+        return await self._reader.read(request, kind, state.held, state.notes, lambda body: body)
+
+
+def _told(handler: Handler) -> Handler:
+    """A handler whose errors tell the operator the whole reason, also where a client would read that the log has it."""
+
+    async def told(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except EngineDeadError:
+            raise
+        except (UserError, EngineError) as error:
+            wrong = isinstance(error, UserError) and not isinstance(error, ConfigError)
+            raise HttpError(400 if wrong else 503, error.reason, error.remedy, param=error.param) from error
+
+    told.__name__ = handler.__name__
+    return told
+
+
+def _level(request: Request) -> int:
+    text = request.query_params.get("level", "1")
+    if text not in ("0", "1", "2"):
+        raise HttpError(400, f"level must be 0, 1 or 2, got {text[:32]!r}.", "Leave it out for 1.", param="level")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise HttpError(400, f"A switch is true or false, got {text[:32]!r}.", "Write true or false.")
+    return text.lower() in ("true", "1")

@@ -1,0 +1,206 @@
+"""The engine's loop falls asleep in each mode and wakes up: on a device that forgot all, answers are as expected."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from beheld.core.config import KVGroup
+from beheld.core.errors import AsleepError, CapacityError, ConfigError
+from beheld.core.outputs import TokenEvent
+from beheld.core.request import FinishReason, Request
+from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of, parts_of
+from beheld.engine.core import EngineCore
+from beheld.engine.messages import Abort, Asleep, Events, Ping, Pong, Reply, Sleep, Submit, WakeUp
+from beheld.engine.thread import EngineThread
+from tests import fakes
+from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info, fake_item, fake_request
+
+ALL = frozenset(EnginePart)
+GROUPS = [(fakes.FULL,), (fakes.FULL, fakes.sliding(8)), (fakes.recurrent(8),), (fakes.FULL, fakes.CROSS)]
+
+
+class Loop:
+    """A loop in a thread, over a device of integers."""
+
+    def __init__(self, *groups: KVGroup, overlap: bool = False, **changes: Any) -> None:
+        info, config = fake_info(*groups), fake_config(overlap=overlap, **changes)
+        self.executor = FakeExecutor(config, info, fake_capacity(info, config))
+        self.core = EngineCore(info, self.executor)
+        self.replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self.thread = EngineThread(self.core)
+        self.thread.start(self.replies.put)
+        self.events: dict[str, list[TokenEvent]] = {}
+        self.longest = config.max_model_len
+
+    def until(self, kind: type[Any]) -> Any:
+        """The next reply of this kind; events before it are noted."""
+        while True:
+            reply = self.replies.get(timeout=10)
+            if isinstance(reply, Events):
+                for event in reply.events:
+                    self.events.setdefault(event.request_id, []).append(event)
+            if isinstance(reply, kind):
+                return reply
+
+    def ended(self, name: str) -> TokenEvent:
+        """The last event of a request."""
+        while not self.events.get(name) or self.events[name][-1].finish is None:
+            self.until(Events)
+        return self.events[name][-1]
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for event in self.events.get(name, []) for token in event.token_ids]
+
+    def right(self, request: Request) -> None:
+        """Assert that a request has the answer that it must have."""
+        self.ended(request.id)
+        assert self.tokens(request.id) == expected_tokens(request, self.longest)[0]
+
+    def sleep(self, level: int, mode: PauseMode = PauseMode.ABORT) -> Asleep:
+        self.thread.send(Sleep(level, level, mode))
+        found: Asleep = self.until(Asleep)
+        return found
+
+    def wake_up(self, *parts: EnginePart) -> Asleep:
+        self.thread.send(WakeUp(9, frozenset(parts) or ALL))
+        found: Asleep = self.until(Asleep)
+        return found
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "overlap"])
+def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
+    made = Loop(fakes.FULL, overlap=request.param)
+    yield made
+    made.thread.close()
+
+
+def asked(name: str, length: int = 21, tokens: int = 40) -> Request:
+    return fake_request(name, range(3, 3 + length), fake_item("cat", 6), max_tokens=tokens)
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: "+".join(group.kind for group in groups))
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_kept_requests_go_on_as_if_nothing_were(groups: tuple[KVGroup, ...], level: int) -> None:
+    for overlap in (False, True):
+        loop = Loop(*groups, overlap=overlap)
+        requests = [fake_request(str(k), range(3, 20 + 7 * k), max_tokens=60) for k in range(5)]
+        loop.thread.send(Submit(tuple(requests)))
+        while not loop.tokens("0"):
+            loop.until(Events)
+        lacks = loop.sleep(level, PauseMode.KEEP).lacks
+        assert lacks == (ALL if level else {EnginePart.SCHEDULING})
+        assert not loop.core.has_work
+        assert loop.core.scheduler.num_running == (5 if level == 0 else 0)
+        loop.core.scheduler.check()
+        steps = loop.core.stats().steps
+        loop.thread.send(Ping(1))
+        loop.until(Pong)
+        assert loop.core.stats().steps == steps
+        assert loop.wake_up().lacks == frozenset()
+        for request in requests:
+            loop.right(request)
+        loop.core.scheduler.check()
+        loop.thread.close()
+
+
+def test_the_device_has_nothing_of_before(loop: Loop) -> None:
+    first, second = asked("a"), asked("b")
+    loop.thread.send(Submit((first,)))
+    loop.right(first)
+    assert loop.core.stats().scheduler.num_cached_blocks[0] > 0
+    assert loop.executor.num_encoded == 1
+    loop.sleep(1)
+    stats = loop.core.stats().scheduler
+    assert (stats.num_cached_blocks, stats.num_embeds) == ((0,), 0)
+    loop.wake_up()
+    loop.thread.send(Submit((second,)))
+    loop.right(second)
+    assert loop.executor.num_encoded == 2, "its picture is encoded again"
+    assert loop.events["b"][0].num_cached == 0
+
+
+def test_abort_ends_what_runs_and_what_waits(loop: Loop) -> None:
+    requests = [asked(str(k), tokens=150) for k in range(12)]
+    loop.thread.send(Submit(tuple(requests)))
+    while not loop.tokens("0"):
+        loop.until(Events)
+    loop.sleep(2)
+    for request in requests:
+        assert loop.ended(request.id).finish is FinishReason.ABORT
+        found = loop.tokens(request.id)
+        assert found == expected_tokens(request, loop.longest)[0][: len(found)]
+
+
+def test_wait_lets_requests_end_first_and_refuses_new_ones(loop: Loop) -> None:
+    requests = [asked(str(k)) for k in range(12)]
+    late = asked("late")
+    loop.thread.send(Submit(tuple(requests)))
+    loop.thread.send(Sleep(1, 1, PauseMode.WAIT))
+    loop.thread.send(Submit((late,)))
+    assert loop.until(Asleep).lacks == ALL
+    for request in requests:
+        loop.right(request)
+    assert isinstance(loop.ended("late").error, AsleepError)
+    loop.wake_up()
+    loop.thread.send(Submit((asked("later"),)))
+    loop.right(asked("later"))
+
+
+def test_a_paused_engine_takes_requests_and_answers_them_afterwards(loop: Loop) -> None:
+    loop.sleep(0)
+    request = asked("a")
+    loop.thread.send(Submit((request, asked("b"))))
+    loop.thread.send(Abort(("b",)))
+    assert loop.ended("b").finish is FinishReason.ABORT
+    assert not loop.tokens("a")
+    assert loop.wake_up(EnginePart.SCHEDULING).lacks == frozenset()
+    loop.right(request)
+
+
+def test_all_that_it_lacks_must_come_back(loop: Loop) -> None:
+    loop.sleep(2)
+    loop.thread.send(Submit((asked("a"),)))
+    assert isinstance(loop.ended("a").error, AsleepError)
+    assert loop.wake_up(EnginePart.WEIGHTS).lacks == {EnginePart.KV_CACHE, EnginePart.SCHEDULING}
+    assert loop.wake_up(EnginePart.SCHEDULING).lacks == {EnginePart.KV_CACHE, EnginePart.SCHEDULING}
+    assert loop.sleep(0).lacks == {EnginePart.KV_CACHE, EnginePart.SCHEDULING}
+    assert loop.wake_up(EnginePart.KV_CACHE).lacks == frozenset()
+    assert loop.wake_up().lacks == frozenset()
+    loop.thread.send(Submit((asked("b"),)))
+    loop.right(asked("b"))
+
+
+def test_what_cannot_sleep_goes_on_and_what_cannot_wake_up_sleeps_on(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(error: Exception) -> Any:
+        def call(*_: Any) -> None:
+            raise error
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.executor, "sleep", refused(ConfigError("Ranks do not sleep.")))
+        answer = loop.sleep(1)
+        assert (answer.lacks, str(answer.error)) == (frozenset(), "Ranks do not sleep.")
+    loop.thread.send(Submit((asked("a"),)))
+    loop.right(asked("a"))
+    loop.sleep(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.executor, "wake_up", refused(CapacityError("Others have the memory.")))
+        answer = loop.wake_up()
+        assert (answer.lacks, str(answer.error)) == (ALL, "Others have the memory.")
+    loop.wake_up()
+    loop.thread.send(Submit((asked("b"),)))
+    loop.right(asked("b"))
+
+
+def test_words_for_levels_modes_and_parts() -> None:
+    assert [level_of(level) for level in (0, 1, 2)] == [0, 1, 2]
+    assert mode_of("keep") is PauseMode.KEEP
+    assert parts_of(None) == ALL
+    assert parts_of("weights") == {EnginePart.WEIGHTS} == parts_of(["weights"])

@@ -1,0 +1,192 @@
+"""The operator's routes: what they do, and that they are off, guarded and told."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from beheld.cli import serve as command
+from beheld.core.errors import ConfigError
+from beheld.server.options import ServerOptions
+from tests.lora import adapters
+from tests.lora.adapters import Adapter
+from tests.server.running import ENGINE, Running
+from tests.server.test_docs import SERVER
+
+FAMILY = "llama"
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 4}
+BODY: dict[str, Any] = {"prompt": "Hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+KEY = "a-key-of-the-operator"
+AUTH = {"Authorization": f"Bearer {KEY}"}
+ON: dict[str, Any] = {"operator_routes": True, "changes_loras": True, "tells_tokenizer": True}
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Running]:
+    made = Running(FAMILY, ENGINE | LORA, api_keys=(KEY,), **ON)
+    yield made
+    made.close()
+
+
+def post(run: Running, path: str, body: Any = None) -> httpx.Response:
+    return run.post(path, body, headers=AUTH)
+
+
+def paths(run: Running) -> dict[str, set[str]]:
+    """The operator's routes and their methods."""
+    plain = Running(FAMILY)
+    try:
+        usual = {route.path for route in plain.app.routes}  # type: ignore[attr-defined]
+    finally:
+        plain.close()
+    routes = [route for route in run.app.routes if route.path not in usual]  # type: ignore[attr-defined]
+    return {route.path: route.methods - {"HEAD"} for route in routes}  # type: ignore[attr-defined]
+
+
+def test_they_are_off_guarded_and_told(run: Running) -> None:
+    found = paths(run)
+    assert len(found) == 15
+    for path, methods in found.items():
+        for method in methods:
+            answer = httpx.request(method, run.url + path, json={}, trust_env=False)
+            assert answer.status_code == 401, path
+    section = SERVER.split("## Routes of the operator")[1].split("\n## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    told = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[^`?]*)", row)}
+    assert told == set(found)
+
+
+@pytest.mark.parametrize("level", ["0", "1", "2"])
+def test_it_sleeps_and_wakes_up(run: Running, level: str) -> None:
+    text = post(run, "/v1/completions", BODY).json()["choices"][0]["text"]
+    assert run.get("/is_sleeping", headers=AUTH).json() == {"is_sleeping": False}
+    assert post(run, f"/sleep?level={level}").status_code == 200
+    assert run.get("/is_sleeping", headers=AUTH).json() == {"is_sleeping": True}
+    assert run.get("/health").status_code == 200
+    if level != "0":
+        refused = post(run, "/v1/completions", BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_asleep")
+        assert refused.headers["retry-after"]
+        assert post(run, "/wake_up?tags=weights").status_code == 200
+        assert run.get("/is_sleeping", headers=AUTH).json() == {"is_sleeping": True}
+    assert post(run, "/wake_up").status_code == 200
+    assert post(run, "/v1/completions", BODY).json()["choices"][0]["text"] == text
+
+
+def test_a_paused_server_holds_requests(run: Running) -> None:
+    text = post(run, "/v1/completions", BODY).json()["choices"][0]["text"]
+    assert post(run, "/pause?mode=keep&clear_cache=false").json() == {"status": "paused"}
+    assert run.get("/is_paused", headers=AUTH).json() == {"is_paused": True}
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(post(run, "/v1/completions", BODY)))
+    thread.start()
+    time.sleep(0.2)
+    assert not answers
+    assert run.get("/load", headers=AUTH).json() == {"server_load": 1}
+    assert post(run, "/resume").json() == {"status": "resumed"}
+    thread.join(10)
+    assert answers[0].json()["choices"][0]["text"] == text
+    assert run.get("/is_paused", headers=AUTH).json() == {"is_paused": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/sleep?level=3", "level"),
+        ("/sleep?mode=gently", "mode"),
+        ("/wake_up?tags=all", "tags"),
+        ("/pause?mode=x", "mode"),
+    ],
+)
+def test_what_is_wrong_is_told(run: Running, path: str, param: str) -> None:
+    answer = post(run, path)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert run.get("/is_sleeping", headers=AUTH).json() == {"is_sleeping": False}
+
+
+def test_caches_and_what_the_server_is(run: Running) -> None:
+    for path in ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"):
+        assert post(run, path).status_code == 200
+    shown = run.get("/server_info", headers=AUTH)
+    assert shown.json()["vllm_config"]["max_num_seqs"] == 8
+    assert KEY not in shown.text
+    told = run.get("/tokenizer_info", headers=AUTH).json()
+    assert told["tokenizer_class"]
+    assert "chat_template" in told
+
+
+def test_a_profile_is_written(run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_TORCH_PROFILER_DIR", str(tmp_path / "traces"))
+    assert post(run, "/stop_profile").status_code == 400
+    assert post(run, "/start_profile").status_code == 200
+    assert post(run, "/start_profile").status_code == 400
+    assert post(run, "/v1/completions", BODY).status_code == 200
+    assert post(run, "/stop_profile").status_code == 200
+    (trace,) = (tmp_path / "traces").iterdir()
+    assert "aten::" in trace.read_text(encoding="utf-8")
+
+
+def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
+    folders = [adapters.write(Adapter(FAMILY, n, 2, "q_proj|v_proj"), tmp_path / str(n)) for n in range(2)]
+    client = openai.OpenAI(base_url=f"{run.url}/v1", api_key=KEY)
+
+    def text(model: str) -> str:
+        return client.completions.create(model=model, prompt="Hello", max_tokens=8, temperature=0).choices[0].text
+
+    plain = text("tiny")
+    made = post(run, "/v1/load_lora_adapter", {"lora_name": "red", "lora_path": folders[0]})
+    assert (made.status_code, made.text) == (200, "Success: LoRA adapter 'red' added successfully.")
+    assert [card.id for card in client.models.list()] == ["tiny", "red"]
+    red = text("red")
+    assert red != plain
+    again = post(run, "/v1/load_lora_adapter", {"lora_name": "red", "lora_path": folders[1]})
+    assert again.status_code == 400
+    assert "already been loaded" in again.json()["error"]["message"]
+    assert text("red") == red
+    body = {"lora_name": "red", "lora_path": folders[1], "load_inplace": True}
+    assert post(run, "/v1/load_lora_adapter", body).status_code == 200
+    assert text("red") not in (red, plain)
+    assert post(run, "/v1/load_lora_adapter", body | {"lora_path": folders[0]}).status_code == 200
+    assert text("red") == red
+    assert post(run, "/v1/unload_lora_adapter", {"lora_name": "red", "lora_int_id": 1}).status_code == 200
+    with pytest.raises(openai.NotFoundError):
+        text("red")
+    gone = post(run, "/v1/unload_lora_adapter", {"lora_name": "red"})
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
+    for wrong in (
+        {"lora_name": "x", "lora_path": str(tmp_path / "none")},
+        {"lora_name": "tiny", "lora_path": folders[0]},
+    ):
+        assert post(run, "/v1/load_lora_adapter", wrong).status_code == 400
+    assert post(run, "/v1/load_lora_adapter", {"lora_name": "x"}).status_code == 400
+    assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+def options_of(*words: str) -> ServerOptions:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    given = parser.parse_args(list(words))
+    engine = {"enable_lora": True} if "--enable-lora" in words else {}
+    return command.server_options(given, None, engine)
+
+
+def test_the_command_line_and_vllm_s_variables_turn_them_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("operator_routes", "changes_loras", "tells_tokenizer")
+    assert [getattr(ServerOptions(), name) for name in names] == [False] * 3
+    assert [getattr(options_of(), name) for name in names] == [False] * 3
+    flags = ("--operator-routes", "--allow-runtime-lora-updating", "--enable-tokenizer-info-endpoint", "--enable-lora")
+    assert [getattr(options_of(*flags), name) for name in names] == [True] * 3
+    with pytest.raises(ConfigError, match="enable-lora"):
+        options_of("--allow-runtime-lora-updating")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
+    assert [getattr(options_of("--enable-lora"), name) for name in names] == [True, True, False]
