@@ -162,7 +162,7 @@ def forked() -> Iterator[None]:
             with theirs:
                 socket.send_fds(control, [b"t"], [theirs.fileno()])
             child = Forked(int(control.recv(16)))
-            process = remote.RemoteProcess(OneRay(), child, child, number)
+            process = remote.RemoteProcess(OneRay(), child, child, child, number)
             process.joined(ours)
             processes.append(process)
             ends.append(ours)

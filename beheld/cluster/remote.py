@@ -22,7 +22,9 @@ from beheld.utils.held_variables import HELD
 
 # A cluster that grows by itself may need some time for a host.
 _PLACE_S = 60.0
-_CONNECT_S = 120.0
+# On a busy host Ray may need minutes until a process runs, and starts it anew if it does not report in time. The first
+# thing that the process does is to connect.
+_START_S, _CONNECT_S = 600.0, 60.0
 # A process whose connection has ended has so long to end by itself, which Ray does not report as a failure.
 LEAVE_S = 1.0
 # Variables that change what a process computes or how hosts reach each other; Ray sets those of devices.
@@ -79,8 +81,8 @@ class RemoteProcess:
         host: its address.
     """
 
-    def __init__(self, ray: Any, actor: Any, running: Any, number: int) -> None:
-        self._ray, self._actor, self._running = ray, actor, running
+    def __init__(self, ray: Any, actor: Any, ready: Any, running: Any, number: int) -> None:
+        self._ray, self._actor, self._ready, self._running = ray, actor, ready, running
         self.number, self.host = number, ""
         self._end: socket.socket | None = None
         self._killed = False
@@ -104,6 +106,10 @@ class RemoteProcess:
             # This process has left the cluster, which ended all of its processes.
             return 0
         return 0 if done else None
+
+    def started(self, timeout_s: float = 0.0) -> bool:
+        """Return whether Ray has started it within the time; it may have ended since."""
+        return bool(self._ray.wait([self._ready], timeout=timeout_s)[0])
 
     def ending(self) -> str:
         """Why it has ended, in words."""
@@ -202,7 +208,7 @@ def start(wanted: Placement) -> Group:
 
     door = Door(address, token := new_token())
     try:
-        if held is not None and not ray.wait([held.ready()], timeout=_PLACE_S)[0]:
+        if held is not None and not _reserved(held):
             raise _too_little(wanted, ray.cluster_resources())
         actor = ray.remote(Worker)
         for place in range(wanted.count):
@@ -216,8 +222,8 @@ def start(wanted: Placement) -> Group:
             ready = made.__ray_ready__.remote()
             number = first + place
             running = made.run.remote(wanted.main, address, door.port, number, token, Secrets.of(os.environ))
-            processes.append(RemoteProcess(ray, made, running, number))
-            if held is None and not ray.wait([ready], timeout=_PLACE_S)[0]:
+            processes.append(RemoteProcess(ray, made, ready, running, number))
+            if held is None and not processes[-1].started(_PLACE_S):
                 raise _too_little(wanted, ray.cluster_resources())
         ends = _connections(door, processes)
     except BaseException:
@@ -256,6 +262,15 @@ def environment(given: Mapping[str, str], path: Sequence[str]) -> dict[str, str]
     return {**sent, "PYTHONPATH": os.pathsep.join(each for each in path if each)}
 
 
+def _reserved(held: Any) -> bool:
+    """Wait until a placement group has what it asks for, which needs no process of Ray's; return whether it has."""
+    until = time.monotonic() + _PLACE_S
+    # Signals are handled between two looks.
+    while not (found := bool(held.wait(1))) and time.monotonic() < until:
+        pass
+    return found
+
+
 def _too_little(wanted: Placement, there: Mapping[str, float]) -> ConfigError:
     kind, each = ("GPU", wanted.gpus_each) if wanted.gpus_each else ("CPU", 1)
     total = (wanted.count + wanted.with_caller) * each
@@ -274,20 +289,31 @@ def _connections(door: Door, processes: Sequence[RemoteProcess]) -> list[socket.
         EngineDeadError: one has ended, or they did not come in time.
     """
     found: dict[int, socket.socket] = {}
-    until = time.monotonic() + _CONNECT_S
+    until = time.monotonic() + _START_S
+    # Those that run, and when they must have connected.
+    limits: dict[int, float] = {}
     while len(found) < len(processes):
         came = door.accept(0.5)
         if came is not None:
             found.setdefault(*came)
             continue
-        ended = [each for each in processes if each.number not in found and each.poll() is not None]
-        if ended or time.monotonic() > until:
-            which = ended[0].number if ended else next(p.number for p in processes if p.number not in found)
-            raise EngineDeadError(
-                f"Process {which} in the Ray cluster {ended[0].ending() if ended else 'did not connect in time'}.",
-                "Its log on that host says why (by default below /tmp/ray/session_latest/logs). Hosts need the same "
-                "versions of Python and beheld, and must reach this one.",
-            )
+        for each in processes:
+            if each.number in found:
+                continue
+            reason = ""
+            if each.poll() is not None:
+                reason = each.ending()
+            elif each.started():
+                if time.monotonic() > limits.setdefault(each.number, time.monotonic() + _CONNECT_S):
+                    reason = f"runs, but did not connect within {_CONNECT_S:g} s"
+            elif time.monotonic() > until:
+                reason = f"was not started within {_START_S:g} s"
+            if reason:
+                raise EngineDeadError(
+                    f"Process {each.number} in the Ray cluster {reason}.",
+                    "Its log on that host says why (by default below /tmp/ray/session_latest/logs). Hosts need the "
+                    "same versions of Python and beheld, and must reach this one.",
+                )
     for each in processes:
         each.joined(found[each.number])
     return [found[each.number] for each in processes]

@@ -45,6 +45,7 @@ from beheld.executor.wire import (
     Sync,
     Synced,
     packed,
+    without_features,
 )
 from beheld.parallel.group import RankGroups
 from beheld.parallel.meeting import Folder, Meeting
@@ -113,6 +114,8 @@ class MultiExecutor:
         self._at_exit = ExitHook(functools.partial(_leave, watchdog, placed.ended))
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
+        # Ranks from this one on are of the first stage, which has the towers.
+        self._first_encoder = (local.config.pipeline_parallel_size - 1) * local.config.tensor_parallel_size
         self._waits = not group.lockstep and platform_of(local.config.device).synchronous
         # By the ids of their plans.
         self._later: dict[int, Later] = {}
@@ -224,10 +227,13 @@ class MultiExecutor:
 
     def launch(self, plan: StepPlan) -> Handle | Later:
         """See Executor."""
-        self._tell_all(packed(plan))
+        step = packed(plan)
+        bare = without_features(step) if step.encode and self._first_encoder else step
+        for each in self._ranks:
+            _tell(each, bare if each.rank < self._first_encoder else step, self._watchdog)
         if self._waits:
-            self._later[plan.id] = step = Later(plan)
-            return step
+            self._later[plan.id] = later = Later(plan)
+            return later
         try:
             return self._local.launch(plan)
         except Exception as error:
@@ -416,8 +422,9 @@ def _spawn(rank: int, config: EngineConfig) -> RankProcess:
 def _environment(rank: int, device: str) -> dict[str, str]:
     """Return the environment of a rank's process, in which its own device is the first one."""
     found = dict(os.environ)
-    # The first rank tells what all of them do.
-    found.setdefault("BEHELD_LOG_LEVEL", "WARNING")
+    # The first rank tells what all of them do, and warns of what all of them lack.
+    found.setdefault("BEHELD_LOG_LEVEL", "ERROR")
+    found.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # A process finds beheld where this one did.
     found["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return found | platform_of(device).rank_environment(rank, found)

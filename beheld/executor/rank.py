@@ -103,10 +103,11 @@ class Rank:
     Args:
         runner: with this rank's part.
         group: of all ranks.
+        number: which one it is.
     """
 
-    def __init__(self, runner: Any, group: Any, answers: Answers) -> None:
-        self._runner, self._group, self._answers = runner, group, answers
+    def __init__(self, runner: Any, group: Any, answers: Answers, number: int) -> None:
+        self._runner, self._group, self._answers, self._number = runner, group, answers, number
         self._num_groups = len(runner.rows.tables_GRN)
 
     def take(self, message: Any) -> None:
@@ -157,6 +158,8 @@ class Rank:
             lost = loss_of(error, device)
             if lost is not None:
                 raise lost from error
+            # A request that fails of it names this log.
+            logger.error("A step has failed on rank %d: %s", self._number, first_line(error))
             self._answers.send(StepFailed(message.id, first_line(error)))
 
 
@@ -217,7 +220,7 @@ def _run(link: Link | StreamLink, address: str | None) -> None:
             hf_config = config_of(start.hf_class, start.hf_config)
             runner = build_runner(hf_config, start.info, start.config, shrink=start.shrink, groups=group)
             answers.send(Started(runner.config.max_model_len, runner.capacity))
-            rank = Rank(runner, group, answers)
+            rank = Rank(runner, group, answers, start.rank)
             while not isinstance(message := link.receive(), CloseRank):
                 rank.take(message)
         except BeheldError as error:

@@ -205,6 +205,11 @@ def packed(step: StepPlan) -> Step:
     )
 
 
+def without_features(step: Step) -> Step:
+    """Return the message for ranks without towers, which only need to know of the items."""
+    return dataclasses.replace(step, encode=tuple(dataclasses.replace(item, features={}) for item in step.encode))
+
+
 def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:
     """Return what a rank that does not sample needs: which logits of the prompt are computed."""
     return Sampling(prompt_logprobs=given.prompt_logprobs) if isinstance(given, Sampling) else given

@@ -16,9 +16,6 @@ from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
 from beheld.parallel.shards import Cut, Piece
 from beheld.quant.linear import StoredExperts, StoredLinear
-from beheld.utils.log import get_logger
-
-logger = get_logger(__name__)
 
 # Of one expert's weight, which expert it is: the last number in its name.
 _NUMBER = re.compile(r"\.(\d+)\.(?!.*\.\d+\.)")
@@ -151,8 +148,9 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
         else:
             replaced |= made
     if refused:
-        logger.info("%d modules are whole on every rank: the loader converts their weights.", len(refused))
         left = plan.without(refused)
+        converted = f"{len(plan.shards) - len(left.shards)} modules whose weights are converted as they are loaded"
+        left = dataclasses.replace(left, whole=(*left.whole, converted))
         kept = {shard.path for shard in left.shards}
         for shard in plan.shards:
             if shard.path not in kept:

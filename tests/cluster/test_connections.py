@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from beheld.cluster import remote
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.remote import Secrets, environment
+from beheld.core.errors import EngineDeadError
 from beheld.executor.wire import CODEC, Beat, Sync
 from beheld.sandbox import stream_link
 from beheld.sandbox.link import FrameError
@@ -232,3 +234,52 @@ def test_a_body_that_cannot_be_read_harms_no_other_frame() -> None:
     assert link.receive() == Beat(5)
     ours.close()
     link.close()
+
+
+class BusyRay:
+    """The calls of Ray that RemoteProcess makes, on hosts that take long to start processes."""
+
+    def __init__(self) -> None:
+        self.done = set[str]()
+
+    def wait(self, asked: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        """Those of which something has come, and those of which nothing has."""
+        done = [each for each in asked if each in self.done]
+        return done, [each for each in asked if each not in self.done]
+
+    def get(self, asked: str, timeout: float) -> None:
+        """Say how it ended: well."""
+
+
+def test_a_process_has_its_time_to_connect_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long Ray takes to start one on a busy host says nothing about the network."""
+    monkeypatch.setattr(remote, "_CONNECT_S", 0.2)
+    busy, door = BusyRay(), Door("127.0.0.1", token := new_token())
+    accept = door.accept
+    monkeypatch.setattr(door, "accept", lambda timeout_s: accept(0.01))
+    process = remote.RemoteProcess(busy, "actor", "ready", "running", 1)
+
+    def run() -> None:
+        time.sleep(0.6)
+        busy.done.add("ready")
+        ends.append(connect("127.0.0.1", door.port, 1, token))
+
+    ends = list[socket.socket]()
+    thread = threading.Thread(target=run)
+    thread.start()
+    (ours,) = remote._connections(door, [process])
+    thread.join()
+    assert process.host == "127.0.0.1"
+    for each in (ours, *ends):
+        each.close()
+    # It runs, but nothing of it arrives; or it never runs; or it has ended.
+    with pytest.raises(EngineDeadError, match=r"Process 1 .* runs, but did not connect within 0\.2 s"):
+        remote._connections(door, [process])
+    busy.done.clear()
+    monkeypatch.setattr(remote, "_START_S", 0.1)
+    with pytest.raises(EngineDeadError, match=r"was not started within 0\.1 s"):
+        remote._connections(door, [process])
+    busy.done.add("running")
+    with pytest.raises(EngineDeadError, match="Process 1 in the Ray cluster has ended"):
+        remote._connections(door, [process])
+    door.close()

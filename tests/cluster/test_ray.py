@@ -14,6 +14,7 @@ import pytest
 from beheld import LLM, SamplingParams
 from beheld.core.errors import EngineDeadError
 from beheld.executor.ray import RayExecutor
+from tests.cluster.nodes import start_cluster
 from tests.long import LONG
 
 ray = pytest.importorskip("ray")
@@ -29,11 +30,8 @@ PROMPTS = ["Hello", "The cat sat on", "One two three"]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two nodes of one core each, so that two ranks or engines are on different ones."""
-    from ray.cluster_utils import Cluster
-
     small = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    made = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
-    made.add_node(**small)
+    made = start_cluster(small | {"include_dashboard": False}, small)
     ray.init(address=made.address, log_to_driver=False)
     yield
     ray.shutdown()

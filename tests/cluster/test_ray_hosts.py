@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.nodes import start_node
 from tests.long import LONG
 
 pytest.importorskip("ray")
@@ -75,8 +77,7 @@ def hosts() -> Iterator[Hosts]:
         for name, address, more in zip(names, (FIRST, SECOND), (head, [f"--address={FIRST}:6379"]), strict=True):
             ray = [str(Path(sys.executable).with_name("ray")), "start", f"--node-ip-address={address}", *more]
             sizes = ["--num-cpus=1", "--object-store-memory=100000000", "--disable-usage-stats"]
-            done = subprocess.run(made.inside(name, *ray, *sizes), capture_output=True, text=True, timeout=120)
-            assert done.returncode == 0, done.stdout + done.stderr
+            start_node(made.inside(name, *ray, *sizes), functools.partial(_end_all, name))
         yield made
     finally:
         for name in names:

@@ -6,6 +6,7 @@ The scripts are not part of this repository; test_scripts.py has ones of our own
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -147,6 +148,43 @@ def test_as_many_ranks_as_the_script_says(
     assert status == 0
     assert any(line.startswith(f"{count} ranks share the model; each holds a part of") for line in stage.said)
     check(stage.outputs[0], shown.out, count=answers, media=2 if number == "000" else 1)
+
+
+# A machine with four devices, each of them a process on the cores of this one.
+FOUR_DEVICES = """
+import sys
+from beheld.cli.main import main
+from beheld.platform.cpu import Cpu
+Cpu.splits, Cpu.num_devices = True, 4
+sys.exit(main(["run-vllm", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(("number", "key", "count", "answers"), SHARED)
+def test_ranks_of_a_script_in_a_process_of_its_own_end_with_it(
+    place: Stage, number: str, key: str, count: int, answers: int
+) -> None:
+    """Scripts close no engine: the interpreter's end does. Nothing else is printed then, and nothing is left."""
+    set_up(place, number, key)
+    path = place.folder / f"ranks_{number}.py"
+    path.write_text(documents.script(number), encoding="utf-8")
+    words = ["--num-prompts", "4"] if number == "002" else []
+    done = subprocess.run(
+        [sys.executable, "-c", FOUR_DEVICES, str(path), "-m", key, *words],
+        env=os.environ | place.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{count} ranks share the model" in done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.strip()]) >= answers
+    expected = ("INFO ", "Adding requests", "Processed prompts")
+    others = [line for line in re.split(r"[\r\n]+", done.stderr) if line.strip() and not line.startswith(expected)]
+    assert all(line.startswith(("WARNING ", "[transformers] ")) for line in others), others
+    # Once, not by each rank.
+    said = [line.split("] ", 1)[1] for line in others]
+    assert len(said) == len(set(said)), said
 
 
 @pytest.mark.skipif(not documents.keys("002"), reason="BEHELD_VLLM_EXAMPLES names no folder of vLLM's examples")

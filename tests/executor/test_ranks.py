@@ -21,9 +21,10 @@ from beheld import LLM, SamplingParams
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import EngineDeadError, ModelError, StepError
 from beheld.core.params import Sampling
-from beheld.core.plan import Admission, SeqSlice, StepPlan
+from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
 from beheld.executor import multi, watchdog
+from beheld.executor import rank as rank_module
 from beheld.executor.multi import MultiExecutor
 from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
@@ -180,8 +181,9 @@ def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
 
 
 def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
-    """An executor of stages on CPUs."""
-    local = SimpleNamespace(config=SimpleNamespace(device="cpu"), capacity=None, launch=launch)
+    """An executor of stages of two ranks on CPUs."""
+    config = SimpleNamespace(device="cpu", tensor_parallel_size=2, pipeline_parallel_size=2)
+    local = SimpleNamespace(config=config, capacity=None, launch=launch)
     group = SimpleNamespace(lockstep=False, broken=False)
     placed = multi.Placed(ranks, lambda: Path(), lambda: None)  # type: ignore[arg-type, return-value]
     return MultiExecutor(local, group, placed, rank_watch)  # type: ignore[arg-type]
@@ -203,19 +205,58 @@ def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
     assert begun == [True]
 
 
+def test_features_go_to_the_stage_with_towers_alone() -> None:
+    sent: dict[int, Any] = {}
+
+    def rank(number: int) -> RankProcess:
+        link: Any = SimpleNamespace(send=lambda message: sent.__setitem__(number, message))
+        return RankProcess(number, SimpleNamespace(), link)  # type: ignore[arg-type]
+
+    watch = SimpleNamespace(not_begun=(), cause=None, leave=lambda: None)
+    executor = of_stages(None, [rank(number) for number in (1, 2, 3)], watch)
+    item = EncodeItem(b"a" * 32, "image", {"pixel_values": torch.ones(4)}, 2)
+    executor.launch(StepPlan(7, (), encode=(item,)))
+    assert [list(sent[number].encode[0].features) for number in (1, 2, 3)] == [[], ["pixel_values"], ["pixel_values"]]
+    assert {sent[number].encode[0].digest for number in (1, 2, 3)} == {item.digest}
+
+
 def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     known = b"a" * 32
     first: Any = RankProcess(1, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     runner = SimpleNamespace(
         rows=SimpleNamespace(tables_GRN=()), missing=lambda digests: tuple(each for each in digests if each != known)
     )
-    rank = Rank(runner, None, SimpleNamespace(send=first.answers.put))  # type: ignore[arg-type]
+    rank = Rank(runner, None, SimpleNamespace(send=first.answers.put), 1)  # type: ignore[arg-type]
     first.link.send = lambda message: rank.take(CODEC.decode(bytearray(b"".join(CODEC.encode(message)))))
     executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None, leave=lambda: None))
     # A late answer to what an interrupted step asked.
     first.answers.put(Missing(0, (known,)))
     assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
     assert executor.missing([]) == ()
+
+
+def test_the_log_of_a_rank_says_why_a_step_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank may know no more than that another one has failed."""
+
+    def fails(plan: StepPlan) -> Any:
+        raise StepError("The image gave 3 embeddings for 4 places.")
+
+    said, sent = list[str](), list[Any]()
+    monkeypatch.setattr(rank_module.logger, "error", lambda text, *given: said.append(text % given))
+    config = SimpleNamespace(device="cpu")
+    runner = SimpleNamespace(rows=SimpleNamespace(tables_GRN=()), config=config, launch=fails)
+    Rank(runner, None, SimpleNamespace(send=sent.append), 3).take(packed(StepPlan(7, ())))  # type: ignore[arg-type]
+    assert said == ["A step has failed on rank 3: The image gave 3 embeddings for 4 places"]
+    assert sent == [StepFailed(7, "The image gave 3 embeddings for 4 places")]
+
+
+def test_other_ranks_do_not_repeat_what_the_first_one_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BEHELD_LOG_LEVEL", "TRANSFORMERS_VERBOSITY"):
+        monkeypatch.delenv(name, raising=False)
+    found = multi._environment(1, "cpu")
+    assert (found["BEHELD_LOG_LEVEL"], found["TRANSFORMERS_VERBOSITY"]) == ("ERROR", "error")
+    monkeypatch.setenv("BEHELD_LOG_LEVEL", "DEBUG")
+    assert multi._environment(1, "cpu")["BEHELD_LOG_LEVEL"] == "DEBUG"
 
 
 def test_a_configuration_s_infinity_arrives() -> None:
