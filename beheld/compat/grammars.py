@@ -33,6 +33,6 @@ class GuidedDecodingParams(StructuredOutputs):
         """Build from keywords; None if none of them is given. `json` may be a class of pydantic."""
         if all(each is None for each in (json, regex, choice, grammar, json_object, options.get("structural_tag"))):
             return None
-        schema = json.model_json_schema() if hasattr(json, "model_json_schema") else json
+        schema = json.model_json_schema() if json is not None and hasattr(json, "model_json_schema") else json
         kept = {name: value for name, value in options.items() if value is not None}
         return cls(json=schema, regex=regex, choice=choice, grammar=grammar, json_object=json_object, **kept)
