@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ class GuidedDecodingParams(StructuredOutputs):
     @classmethod
     def from_optional(
         cls,
-        json: Mapping[str, Any] | str | Any | None = None,
+        json: Any = None,
         regex: str | None = None,
         choice: list[str] | None = None,
         grammar: str | None = None,

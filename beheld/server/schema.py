@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -254,42 +253,18 @@ class EmbedsPart(Body):
     uuid: Name | None = None
 
 
-# Type of a part in another API, or of its modality's name -> the type here.
-_SAME_PARTS = {
-    **{"input_text": "text", "image": "image_url", "input_image": "image_url"},
-    **{"video": "video_url", "input_video": "video_url", "audio": "audio_url"},
-}
-
-
-def _renamed(part: Any) -> Any:
-    """A part of another name in the form that is known here: {"type": "image", "image": URL}, say."""
-    given = part.get("type") if isinstance(part, dict) else None
-    kind = _SAME_PARTS.get(given) if isinstance(given, str) else None
-    if kind is None:
-        return part
-    names = (given, kind, "url")
-    source = next((part[name] for name in names if part.get(name) is not None), None)
-    rest = {name: value for name, value in part.items() if name not in ("type", *names)}
-    if "detail" in rest and isinstance(source, str):
-        source = {"url": source, "detail": rest.pop("detail")}
-    return {**rest, "type": kind, kind: source}
-
-
 Part = Annotated[
-    Annotated[
-        TextPart
-        | RefusalPart
-        | ImagePart
-        | VideoPart
-        | AudioPart
-        | InputAudioPart
-        | EmbedsPart
-        | AudioEmbedsPart
-        | VideoEmbedsPart
-        | FilePart,
-        Field(discriminator="type"),
-    ],
-    BeforeValidator(_renamed),
+    TextPart
+    | RefusalPart
+    | ImagePart
+    | VideoPart
+    | AudioPart
+    | InputAudioPart
+    | EmbedsPart
+    | AudioEmbedsPart
+    | VideoEmbedsPart
+    | FilePart,
+    Field(discriminator="type"),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 

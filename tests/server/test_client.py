@@ -315,21 +315,6 @@ def test_allowed_tools_are_all_that_the_model_sees_and_may_call(showing: Running
     showing.idle()
 
 
-def test_parts_have_other_names_too(running: Running) -> None:
-    def prompt(*parts: dict[str, Any]) -> list[int]:
-        body = {"messages": [{"role": "user", "content": [*parts]}], "max_tokens": 1, "return_token_ids": True}
-        ids: list[int] = running.post("/v1/chat/completions", body).json()["prompt_token_ids"]
-        return ids
-
-    url, text = data_url(), {"type": "text", "text": "hi"}
-    usual = prompt({"type": "image_url", "image_url": {"url": url}}, text)
-    assert prompt({"type": "image", "image": url}, {"type": "input_text", "text": "hi"}) == usual
-    assert prompt({"type": "input_image", "image_url": url, "detail": "auto"}, text) == usual
-    assert prompt({"type": "image", "url": url}, text) == usual
-    body = {"messages": [{"role": "user", "content": [{"type": "image", "path": "/etc/passwd"}]}], "max_tokens": 1}
-    assert running.post("/v1/chat/completions", body).status_code == 400
-
-
 def test_thinking_is_switched_by_a_field_of_its_own(running: Running) -> None:
     body = {"messages": talk("x"), "max_tokens": 1, "return_token_ids": True}
     template = "{{ messages[0].content }}{% if enable_thinking %} think{% endif %}"
