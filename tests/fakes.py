@@ -311,6 +311,9 @@ class FakeRunner:
         """See Executor; a test calls it."""
         self.tell_loss = tell
 
+    def check_sleeps(self) -> None:
+        """It can."""
+
     def sleep(self, level: int) -> None:
         """The device forgets all that it has."""
         self.forget()
@@ -551,6 +554,9 @@ class FakeExecutor(FakeRunner):
     def loras(self) -> tuple[LoRARequest, ...]:
         """See Executor."""
         return tuple(self._loras.values())
+
+    def check_sleeps(self) -> None:
+        """It can."""
 
     def sleep(self, level: int) -> None:
         """The device forgets all that it has."""

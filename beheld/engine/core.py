@@ -176,22 +176,39 @@ class EngineCore:
         self._check_alive()
         return [event for step in (() if in_flight is None else in_flight.steps) for event in self._update(step)]
 
+    def check_sleeps(self, level: int) -> None:
+        """Check that the engine can sleep at this level.
+
+        Raises:
+            ConfigError: the executor cannot.
+        """
+        if lost_at(level) & MEMORY:
+            self.executor.check_sleeps()
+
     def sleep(self, level: int) -> None:
         """Pause; with level 1 or 2, give memory back, see Executor.sleep. No step may be in flight.
 
-        Sequences that are left go on after `wake_up`: those of level 0 as they are, others from their start.
+        Sequences that are left go on after `wake_up`: those of level 0 as they are, others from their start. An engine
+        that sleeps, or has some of its memory again, gives back what it still has.
 
         Raises:
             ConfigError: the executor cannot; nothing has changed.
             EngineDeadError: the engine has stopped.
         """
         self._check_alive()
+        self.check_sleeps(level)
         lost = lost_at(level)
-        if lost & MEMORY and not self._lacks & MEMORY:
-            self.executor.sleep(level)
-            self.scheduler.lose_device()
-            logger.info("The engine sleeps at level %d.", level)
+        awake = not self._lacks & MEMORY
+        # First of all: after an interrupt, nothing counts on memory that may be gone.
         self._lacks |= lost
+        if not lost & MEMORY:
+            return
+        if awake:
+            self.scheduler.lose_device()
+            if self.grammars is not None:
+                self.grammars.forget()
+        self.executor.sleep(level)
+        logger.info("The engine sleeps at level %d.", level)
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:
         """Bring these parts back; with the last but steps, steps come back, too.

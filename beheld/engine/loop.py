@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from beheld.core.errors import BeheldError, EngineDeadError, EngineError, ParamsError, UserError
+from beheld.core.errors import BeheldError, ConfigError, EngineDeadError, EngineError, ParamsError, UserError
 from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
@@ -91,12 +91,12 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
                 if isinstance(message, Sleep):
                     falling.begin(message)
                 else:
+                    if isinstance(message, WakeUp):
+                        in_flight = falling.carry_out(in_flight)
+                        falling.call_off()
                     _handle(core, message, send, waiting)
                 message = inbox.poll()
-            while falling.ready:
-                send(Events(tuple(core.settle(in_flight))))
-                in_flight = None
-                send(falling.end())
+            in_flight = falling.carry_out(in_flight)
             in_flight, events = core.step(in_flight)
             if events:
                 send(Events(tuple(events)))
@@ -179,19 +179,40 @@ class _FallingAsleep:
         self._orders: list[tuple[Sleep, frozenset[str]]] = []
 
     def begin(self, order: Sleep) -> None:
-        """Take an order."""
+        """Take an order; one that cannot be carried out is refused before any request ends for it."""
+        try:
+            self._core.check_sleeps(order.level)
+        except ConfigError as refusal:
+            self._reply(Asleep(order.number, self._core.lacks, refusal))
+            return
         awaited = self._known()
         if order.mode is PauseMode.ABORT:
             _handle(self._core, Abort(tuple(awaited)), self._reply, self._waiting)
         self._orders.append((order, awaited if order.mode is PauseMode.WAIT else frozenset()))
-        self._core.falls_asleep = any(lost_at(each.level) & MEMORY for each, _ in self._orders)
+        self._note()
+
+    def carry_out(self, in_flight: InFlight | None) -> InFlight | None:
+        """Carry out the orders that wait for no request; returns the steps that are in flight still."""
+        while self.ready:
+            self._reply(Events(tuple(self._core.settle(in_flight))))
+            in_flight = None
+            self._reply(self._end())
+        return in_flight
+
+    def call_off(self) -> None:
+        """Drop the orders that wait, as the engine is woken up before it slept; who gave them is told."""
+        orders, self._orders = self._orders, []
+        self._note()
+        for order, _ in orders:
+            error = EngineError("The engine was woken up before its requests had ended.", "Let it sleep again.")
+            self._reply(Asleep(order.number, self._core.lacks, error))
 
     @property
     def ready(self) -> bool:
         """True if the first order can be carried out; a paused engine ends no request."""
         return bool(self._orders) and (bool(self._core.lacks) or not self._orders[0][1] & self._known())
 
-    def end(self) -> Asleep:
+    def _end(self) -> Asleep:
         """Carry out the first order; no step is in flight."""
         order, _ = self._orders.pop(0)
         error: BeheldError | None = None
@@ -201,8 +222,12 @@ class _FallingAsleep:
             if not self._core.alive:
                 raise
             error = refusal
-        self._core.falls_asleep = any(lost_at(each.level) & MEMORY for each, _ in self._orders)
+        self._note()
         return Asleep(order.number, self._core.lacks, error)
+
+    def _note(self) -> None:
+        """Tell the engine whether it refuses requests."""
+        self._core.falls_asleep = any(lost_at(each.level) & MEMORY for each, _ in self._orders)
 
     def _known(self) -> frozenset[str]:
         return frozenset((*self._core.scheduler.all_request_ids(), *self._waiting.ids))

@@ -115,13 +115,18 @@ class Executor(Protocol):
     def loras(self) -> tuple[LoRARequest, ...]:
         """The adapters in host memory."""
 
+    def check_sleeps(self) -> None:
+        """Check that `sleep` is possible.
+
+        Raises:
+            ConfigError: this executor cannot.
+        """
+
     def sleep(self, level: int) -> None:
         """Give back the memory of the cache and of all that is computed; with level 2, of the weights, too.
 
-        No step may be in flight. Until `wake_up`, nothing but `wake_up`, `loras`, `check` and `close` may be called.
-
-        Raises:
-            ConfigError: this executor cannot; nothing has changed.
+        No step may be in flight. Until `wake_up` has brought all back, nothing but `wake_up`, `sleep`, `loras`, `check`
+        and `close` may be called. `sleep` then gives back what is there again, and what a lower level had left.
         """
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:

@@ -121,13 +121,17 @@ class LocalExecutor:
         """See Executor."""
         return self._runner.loras()
 
+    def check_sleeps(self) -> None:
+        """See Executor; it can."""
+
     def sleep(self, level: int) -> None:
         """See Executor."""
         assert self._source is not None, "ranks do not sleep"
-        runner = self.runner
-        self._runner = asleep = SleepingRunner(*self._source, runner, level)
-        del runner
-        asleep.give_back()
+        if isinstance(self._runner, ModelRunner):
+            self._runner = SleepingRunner(*self._source, self._runner, level)
+        else:
+            self._runner.sleep(level)
+        self._runner.give_back()
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:
         """See Executor."""

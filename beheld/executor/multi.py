@@ -365,13 +365,16 @@ class MultiExecutor:
         """See Executor."""
         return self._local.loras()
 
-    def sleep(self, level: int) -> None:
+    def check_sleeps(self) -> None:
         """See Executor; ranks would have to load their parts at the same time as this one, while steps may fail."""
         raise ConfigError(
             "An engine whose model is shared by several ranks does not sleep.",
             "Give the model one device for each engine (data_parallel_size), or end the engine and start it again.",
             param="tensor_parallel_size",
         )
+
+    def sleep(self, level: int) -> None:
+        """See Executor; it never sleeps."""
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:
         """See Executor; it never sleeps."""

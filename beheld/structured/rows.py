@@ -31,6 +31,11 @@ class GrammarRows:
         self._states: dict[int, _State] = {}
         self._flights: dict[int, dict[int, _State]] = {}
 
+    def forget(self) -> None:
+        """All rows are free, and no step is in flight."""
+        self._states.clear()
+        self._flights.clear()
+
     def masked(self, plan: StepPlan) -> StepPlan:
         """The plan with masks for the rows that sample under a grammar."""
         for row in plan.released:

@@ -13,8 +13,9 @@ from beheld.core.errors import AsleepError, CapacityError, ConfigError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of, parts_of
+from beheld.engine import loop as loop_of_engine
 from beheld.engine.core import EngineCore
-from beheld.engine.messages import Abort, Asleep, Events, Ping, Pong, Reply, Sleep, Submit, WakeUp
+from beheld.engine.messages import Abort, Asleep, Close, Events, Message, Ping, Pong, Reply, Sleep, Submit, WakeUp
 from beheld.engine.thread import EngineThread
 from tests import fakes
 from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info, fake_item, fake_request
@@ -184,11 +185,17 @@ def test_what_cannot_sleep_goes_on_and_what_cannot_wake_up_sleeps_on(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.executor, "sleep", refused(ConfigError("Ranks do not sleep.")))
-        answer = loop.sleep(1)
-        assert (answer.lacks, str(answer.error)) == (frozenset(), "Ranks do not sleep.")
-    loop.thread.send(Submit((asked("a"),)))
+        patch.setattr(loop.executor, "check_sleeps", refused(ConfigError("Ranks do not sleep.")))
+        loop.thread.send(Submit((asked("a"),)))
+        answers = [loop.sleep(1), loop.sleep(2, PauseMode.WAIT)]
+        loop.thread.send(Submit((asked("late"),)))
+        for answer in answers:
+            assert (answer.lacks, str(answer.error)) == (frozenset(), "Ranks do not sleep.")
+        assert loop.sleep(0, PauseMode.KEEP).lacks == {EnginePart.SCHEDULING}
+    loop.wake_up()
+    # No request ended for an order that could not be carried out, and none was refused.
     loop.right(asked("a"))
+    loop.right(asked("late"))
     loop.sleep(1)
     with monkeypatch.context() as patch:
         patch.setattr(loop.executor, "wake_up", refused(CapacityError("Others have the memory.")))
@@ -197,6 +204,81 @@ def test_what_cannot_sleep_goes_on_and_what_cannot_wake_up_sleeps_on(
     loop.wake_up()
     loop.thread.send(Submit((asked("b"),)))
     loop.right(asked("b"))
+
+
+class Given:
+    """An inbox whose messages are all there."""
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = [*messages, Close()]
+
+    def put(self, message: Message) -> None:
+        raise AssertionError("nothing else comes")
+
+    def wait(self) -> Message:
+        return self._messages.pop(0)
+
+    def poll(self) -> Message | None:
+        return self._messages.pop(0) if self._messages else None
+
+
+def served(core: EngineCore, *messages: Message) -> list[Reply]:
+    replies: list[Reply] = []
+    loop_of_engine.serve(core, Given(*messages), replies.append)
+    return replies
+
+
+def new_core() -> EngineCore:
+    info, config = fake_info(fakes.FULL), fake_config()
+    return EngineCore(info, FakeExecutor(config, info, fake_capacity(info, config)))
+
+
+def test_orders_that_come_together_are_carried_out_in_their_order() -> None:
+    core = new_core()
+    replies = served(core, Sleep(1, 2, PauseMode.ABORT), WakeUp(2, frozenset({EnginePart.WEIGHTS})))
+    assert replies == [Asleep(1, ALL), Asleep(2, ALL - {EnginePart.WEIGHTS})]
+    core = new_core()
+    replies = served(core, Sleep(1, 2, PauseMode.ABORT), WakeUp(2, ALL), Sleep(3, 0, PauseMode.KEEP), WakeUp(4, ALL))
+    assert [reply.lacks for reply in replies if isinstance(reply, Asleep)] == [ALL, set(), {"scheduling"}, set()]
+    assert core.lacks == frozenset()
+
+
+def test_waking_up_calls_off_an_order_that_waits(loop: Loop) -> None:
+    request, late = asked("a", tokens=100), asked("late")
+    loop.thread.send(Submit((request,)))
+    loop.thread.send(Sleep(1, 2, PauseMode.WAIT))
+    loop.thread.send(WakeUp(2, ALL))
+    loop.thread.send(Submit((late,)))
+    called_off, woken = loop.until(Asleep), loop.until(Asleep)
+    assert (called_off.number, called_off.lacks, woken) == (1, frozenset(), Asleep(2, frozenset()))
+    assert "woken up before" in str(called_off.error)
+    loop.right(request)
+    loop.right(late)
+    assert loop.core.lacks == frozenset()
+
+
+def test_sleeping_again_gives_back_what_has_come_back(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []
+    monkeypatch.setattr(loop.executor, "sleep", levels.append)
+    loop.sleep(1)
+    loop.sleep(2)
+    loop.wake_up(EnginePart.WEIGHTS)
+    assert loop.sleep(2).lacks == ALL
+    assert levels == [1, 2, 2]
+
+
+def test_an_interrupted_engine_knows_that_it_may_lack_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = new_core()
+
+    def interrupted(level: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(core.executor, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        core.sleep(2)
+    assert core.lacks == ALL
+    core.wake_up(ALL)
+    assert core.lacks == frozenset()
 
 
 def test_words_for_levels_modes_and_parts() -> None:
