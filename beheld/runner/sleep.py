@@ -15,12 +15,13 @@ from typing import Any
 from beheld.core.config import EngineConfig, ModelInfo
 from beheld.core.errors import LoRAError
 from beheld.core.request import LoRARequest
-from beheld.core.sleep import EnginePart
+from beheld.core.sleep import MEMORY, EnginePart
 from beheld.models.adapter import ModelAdapter
 from beheld.platform.registry import platform_of
 from beheld.runner.build import backends_of, load, make_runner
 from beheld.runner.runner import ModelRunner
 from beheld.utils.allocator import give_back_freed
+from beheld.utils.frames import clear_frames
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -47,10 +48,15 @@ class SleepingRunner:
         slots = adapter.lora
         self._loras: tuple[LoRARequest, ...] = () if slots is None else slots.known()
         self._pinned: frozenset[int] = frozenset() if slots is None else slots.pinned
-        self._adapter: ModelAdapter | None = None
-        if level == 1 and self._platform.shares_host_memory:
-            self._adapter = adapter
-        self._missing = {EnginePart.WEIGHTS, EnginePart.KV_CACHE}
+        self._adapter: ModelAdapter | None = adapter
+        self._missing = set(MEMORY)
+        self.sleep(level)
+
+    def sleep(self, level: int) -> None:
+        """Lack all again, and drop the weights unless the level leaves them where they are."""
+        if level != 1 or not self._platform.shares_host_memory:
+            self._adapter = None
+        self._missing = set(MEMORY)
 
     def loras(self) -> tuple[LoRARequest, ...]:
         """The adapters that are in memory once it has woken up."""
@@ -70,17 +76,23 @@ class SleepingRunner:
         Raises:
             ModelError, CapacityError: it sleeps on.
         """
-        missing = self._missing - set(parts)
-        if EnginePart.WEIGHTS not in missing and self._adapter is None:
-            self._adapter = self._loaded()
-        self._missing = missing
-        if missing or self._adapter is None:
-            return None
         try:
-            return make_runner(self._adapter, backends_of(self._adapter, self._config), self._config, self._capacity)
-        except BaseException:
-            self._missing = {EnginePart.KV_CACHE}
+            return self._taken(self._missing - set(parts))
+        except BaseException as error:
+            # Its frames hold what was taken.
+            clear_frames(error)
+            self.give_back()
             raise
+
+    def _taken(self, missing: set[EnginePart]) -> ModelRunner | None:
+        """Take all but what is to be missing still; after an error, what it lacks is as before."""
+        adapter = self._adapter
+        if EnginePart.WEIGHTS not in missing and adapter is None:
+            adapter = self._loaded()
+        if adapter is not None and not missing:
+            return make_runner(adapter, backends_of(adapter, self._config), self._config, self._capacity)
+        self._adapter, self._missing = adapter, missing
+        return None
 
     def _loaded(self) -> ModelAdapter:
         """The model, read again, with its adapters."""

@@ -19,6 +19,7 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.compat.llm import ScriptLLM
 from beheld.core.errors import AsleepError, CapacityError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput
+from beheld.core.params import StructuredOutputs
 from beheld.core.sleep import EnginePart
 from beheld.runner import sleep as runner_sleep
 from tests import tiny
@@ -142,6 +143,57 @@ def test_it_sleeps_on_where_memory_or_the_files_are_missing(llm: LLM, monkeypatc
             assert llm._live().engine.lacks >= lacks
         llm.wake_up()
         assert answers(llm) == before
+
+
+def test_what_a_failed_attempt_took_is_given_back(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = answers(llm)
+    taken: list[weakref.ref[Any]] = []
+
+    def refused(adapter: Any, *_: Any) -> Any:
+        taken.append(weakref.ref(adapter))
+        raise CapacityError("Others have the memory.", "End them.")
+
+    llm.sleep(2)
+    llm.wake_up(["kv_cache"])
+    with monkeypatch.context() as patch:
+        patch.setattr(runner_sleep, "make_runner", refused)
+        for _ in range(2):
+            # A second attempt that found nothing to do would leave an engine that believes itself awake.
+            with pytest.raises(CapacityError, match="Others") as told:
+                llm.wake_up(["weights"])
+            assert told.value is not None
+            assert taken[-1]() is None
+            assert llm._live().engine.lacks == {EnginePart.WEIGHTS, EnginePart.SCHEDULING}
+    llm.wake_up(["weights"])
+    assert not llm.is_sleeping()
+    assert answers(llm) == before
+
+
+def test_a_deeper_sleep_gives_back_the_weights(llm: LLM) -> None:
+    before = answers(llm)
+    weights = weakref.ref(runner_of(llm).adapter)
+    llm.sleep(1)
+    assert weights() is not None
+    llm.sleep(2)
+    assert weights() is None
+    llm.wake_up(["weights"])
+    # As a trainer that changes its mind does.
+    llm.sleep(2)
+    llm.wake_up(["kv_cache"])
+    assert llm._live().engine.lacks == {EnginePart.WEIGHTS, EnginePart.SCHEDULING}
+    llm.wake_up()
+    assert answers(llm) == before
+
+
+def test_no_grammar_is_followed_any_more(llm: LLM) -> None:
+    chosen = SamplingParams(temperature=0.0, max_tokens=10, structured_outputs=StructuredOutputs(choice=["ab"]))
+    (before,) = ids(llm.generate("x", chosen, use_tqdm=False))
+    grammars = llm._live().core.grammars  # type: ignore[attr-defined]
+    assert grammars._states
+    llm.sleep(1)
+    assert not grammars._states
+    llm.wake_up()
+    assert ids(llm.generate("x", chosen, use_tqdm=False)) == [before]
 
 
 @pytest.mark.parametrize("level", [1, 2])
