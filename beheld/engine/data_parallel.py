@@ -257,10 +257,9 @@ class DataParallelEngines:
         elif isinstance(message, Sleep):
             if lost_at(message.level) & MEMORY:
                 self._router.forget_prefixes()
-            # An engine that starts has no request to wait for.
-            self._asleep = [*self._asleep, replace(message, mode=PauseMode.ABORT)]
+            self._asleep = _after_sleep(self._asleep, message)
         elif isinstance(message, WakeUp):
-            self._asleep = [*self._asleep, message] if self._asleep else []
+            self._asleep = _after_waking(self._asleep, message)
         if isinstance(message, Ping | AddLoRA | ManageLoRA | Sleep | WakeUp | Profile):
             self._calls[message.number] = _Call(set(serving))
         for index in serving:
@@ -377,7 +376,9 @@ class DataParallelEngines:
         if asleep:
             lacks = frozenset[EnginePart]().union(*(reply.lacks for reply in asleep))
             if not lacks:
-                self._asleep = []
+                # What was sent after this message holds still.
+                sent = [each.number for each in self._asleep]
+                self._asleep = self._asleep[sent.index(number) + 1 :] if number in sent else self._asleep
             return [Asleep(number, lacks, next((reply.error for reply in asleep if reply.error is not None), None))]
         if managed:
             held = {lora for reply in managed for lora in reply.held}
@@ -488,6 +489,23 @@ class DataParallelEngines:
 
     def _start(self, index: int, engine: Engine) -> None:
         engine.start(lambda reply: self._take(index, engine, reply))
+
+
+def _after_sleep(sent: list[Sleep | WakeUp], message: Sleep) -> list[Sleep | WakeUp]:
+    """What an engine that starts must be sent so that it is as the others are after another order to sleep."""
+    # It has no request to wait for.
+    order = replace(message, mode=PauseMode.ABORT)
+    if lost_at(order.level) & MEMORY:
+        # It gives all back, whatever came back before, and weights once the level of one order says so.
+        return [replace(order, level=max([order.level, *(each.level for each in sent if isinstance(each, Sleep))]))]
+    return sent if sent and isinstance(sent[-1], Sleep) else [*sent, order]
+
+
+def _after_waking(sent: list[Sleep | WakeUp], message: WakeUp) -> list[Sleep | WakeUp]:
+    """The same after another order to wake up."""
+    if sent and isinstance(sent[-1], WakeUp):
+        return [*sent[:-1], replace(message, parts=sent[-1].parts | message.parts)]
+    return [*sent, message] if sent else []
 
 
 def _leave(closing: threading.Event, restarter: Restarter) -> None:

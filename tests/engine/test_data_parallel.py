@@ -356,6 +356,42 @@ def test_all_engines_sleep_and_so_does_one_that_starts_meanwhile() -> None:
     stubs.front.close()
 
 
+def test_an_answer_of_before_does_not_wake_an_engine_that_starts() -> None:
+    stubs = Stubs(3)
+    everything = frozenset(EnginePart)
+    stubs.front.send(Sleep(1, 2, PauseMode.WAIT))
+    slow = stubs.engines[1]
+    # Its answers come late: to the order to wake up, after all have been sent the next order to sleep.
+    slow.receive, receive = (late := list[Reply]()).append, slow.receive
+    stubs.front.send(WakeUp(2, everything))
+    stubs.front.send(Sleep(3, 1, PauseMode.WAIT))
+    for reply in late:
+        receive(reply)
+    slow.receive = receive
+    assert stubs.received[-2:] == [Asleep(2, frozenset()), Asleep(3, everything)]
+    stubs.engines[0].die()
+    stubs.settle()
+    assert stubs.engines[0].lacks == everything
+    stubs.front.close()
+
+
+def test_orders_to_sleep_do_not_pile_up() -> None:
+    stubs = Stubs(2)
+    for number in range(0, 60, 3):
+        stubs.front.send(Sleep(number, 2, PauseMode.WAIT))
+        stubs.front.send(Sleep(number + 1, 1, PauseMode.WAIT))
+        stubs.engines[1].wake_error = CapacityError("Others have the memory.")
+        stubs.front.send(WakeUp(number + 2, frozenset({EnginePart.WEIGHTS})))
+    stubs.engines[0].die()
+    stubs.settle()
+    # Of all levels, the deepest.
+    assert stubs.engines[0].messages == [
+        Sleep(58, 2, PauseMode.ABORT),
+        WakeUp(59, frozenset({EnginePart.WEIGHTS})),
+    ]
+    stubs.front.close()
+
+
 def test_messages_for_all_reach_all_and_are_answered_once() -> None:
     stubs = Stubs(3)
     stubs.front.send(ClearCache())
