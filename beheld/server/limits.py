@@ -23,6 +23,8 @@ MAX_BIASES = 4096
 # More than any vocabulary.
 MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
+# Adapters that requests may name.
+MAX_ADAPTERS = 1024
 # Variables of a chat template.
 MAX_VARIABLES = 128
 # Candidates of each token of an answer that the engine allows by default, and the bytes of theirs in one request that

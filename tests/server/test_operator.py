@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from beheld.cli import serve as command
 from beheld.core.errors import ConfigError
+from beheld.server import limits
 from beheld.server.options import ServerOptions
 from tests.lora import adapters
 from tests.lora.adapters import Adapter
@@ -169,6 +171,34 @@ def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
         assert post(run, "/v1/load_lora_adapter", wrong).status_code == 400
     assert post(run, "/v1/load_lora_adapter", {"lora_name": "x"}).status_code == 400
     assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+def test_adapters_that_change_at_the_same_time_or_while_the_engine_sleeps(run: Running, tmp_path: Path) -> None:
+    folder = adapters.write(Adapter(FAMILY, 1, 2, "q_proj|v_proj"), tmp_path / "one")
+    body = {"lora_name": "red", "lora_path": folder}
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: post(run, "/v1/load_lora_adapter", body).status_code, range(4)))
+    assert sorted(made) == [200, 400, 400, 400]
+    assert post(run, "/sleep").status_code == 200
+    asleep = post(run, "/v1/unload_lora_adapter", {"lora_name": "red"})
+    assert (asleep.status_code, "sleeps" in asleep.json()["error"]["message"]) == (503, True)
+    assert post(run, "/wake_up").status_code == 200
+    # Requests can name it still, and so it can be removed.
+    assert post(run, "/v1/completions", BODY | {"model": "red"}).status_code == 200
+    assert post(run, "/v1/unload_lora_adapter", {"lora_name": "red"}).status_code == 200
+    assert run.llm._engine._core.executor.loras() == ()  # type: ignore[attr-defined]
+
+
+def test_there_are_not_more_names_than_a_server_keeps(
+    run: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = adapters.write(Adapter(FAMILY, 1, 2, "q_proj|v_proj"), tmp_path / "one")
+    monkeypatch.setattr(limits, "MAX_ADAPTERS", 1)
+    for name, status in (("red", 200), ("blue", 400)):
+        body = {"lora_name": name, "lora_path": folder}
+        assert post(run, "/v1/load_lora_adapter", body).status_code == status
+    assert post(run, "/v1/load_lora_adapter", body | {"lora_name": "red", "load_inplace": True}).status_code == 200
+    assert post(run, "/v1/unload_lora_adapter", {"lora_name": "red"}).status_code == 200
 
 
 def options_of(*words: str) -> ServerOptions:
