@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +205,9 @@ class AsyncLLM:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         # What the engine lacks, by its last word.
         self._lacks = frozenset[EnginePart]()
+        # The numbers of the orders to wake up that are not answered.
+        self._waking = set[int]()
+        self._woken_s = -math.inf
         self._numbers = itertools.count()
         self._reason = "The engine is closed."
         self._engine.start(self._receive)
@@ -602,7 +606,23 @@ class AsyncLLM:
             EngineDeadError: the engine has died.
         """
         parts = parts_of(tags)
-        await self._ask(lambda number: WakeUp(number, parts))
+
+        def order(number: int) -> WakeUp:
+            self._waking.add(number)
+            return WakeUp(number, parts)
+
+        await self._ask(order)
+
+    @property
+    def waking_until(self) -> float:
+        """Until when it woke up, on the monotonic clock; infinity while it does, and may answer nothing for minutes."""
+        return math.inf if self._waking else self._woken_s
+
+    def _end_waking(self, number: int) -> None:
+        """An order was answered; nothing happens if it was another than to wake up."""
+        if number in self._waking:
+            self._waking.remove(number)
+            self._woken_s = time.monotonic()
 
     async def is_sleeping(self) -> bool:
         """True if it must wake up before it answers."""
@@ -941,6 +961,7 @@ class AsyncLLM:
         elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
             if isinstance(reply, Asleep):
                 self._lacks = reply.lacks
+                self._end_waking(reply.number)
             waiting = self._asked.get(reply.number)
             if waiting is None or waiting.done():
                 return
@@ -951,6 +972,8 @@ class AsyncLLM:
             else:
                 waiting.set_result(reply)
         elif isinstance(reply, Unread):
+            if reply.number is not None:
+                self._end_waking(reply.number)
             self._fail(reply.request_ids, reply.number)
         elif isinstance(reply, Died):
             self._reason = f"The engine has died ({reply.reason})."

@@ -32,7 +32,7 @@ class EngineHealth:
     """Whether the engine serves.
 
     Args:
-        silence_s: the engine hangs if it does not answer a ping for so many seconds.
+        silence_s: the engine hangs if it does not answer a ping for so many seconds, unless it wakes up meanwhile.
     """
 
     def __init__(self, llm: AsyncLLM, admission: AdmissionControl, silence_s: float) -> None:
@@ -73,7 +73,9 @@ class EngineHealth:
             raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
         if not self._llm.alive:
             raise EngineDeadError(self._llm.reason, "Start it again.")
-        if self._pinged is not None and time.monotonic() - self._pinged > self._silence_s:
+        # It answers nothing while it reads its weights again.
+        since = None if self._pinged is None else max(self._pinged, self._llm.waking_until)
+        if since is not None and time.monotonic() - since > self._silence_s:
             raise HttpError(
                 503,
                 "The engine does not answer.",

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -62,6 +63,31 @@ def test_a_step_keeps_nobody_waiting_but_a_long_silence_is_told(
     while asked.get("/health").status_code != 200:
         assert time.monotonic() - begin < STEP_S + 5
         time.sleep(0.05)
+
+
+def test_an_engine_that_wakes_up_does_not_hang(asked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe would otherwise end a server that reads its weights again."""
+    llm, executor = asked.llm, asked.llm._engine._core.executor  # type: ignore[attr-defined]
+    begun, wake_up = threading.Event(), executor.wake_up
+
+    def slow(parts: Any) -> None:
+        begun.set()
+        time.sleep(STEP_S)
+        wake_up(parts)
+
+    def order(coroutine: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, llm._loop)
+
+    monkeypatch.setattr(executor, "wake_up", slow)
+    order(llm.sleep(2)).result(10)
+    assert asked.get("/health").status_code == 200
+    woken = order(llm.wake_up())
+    assert begun.wait(10)
+    while not woken.done():
+        assert asked.get("/health").status_code == 200
+        time.sleep(0.05)
+    woken.result()
+    assert time.monotonic() - 1 < llm.waking_until < time.monotonic()
 
 
 def test_a_ping_that_fails_is_not_the_last() -> None:
