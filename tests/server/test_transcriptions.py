@@ -201,7 +201,8 @@ def test_beams_find_the_likeliest_words(writing: Running, client: openai.OpenAI)
     more = {"use_beam_search": True, "n": 2, "max_completion_tokens": 6}
     options: Any = {"model": "tiny", "file": file(LONG), "language": "en", "extra_body": more}
     whole = client.audio.transcriptions.create(**options)
-    pieces = [event.delta for event in client.audio.transcriptions.create(**options, stream=True)][:-1]
+    events = list(client.audio.transcriptions.create(**options, stream=True))
+    pieces = [event.delta for event in events[:-1]]
     assert len(pieces) == 3, "5.5 seconds are three windows"
     assert "".join(pieces).strip() == whole.text
     writing.idle()
