@@ -45,4 +45,7 @@ class Recorder:
         except OSError as error:
             raise ParamsError(f"{folder!r} is no folder for profiles.", "Give another.", detail=str(error)) from error
         made.export_chrome_trace(str(path))
+        if not path.exists():
+            # torch's profiler only prints that it could not write.
+            raise ParamsError(f"{folder!r} takes no file.", "Give another folder: BEHELD_PROFILES.")
         return path

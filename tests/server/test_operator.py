@@ -137,6 +137,13 @@ def test_a_profile_is_written(run: Running, tmp_path: Path, monkeypatch: pytest.
     assert "aten::" in trace.read_text(encoding="utf-8")
 
 
+def test_a_folder_that_takes_no_profile_is_told(run: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_PROFILES", "/proc")
+    assert post(run, "/start_profile").status_code == 200
+    answer = post(run, "/stop_profile")
+    assert (answer.status_code, "BEHELD_PROFILES" in answer.json()["error"]["message"]) == (400, True)
+
+
 def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
     folders = [adapters.write(Adapter(FAMILY, n, 2, "q_proj|v_proj"), tmp_path / str(n)) for n in range(2)]
     client = openai.OpenAI(base_url=f"{run.url}/v1", api_key=KEY)
