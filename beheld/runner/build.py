@@ -72,9 +72,13 @@ def build_runner(
 
 
 def load(
-    hf_config: Any, info: ModelInfo, config: EngineConfig, groups: RankGroups | None = None
+    hf_config: Any, info: ModelInfo, config: EngineConfig, groups: RankGroups | None = None, *, again: bool = False
 ) -> tuple[ModelAdapter, MemoryShare | None]:
     """Load the model of `info`, or this rank's part of it.
+
+    Args:
+        again: the capacity of the cache is known, and others may hold its memory until it is taken: the weights must
+            fit into what is free, whether or not the engine's whole share is.
 
     Returns:
         Its adapter; and the engine's share of the device's memory, None if the device uses the host's.
@@ -86,7 +90,7 @@ def load(
     piped = None if groups is None else groups.piped
     platform = platform_of(config.device)
     compile_ahead.begin(config, info.kv_groups)
-    share, weights_bytes = _begin(hf_config, info, config)
+    share, weights_bytes = _begin(hf_config, info, config, again=again)
     if platform.shares_host_memory and weights_bytes >= _ONE_THREAD_BYTES:
         # Before weights come on top of what imports read, and again at the end. A small model adds little to that peak.
         host.give_back_libraries()
@@ -153,8 +157,10 @@ def _tried(info: ModelInfo) -> Iterator[None]:
         ) from error
 
 
-def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[MemoryShare | None, int]:
-    """Check that memory suffices for this rank's weights before any is read, and make room for them.
+def _begin(
+    hf_config: Any, info: ModelInfo, config: EngineConfig, *, again: bool = False
+) -> tuple[MemoryShare | None, int]:
+    """Check that memory suffices for this rank's weights before any is read, and make room for them; see `load`.
 
     Returns:
         The engine's share of the device's memory, None if the device uses the host's; and the bytes of the weights.
@@ -168,9 +174,10 @@ def _begin(hf_config: Any, info: ModelInfo, config: EngineConfig) -> tuple[Memor
         _check_host(weights, config)
         return None, weights.num_bytes
     share = MemoryShare.of(platform, config.memory_fraction)
-    if config.kv_cache_bytes is None:
+    divides = config.kv_cache_bytes is None and not again
+    if divides:
         share.check()
-    most = share.free_bytes if config.kv_cache_bytes is not None else share.limit_bytes
+    most = share.limit_bytes if divides else share.free_bytes
     if weights.num_bytes > most:
         raise CapacityError(
             f"The weights of {info.name!r} take about {gib(weights.num_bytes)}, and the engine may take {gib(most)} of "

@@ -96,7 +96,7 @@ class SleepingRunner:
 
     def _loaded(self) -> ModelAdapter:
         """The model, read again, with its adapters."""
-        adapter, _ = load(self._hf_config, self._info, self._config)
+        adapter, _ = load(self._hf_config, self._info, self._config, again=True)
         for lora in self._loras:
             assert adapter.lora is not None, "adapters without slots"
             try:

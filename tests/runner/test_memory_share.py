@@ -130,6 +130,25 @@ def test_weights_are_compared_with_memory_before_they_are_read(gpu: Gpu, monkeyp
     assert caught.value.remedy == "Raise gpu_memory_utilization."
 
 
+def test_weights_that_are_read_again_need_no_more_than_their_own_memory(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer holds the rest until it lets the cache come back."""
+
+    def built(*given: Any) -> Any:
+        return "read"
+
+    monkeypatch.setattr(registry, "build", built)
+    monkeypatch.setattr(type(CUDA), "reserve", lambda platform, sizes: None)
+    gpu.others = 40 * GIB
+    with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.9"):
+        build.load(*wants(memory_fraction=0.9))
+    assert build.load(*wants(memory_fraction=0.9), again=True)[0] == "read"
+    gpu.others = gpu.total - weigh(*wants()).num_bytes + 1
+    with pytest.raises(CapacityError, match="The weights of"):
+        build.load(*wants(memory_fraction=0.9), again=True)
+
+
 def test_a_host_without_memory_is_told_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     hf_config, model, _ = wants()
     monkeypatch.setattr(Cpu, "memory", lambda cpu: (1000, 2000))
