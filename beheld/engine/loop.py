@@ -200,7 +200,7 @@ class _FallingAsleep:
         return in_flight
 
     def call_off(self) -> None:
-        """Drop the orders that wait, as the engine is woken up before it slept; who gave them is told."""
+        """Drop the orders that wait, as the engine is woken up before it slept; each is answered with an error."""
         orders, self._orders = self._orders, []
         self._note()
         for order, _ in orders:

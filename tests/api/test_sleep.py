@@ -17,7 +17,7 @@ from PIL import Image
 from beheld import LLM, LoRARequest, SamplingParams
 from beheld.api.async_llm import AsyncLLM
 from beheld.compat.llm import ScriptLLM
-from beheld.core.errors import AsleepError, CapacityError, EngineError, ParamsError
+from beheld.core.errors import AsleepError, CapacityError, ConfigError, EngineError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import StructuredOutputs
 from beheld.core.sleep import EnginePart
@@ -188,7 +188,8 @@ def test_a_deeper_sleep_gives_back_the_weights(llm: LLM) -> None:
 def test_no_grammar_is_followed_any_more(llm: LLM) -> None:
     chosen = SamplingParams(temperature=0.0, max_tokens=10, structured_outputs=StructuredOutputs(choice=["ab"]))
     (before,) = ids(llm.generate("x", chosen, use_tqdm=False))
-    grammars = llm._live().core.grammars  # type: ignore[attr-defined]
+    grammars = llm._live().core.grammars
+    assert grammars is not None
     assert grammars._states
     llm.sleep(1)
     assert not grammars._states
@@ -329,6 +330,33 @@ def test_modes_of_a_served_engine(level: int) -> None:
             assert list((await task).outputs[0].token_ids) == whole
 
     asyncio.run(run())
+
+
+def test_where_ranks_share_the_model_requests_go_on_after_the_refusal() -> None:
+    async def check() -> None:
+        options = OPTIONS | {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+        with contextlib.closing(AsyncLLM(str(tiny.checkpoint("llama")), **options)) as llm:
+            begun = asyncio.Event()
+
+            async def answer() -> RequestOutput:
+                outputs = llm.generate("hello", LONG)
+                first = await anext(outputs)
+                begun.set()
+                return [first, *[output async for output in outputs]][-1]
+
+            task = asyncio.create_task(answer())
+            await begun.wait()
+            for mode in ("abort", "wait", "keep"):
+                with pytest.raises(ConfigError, match="ranks"):
+                    await llm.sleep(2, mode)
+            assert not await llm.is_sleeping()
+            await llm.pause_generation(mode="keep")
+            assert await llm.is_paused()
+            await llm.resume_generation()
+            output = await task
+            assert len(output.outputs[0].token_ids) == 400
+
+    asyncio.run(check())
 
 
 def test_requests_wait_for_a_paused_engine_and_are_refused_by_a_sleeping_one() -> None:

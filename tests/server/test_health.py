@@ -76,6 +76,7 @@ def test_an_engine_that_wakes_up_does_not_hang(asked: Running, monkeypatch: pyte
         wake_up(parts)
 
     def order(coroutine: Any) -> Future[Any]:
+        assert llm._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, llm._loop)
 
     monkeypatch.setattr(executor, "wake_up", slow)
