@@ -18,7 +18,7 @@ from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import LoRARequest
-from beheld.core.sleep import EnginePart, PauseMode, mode_of
+from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of
 from beheld.inputs.pipeline import Chat
 from beheld.utils import env
 
@@ -78,10 +78,11 @@ class ScriptLLM(LLM):
         """As LLM.sleep; requests that a script steps end, as `mode` says.
 
         Raises:
-            ParamsError: such requests are left that another mode than "abort" would keep.
+            ParamsError: such requests are left that another mode than "abort" would keep; there is no such level.
+            ConfigError: ranks share the model. No request ends for that.
         """
         if self._engine is not None:
-            self._engine.end_requests(mode)
+            self._engine.end_requests(level_of(level), mode)
         super().sleep(level, mode)
 
     def enqueue(self, prompts: Any, sampling_params: Any = None, use_tqdm: Any = True, **options: Any) -> None:
@@ -218,12 +219,14 @@ class ScriptEngine:
         """How many requests have not ended."""
         return self._run.unfinished
 
-    def end_requests(self, mode: str) -> None:
+    def end_requests(self, level: int, mode: str) -> None:
         """End all requests before the engine sleeps; no outputs follow.
 
         Raises:
             ParamsError: there are some, and the mode is another than "abort".
+            ConfigError: the engine cannot sleep at this level.
         """
+        self._run.core.check_sleeps(level)
         if self._run.unfinished and mode_of(mode) is not PauseMode.ABORT:
             raise ParamsError(
                 f"mode={mode!r} needs an engine that runs by itself.",

@@ -259,6 +259,9 @@ def test_an_engine_that_a_script_steps_sleeps() -> None:
     engine.step()
     with pytest.raises(ParamsError, match="has_unfinished_requests"):
         engine.sleep(1, "keep")
+    with pytest.raises(ParamsError, match="level"):
+        engine.sleep(3)
+    assert engine.has_unfinished_requests()
     engine.sleep()
     assert (engine.is_sleeping(), engine.has_unfinished_requests()) == (True, False)
     with pytest.raises(AsleepError):
