@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from beheld.core.config import KVGroup
 from beheld.core.errors import AsleepError, CapacityError, ConfigError
 from beheld.core.outputs import TokenEvent
+from beheld.core.plan import StepPlan
 from beheld.core.request import FinishReason, Request
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.engine import loop as loop_of_engine
@@ -61,6 +63,17 @@ class Loop:
         self.ended(request.id)
         assert self.tokens(request.id) == expected_tokens(request, self.longest)[0]
 
+    def send_at(self, step: int, message: Message) -> None:
+        """Send a message while the engine launches this step, counted from now."""
+        launch, count = self.executor.launch, itertools.count()
+
+        def launched(plan: StepPlan) -> StepPlan:
+            if next(count) == step:
+                self.thread.send(message)
+            return launch(plan)
+
+        self.executor.launch = launched  # type: ignore[method-assign]
+
     def sleep(self, level: int, mode: PauseMode = PauseMode.ABORT) -> Asleep:
         self.thread.send(Sleep(level, level, mode))
         found: Asleep = self.until(Asleep)
@@ -89,10 +102,10 @@ def test_kept_requests_go_on_as_if_nothing_were(groups: tuple[KVGroup, ...], lev
     for overlap in (False, True):
         loop = Loop(*groups, overlap=overlap)
         requests = [fake_request(str(k), range(3, 20 + 7 * k), max_tokens=60) for k in range(5)]
+        # All five run by then, and none has ended: a slow test would find fewer.
+        loop.send_at(12, Sleep(level, level, PauseMode.KEEP))
         loop.thread.send(Submit(tuple(requests)))
-        while not loop.tokens("0"):
-            loop.until(Events)
-        lacks = loop.sleep(level, PauseMode.KEEP).lacks
+        lacks = loop.until(Asleep).lacks
         assert lacks == (ALL if level else {EnginePart.SCHEDULING})
         assert not loop.core.has_work
         assert loop.core.scheduler.num_running == (5 if level == 0 else 0)
@@ -245,10 +258,10 @@ def test_orders_that_come_together_are_carried_out_in_their_order() -> None:
 
 def test_waking_up_calls_off_an_order_that_waits(loop: Loop) -> None:
     request, late = asked("a", tokens=100), asked("late")
+    loop.send_at(3, Sleep(1, 2, PauseMode.WAIT))
+    loop.send_at(4, WakeUp(2, ALL))
+    loop.send_at(4, Submit((late,)))
     loop.thread.send(Submit((request,)))
-    loop.thread.send(Sleep(1, 2, PauseMode.WAIT))
-    loop.thread.send(WakeUp(2, ALL))
-    loop.thread.send(Submit((late,)))
     called_off, woken = loop.until(Asleep), loop.until(Asleep)
     assert (called_off.number, called_off.lacks, woken) == (1, frozenset(), Asleep(2, frozenset()))
     assert "woken up before" in str(called_off.error)
