@@ -260,7 +260,7 @@ def test_waking_up_calls_off_an_order_that_waits(loop: Loop) -> None:
     request, late = asked("a", tokens=100), asked("late")
     loop.send_at(3, Sleep(1, 2, PauseMode.WAIT))
     loop.send_at(4, WakeUp(2, ALL))
-    loop.send_at(4, Submit((late,)))
+    loop.send_at(5, Submit((late,)))
     loop.thread.send(Submit((request,)))
     called_off, woken = loop.until(Asleep), loop.until(Asleep)
     assert (called_off.number, called_off.lacks, woken) == (1, frozenset(), Asleep(2, frozenset()))
