@@ -80,7 +80,8 @@ class EngineCore:
             EngineDeadError: the engine has stopped.
         """
         self._check_alive()
-        self.check_awake()
+        if self._lacks & MEMORY:
+            raise _asleep()
         if request.lora is not None:
             request = dataclasses.replace(request, lora=self.executor.add_lora(request.lora))
         self.scheduler.add(request)
@@ -159,13 +160,13 @@ class EngineCore:
         return self._lacks
 
     def check_awake(self) -> None:
-        """Check that a request may wait here.
+        """Check that a new request may wait here.
 
         Raises:
-            AsleepError: the engine sleeps.
+            AsleepError: the engine sleeps, or will once the requests that it has have ended.
         """
         if self.falls_asleep or self._lacks & MEMORY:
-            raise AsleepError("The engine sleeps.", "Wake it up first: wake_up(), or POST /wake_up.")
+            raise _asleep()
 
     def settle(self, in_flight: InFlight | None) -> list[TokenEvent]:
         """Read the results of all launched steps, and launch no other.
@@ -383,6 +384,10 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
         released=plan.released if first else (),
         forget=plan.forget if first else (),
     )
+
+
+def _asleep() -> AsleepError:
+    return AsleepError("The engine sleeps.", "Wake it up first: wake_up(), or POST /wake_up.")
 
 
 def _reason(error: Exception) -> str:

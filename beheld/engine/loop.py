@@ -8,7 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from beheld.core.errors import BeheldError, ConfigError, EngineDeadError, EngineError, ParamsError, UserError
+from beheld.core.errors import (
+    AsleepError,
+    BeheldError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    ParamsError,
+    UserError,
+)
 from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, LoRARequest, Request
@@ -114,6 +122,8 @@ class _WaitingRequests:
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
         self._requests: dict[str, Request] = {}
+        # What became ready while the engine slept.
+        self._held: list[Prepared] = []
         self._threads: ThreadPoolExecutor | None = None
 
     def must_wait(self, core: EngineCore, request: Request) -> bool:
@@ -163,6 +173,15 @@ class _WaitingRequests:
     def pop(self, request_id: str) -> Request | None:
         """Remove and return a waiting request; None if it was aborted or never waited."""
         return self._requests.pop(request_id, None)
+
+    def hold(self, message: Prepared) -> None:
+        """Keep a report until the engine has woken up; its request waits on."""
+        self._held.append(message)
+
+    def take_held(self) -> list[Prepared]:
+        """The reports that were kept."""
+        held, self._held = self._held, []
+        return held
 
     def close(self) -> None:
         """Cancel the work that has not started."""
@@ -235,8 +254,15 @@ class _FallingAsleep:
 
 def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], waiting: _WaitingRequests) -> None:
     if isinstance(message, Submit):
+        try:
+            core.check_awake()
+        except AsleepError as error:
+            reply(Events(tuple(TokenEvent(each.id, (), FinishReason.ERROR, error=error) for each in message.requests)))
+            return
         ready = [request for request in message.requests if not waiting.must_wait(core, request)]
         _add_all(core, ready, reply)
+    elif isinstance(message, Prepared) and core.lacks & MEMORY:
+        waiting.hold(message)
     elif isinstance(message, Prepared):
         request = waiting.pop(message.request_id)
         if request is not None and message.error is not None:
@@ -265,6 +291,9 @@ def _handle(core: EngineCore, message: Message, reply: Callable[[Reply], None], 
         reply(_managed(core, message))
     elif isinstance(message, WakeUp):
         reply(_woken(core, message))
+        if not core.lacks & MEMORY:
+            for prepared in waiting.take_held():
+                _handle(core, prepared, reply, waiting)
     elif isinstance(message, Profile):
         reply(Profiled(message.number, _profiled(core, message.folder)))
     elif isinstance(message, TryItems):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from beheld.core.config import KVGroup
 from beheld.core.errors import AsleepError, CapacityError, ConfigError
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import StepPlan
-from beheld.core.request import FinishReason, Request
+from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.engine import loop as loop_of_engine
 from beheld.engine.core import EngineCore
@@ -268,6 +270,35 @@ def test_waking_up_calls_off_an_order_that_waits(loop: Loop) -> None:
     loop.right(request)
     loop.right(late)
     assert loop.core.lacks == frozenset()
+
+
+@pytest.mark.parametrize("mode", [PauseMode.WAIT, PauseMode.KEEP])
+def test_requests_whose_adapter_is_being_read_are_not_refused(monkeypatch: pytest.MonkeyPatch, mode: PauseMode) -> None:
+    loop = Loop(fakes.FULL, max_loras=2, max_cpu_loras=2)
+    begun, let = threading.Event(), threading.Event()
+
+    def read(lora: LoRARequest) -> None:
+        begun.set()
+        assert let.wait(10)
+
+    monkeypatch.setattr(loop.executor, "read_lora", read)
+    request = dataclasses.replace(asked("a"), lora=LoRARequest("other", 7, "/nowhere"))
+    loop.thread.send(Submit((request,)))
+    assert begun.wait(10)
+    loop.thread.send(Sleep(1, 2, mode))
+    if mode is PauseMode.KEEP:
+        assert loop.until(Asleep).lacks == ALL
+    let.set()
+    if mode is PauseMode.WAIT:
+        assert loop.until(Asleep).lacks == ALL
+    else:
+        loop.thread.send(Ping(3))
+        loop.until(Pong)
+        assert not loop.events
+        loop.wake_up()
+    assert loop.ended("a").error is None
+    loop.right(request)
+    loop.thread.close()
 
 
 def test_sleeping_again_gives_back_what_has_come_back(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
