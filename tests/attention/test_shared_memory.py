@@ -175,7 +175,8 @@ def test_shared_prefixes_in_float8_take_the_tiles_of_what_they_become(monkeypatc
     shared_B = torch.zeros(8, dtype=torch.int32)
     group = GroupMetadata(torch.zeros(8, dtype=torch.int64), torch.zeros(8, 4, dtype=torch.int32), None)
     for cache in (torch.float32, torch.float8_e4m3fn, torch.bfloat16):
-        kv = LayerKV(*(torch.zeros(2, 16, 1, 256).to(cache) for _ in range(2)), 0)
+        keys = torch.zeros(2, 16, 1, 256).to(cache)
+        kv = LayerKV(keys, keys, 0)
         q_THC = torch.zeros(8, 4, 256, dtype=torch.bfloat16 if cache == torch.bfloat16 else torch.float32)
         triton_shared.decode_shared(
             q_THC, q_THC, kv, group, shared_B, shared_B, shared_B, (shared_B, shared_B), 4, 1.0, None
