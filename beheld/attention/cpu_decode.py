@@ -52,7 +52,6 @@ def attends(q_BHC: Tensor, kv: LayerKV, block_size: int) -> bool:
     return fits and stored_as_is and whole and block_size & (block_size - 1) == 0 and _vectors(q_BHC.device)
 
 
-@functools.cache
 def _vectors(device: torch.device) -> bool:
     return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
 

@@ -29,12 +29,14 @@ def attends(q_PHC: Tensor, kv: LayerKV, block_size: int) -> bool:
     return q_PHC.dtype == torch.bfloat16 and cpu_decode.attends(q_PHC, kv, block_size) and compiles(q_PHC.shape[2])
 
 
-@functools.cache
 def compiles(size: int) -> bool:
     """Compile for heads of this size, once; return whether this processor and this LLVM have the instructions."""
     products = host.byte_products()
-    if products is None or not products.bfloat16:
-        return False
+    return products is not None and products.bfloat16 and _known(size)
+
+
+@functools.cache
+def _known(size: int) -> bool:
     try:
         _compiled(size)
     except RuntimeError:

@@ -34,7 +34,6 @@ def attends(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, longest: int) -> bool:
     return known and alike and _vectors(q_THC.device)
 
 
-@functools.cache
 def _vectors(device: torch.device) -> bool:
     return platform_of(device).shares_host_memory and jit.available() and host.byte_products() is not None
 

@@ -33,6 +33,7 @@ from beheld.attention.triton_shared import (
     chunk_of,
     decode_shared,
     max_parts_of,
+    wide_bytes,
 )
 
 # Fields of an item: row, first and stop of its positions, its number among its row's parts, number of parts, the row's
@@ -513,11 +514,6 @@ def decode(
         enable_fp_fusion=True,
         **({"launch_pdl": True} if early else {}),
     )
-
-
-def wide_bytes(q_THC: Tensor, kv: LayerKV) -> int:
-    """Return the bytes of a number of a key or value once it is read."""
-    return max(kv.keys.element_size(), q_THC.element_size()) if kv.keys.element_size() == 1 else kv.keys.element_size()
 
 
 def workspace_of(plan: DecodePlan, heads: int, v_size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -193,7 +193,7 @@ def decode_shared(
     per_head, num_rows = heads // kv_heads, len(shared_B)
     rows = max(16, triton.next_power_of_2(NEIGHBOURS * per_head))
     width, v_width = max(16, triton.next_power_of_2(size)), max(16, triton.next_power_of_2(v_size))
-    tile, warps, stages = shape_of(rows, width, kv.keys.element_size())
+    tile, warps, stages = shape_of(rows, width, wide_bytes(q_THC, kv))
     _decode_shared[(kv_heads, triton.cdiv(num_rows, NEIGHBOURS) * max_parts)](
         q_THC,
         kv.keys,
@@ -228,6 +228,11 @@ def decode_shared(
         num_stages=stages,
         enable_fp_fusion=True,
     )
+
+
+def wide_bytes(q_THC: Tensor, kv: LayerKV) -> int:
+    """Return the bytes of a number of a key or value once it is read; see triton_math.widened."""
+    return q_THC.element_size() if kv.keys.element_size() == 1 else kv.keys.element_size()
 
 
 def shape_of(rows: int, width: int, element_bytes: int) -> tuple[int, int, int]:

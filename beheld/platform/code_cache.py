@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +24,8 @@ OFF = "0"
 # Files of other versions or other CPUs go first when there are more than so many.
 _MOST = 256
 _DIGEST_BYTES = hashlib.sha256().digest_size
+# Names of keys, and of drafts of them: nothing else in the folder is this module's.
+_OWN_NAMES = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}-\w+")
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -54,17 +58,18 @@ def write(key: str, code: bytes) -> None:
     folder = _folder()
     if folder is None:
         return
-    draft = folder / f".{os.getpid()}-{key}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_own(folder.stat()):
             return
+        # A new file that nobody else may open, whatever the umask; containers that share a folder share process ids.
+        descriptor, draft = tempfile.mkstemp(prefix=f".{key}-", dir=folder)
         try:
-            draft.write_bytes(hashlib.sha256(code).digest() + code)
-            draft.chmod(0o600)
-            draft.replace(folder / key)
+            with open(descriptor, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(draft, folder / key)
         except OSError:
-            draft.unlink(missing_ok=True)
+            os.unlink(draft)
             raise
         _bound(folder)
     except OSError as error:
@@ -86,8 +91,8 @@ def _is_own(found: os.stat_result) -> bool:
 
 
 def _bound(folder: Path) -> None:
-    """Remove the oldest files, if there are too many."""
-    files = list(folder.iterdir())
+    """Remove the oldest files of code, if there are too many; the user may have named a folder with other files."""
+    files = [file for file in folder.iterdir() if _OWN_NAMES.fullmatch(file.name)]
     if len(files) > _MOST:
         for file in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) - _MOST]:
             file.unlink(missing_ok=True)

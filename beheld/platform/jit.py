@@ -216,11 +216,10 @@ class CompiledModule:
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(cpu=cpu, features=features, opt=_OPT)
         triple = llvm.get_process_triple()
-        first = texts[0](triple)
         version = f"{llvmlite.__version__} {llvm.llvm_version_info} {_OPT}"
-        engine = _engine(
-            llvm, machine, code_cache.key_of((version, cpu, features, triple, first)), triple, first, texts
-        )
+        made = [text(triple) for text in texts]
+        # Of all texts: which of them LLVM accepts is only known once it has tried.
+        engine = _engine(llvm, machine, code_cache.key_of((version, cpu, features, *made)), made)
         self._keep = alone, engine
         self._addresses = {name: engine.get_function_address(name) for name in names}
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -275,7 +274,7 @@ def _program() -> CompiledModule:
     return CompiledModule((lambda triple: _PROGRAM.format(triple=triple),), ("program",), SHARED_WORDS)
 
 
-def _engine(llvm: Any, machine: Any, key: str, triple: str, first: str, texts: Sequence[Callable[[str], str]]) -> Any:
+def _engine(llvm: Any, machine: Any, key: str, texts: Sequence[str]) -> Any:
     """Return an engine with the functions of the texts, from the code that is kept under a key, or compiled now."""
     code = code_cache.read(key)
     if code is not None:
@@ -284,7 +283,7 @@ def _engine(llvm: Any, machine: Any, key: str, triple: str, first: str, texts: S
         engine.finalize_object()
         return engine
     made: list[bytes] = []
-    engine = llvm.create_mcjit_compiler(_parsed(llvm, triple, first, texts), machine)
+    engine = llvm.create_mcjit_compiler(_parsed(llvm, texts), machine)
     engine.set_object_cache(notify_func=lambda module, code: made.append(bytes(code)))
     engine.finalize_object()
     if len(made) == 1:
@@ -292,11 +291,11 @@ def _engine(llvm: Any, machine: Any, key: str, triple: str, first: str, texts: S
     return engine
 
 
-def _parsed(llvm: Any, triple: str, first: str, texts: Sequence[Callable[[str], str]]) -> Any:
-    """Return the first text that this version of LLVM accepts, parsed; `first` is what the first of them makes."""
+def _parsed(llvm: Any, texts: Sequence[str]) -> Any:
+    """Return the first text that this version of LLVM accepts, parsed."""
     for index, text in enumerate(texts):
         try:
-            parsed = llvm.parse_assembly(text(triple) if index else first)
+            parsed = llvm.parse_assembly(text)
             parsed.verify()
             return parsed
         except RuntimeError:

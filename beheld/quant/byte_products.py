@@ -52,7 +52,6 @@ def rounds(inputs: int, dtype: torch.dtype) -> bool:
     return inputs % GROUP_UNIT == 0 and dtype in KINDS and _products() is not None
 
 
-@functools.cache
 def _products() -> ByteProducts | None:
     return host.byte_products() if jit.available() else None
 

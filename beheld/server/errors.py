@@ -31,6 +31,7 @@ logger = get_logger(__name__)
 # Name of the current request in the log and in X-Request-Id.
 REQUEST: ContextVar[str] = ContextVar("request", default="A request")
 
+_NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -200,6 +201,11 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
         reason = "The server has not enough memory for this request."
         remedy = "Send less in one request, or try again later."
         return HttpError(503, reason, remedy, code="no_memory", headers={"Retry-After": "1"})
+    if isinstance(error, OSError) and error.errno in _NO_DESCRIPTORS:
+        # As where the first request of a route imports what reads its body.
+        logger.error("%s failed: the server has too many open files and connections.", name)
+        reason = "The server has too many open files and connections."
+        return HttpError(503, reason, "Try again later.", code="no_descriptors", headers={"Retry-After": "1"})
     where = f"The log has the reason under {name}, for the operator."
     if isinstance(error, BeheldError):
         logger.error("%s failed: %s", name, error)

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from tests.long import LONG
 
@@ -22,12 +23,13 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 
-from beheld.attention import triton_cross, triton_decode, triton_prefill
+from beheld.attention import triton_cross, triton_decode, triton_prefill, triton_shared
+from beheld.attention.backend import GroupMetadata, LayerKV
 
 # Compute capability -> the shared memory that one program may ask for (CUDA C++ Programming Guide, table of technical
 # specifications). 8.6 is 8.0's code on less memory.
-LIMITS = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}
-CODE = {80: 80, 86: 80, 90: 90, 100: 100}
+LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+CODE = {80: 80, 86: 80, 89: 89, 90: 90, 100: 100}
 TYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # Sizes between powers of two take the tiles of the next one.
 SIZES = (64, 128, 256, 512)
@@ -95,6 +97,20 @@ def decode_bytes(dtype: str, size: int, capability: int, crowded: bool, cache: s
     return shared_bytes(triton_decode._decode, types, constants, CODE[capability], **options)
 
 
+def prefix_bytes(dtype: str, size: int, capability: int, group: int, cache: str = "") -> int:
+    """That of the kernel for prefixes that sequences share."""
+    rows, width = triton.next_power_of_2(triton_shared.NEIGHBOURS * group), triton.next_power_of_2(size)
+    tile, warps, stages = triton_shared.shape_of(rows, width, TYPES[dtype])
+    types, constants = common(dtype, size, cache)
+    types |= dict.fromkeys(("shared_ptr", "lines_ptr", "arrived_ptr"), "*i32")
+    types |= dict.fromkeys(("acc_ptr", "sums_ptr"), "*fp32") | dict.fromkeys(("num_rows", "max_parts"), "i32")
+    constants |= {"min_part": triton_shared.MIN_PART, "GROUP": group, "SEQUENCES": triton_shared.NEIGHBOURS}
+    constants |= {"ROWS": rows, "HEAD_ROWS": 16, "TILE": tile, "PARTS": 4}
+    kernel = triton_shared._decode_shared
+    types, constants = ({k: v for k, v in each.items() if k in kernel.arg_names} for each in (types, constants))
+    return shared_bytes(kernel, types, constants, CODE[capability], num_warps=warps, num_stages=stages)
+
+
 def cross_form(dtype: str, size: int, most: int) -> tuple[dict[str, str], dict[str, Any], dict[str, int]]:
     """Types, constants and options of the kernel for states beside the text, whose runs have `most` tokens at most."""
     shape = triton_cross.shape_of(most, GROUP, TYPES[dtype])
@@ -130,12 +146,44 @@ def test_decode_fits(dtype: str, size: int, capability: int, crowded: bool) -> N
     assert 0 < decode_bytes(dtype, size, capability, crowded) <= LIMITS[capability]
 
 
-@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize("capability", [89, 90, 100])
 @pytest.mark.parametrize("size", SIZES if LONG else [256, 512])
 def test_keys_and_values_in_float8_fit(size: int, capability: int) -> None:
     assert 0 < prefill_bytes("bf16", size, capability, "fp8e4nv") <= LIMITS[capability]
     for crowded in (False, True):
         assert 0 < decode_bytes("bf16", size, capability, crowded, "fp8e4nv") <= LIMITS[capability]
+
+
+# What `can_share` lets through: the most queries, of heads as large as they may be.
+@pytest.mark.parametrize("cache", ["", "fp8e4nv"])
+@pytest.mark.parametrize(("dtype", "size", "group"), [("bf16", 256, 8), ("fp32", 256, 4)])
+def test_shared_prefixes_fit(dtype: str, size: int, group: int, cache: str) -> None:
+    assert triton_decode.can_share(group, 1, size)
+    assert 0 < prefix_bytes(dtype, size, 89, group, cache) <= LIMITS[89]
+
+
+def test_shared_prefixes_in_float8_take_the_tiles_of_what_they_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+
+    class Kernel:
+        """Notes with what it is launched."""
+
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **options: launched.append((given[-4:], sorted(options.items())))
+
+    monkeypatch.setattr(triton_shared, "_decode_shared", Kernel())
+    shared_B = torch.zeros(8, dtype=torch.int32)
+    group = GroupMetadata(torch.zeros(8, dtype=torch.int64), torch.zeros(8, 4, dtype=torch.int32), None)
+    for cache in (torch.float32, torch.float8_e4m3fn, torch.bfloat16):
+        keys = torch.zeros(2, 16, 1, 256).to(cache)
+        kv = LayerKV(keys, keys, 0)
+        q_THC = torch.zeros(8, 4, 256, dtype=torch.bfloat16 if cache == torch.bfloat16 else torch.float32)
+        triton_shared.decode_shared(
+            q_THC, q_THC, kv, group, shared_B, shared_B, shared_B, (shared_B, shared_B), 4, 1.0, None
+        )
+    wide, rounded, half = launched
+    assert rounded == wide
+    assert half != wide
 
 
 @pytest.mark.parametrize("capability", [86, 90, 100] if LONG else [86])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,6 +242,43 @@ def test_decoding_sequences_in_one_call_are_as_in_two(
         assert context.called == {0: 1}
         found.append((out, kv.keys, kv.values))
     assert taken == [True]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("bits", [4, pytest.param(16, marks=_BFLOAT16)])
+def test_threads_wait_wherever_a_step_reads_what_another_thread_did(bits: int) -> None:
+    """Without waiting a thread goes on to the next step, of whose parts it has the same rows only if they are rows."""
+    _, made = _form("qwen3", bits, torch.bfloat16)
+    made._made()
+    assert made._whole is not None
+    assert made._before is not None
+    assert made._after is not None
+    programs = [part.program for part in (made._before, *made._after.parts, *made._whole.parts)]
+    passed = 0
+    for program in programs:
+        for step, after in itertools.pairwise(program._steps):
+            if not step.waits:
+                assert (step.parts, step.per_row, after.parts, after.per_row) == (None, 1, None, 1)
+                passed += 1
+    assert passed > len(programs), "some steps follow without waiting"
+
+
+@pytest.mark.parametrize("asked", [2, 3, 5])
+def test_a_layer_in_one_call_is_the_same_for_any_number_of_threads(asked: int) -> None:
+    """Fewer rows than threads, and rows that threads cannot share evenly."""
+    _, made = _form("qwen3", 8, torch.bfloat16)
+    made.attend = cpu_layer.attend_layer
+    x, angles = _inputs(3, torch.bfloat16)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, asked):
+            torch.set_num_threads(count)
+            with forward_context(_decoding(torch.bfloat16)) as context:
+                out = made(x, position_embeddings=angles)
+            kv: Any = context.kv[0]
+            found.append((out, kv.keys, kv.values))
+    finally:
+        torch.set_num_threads(before)
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 

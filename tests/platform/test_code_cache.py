@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from beheld.platform import code_cache, jit
 pytestmark = pytest.mark.skipif(not jit.available(), reason="needs llvmlite")
 
 WORDS = ("y", "team", *jit.SHARED_WORDS)
+KEY = code_cache.key_of(["a source"])
 
 
 def source(value: int) -> Callable[[str], str]:
@@ -54,9 +57,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = jit._parsed
 
-    def counted(llvm: object, triple: str, first: str, texts: object) -> object:
-        seen.append(first)
-        return real(llvm, triple, first, texts)  # type: ignore[arg-type]
+    def counted(llvm: object, texts: list[str]) -> object:
+        seen.append(texts[0])
+        return real(llvm, texts)
 
     monkeypatch.setattr(jit, "_parsed", counted)
     return seen
@@ -92,6 +95,8 @@ def test_an_older_llvm_finds_what_its_own_text_was_compiled_to(folder: Path, com
     newer = lambda triple: "define void @tell(unknown)"  # noqa: E731
     assert told(newer, source(9)) == told(newer, source(9)) == 9
     assert len(compilations) == 1
+    # A later version of this program may change what older LLVMs get alone.
+    assert told(newer, source(10)) == 10
 
 
 @pytest.mark.parametrize("keep", [0, 10, 100])
@@ -140,10 +145,77 @@ def test_without_a_folder_all_is_compiled(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_bounded_and_those_of_others_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_cache, "_MOST", 3)
-    for index in range(5):
-        code_cache.write(f"{index}", b"code")
-        os.utime(folder / f"{index}", (index, index))
-    code_cache.write("5", b"code")
-    assert sorted(file.name for file in folder.iterdir()) == ["3", "4", "5"]
+    keys = [code_cache.key_of([str(index)]) for index in range(6)]
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    # A folder that was named may have files of its own, older than all code; and a process may end while it writes.
+    others = {"photo.jpg", ".profile", "beef"}
+    for name in (*others, f".{keys[0]}-left_by"):
+        (folder / name).touch()
+        os.utime(folder / name, (0, 0))
+    for index, key in enumerate(keys):
+        code_cache.write(key, b"code")
+        os.utime(folder / key, (index + 1, index + 1))
+    assert {file.name for file in folder.iterdir()} == {*keys[3:], *others}
+
+
+def test_nobody_else_can_open_a_file_while_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that has it open could change the code after it was checked."""
+    seen: list[int] = []
+    replace = os.replace
+
+    def noted(source: str, target: Path) -> None:
+        replace(source, target)
+        seen.append(os.stat(target).st_mode & 0o777)
+
+    opened = os.open
+
+    def recorded(path: str, flags: int, mode: int = 0o777, **more: int) -> int:
+        descriptor = opened(path, flags, mode, **more)
+        if flags & os.O_CREAT:
+            assert flags & os.O_EXCL
+            seen.append(os.fstat(descriptor).st_mode & 0o777)
+        return descriptor
+
+    monkeypatch.setattr(os, "replace", noted)
+    monkeypatch.setattr(os, "open", recorded)
+    before = os.umask(0)
+    try:
+        code_cache.write(KEY, b"code")
+    finally:
+        os.umask(before)
+    assert seen == [0o600, 0o600]
+    assert code_cache.read(KEY) == b"code"
+
+
+def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "replace", full)
+        code_cache.write(KEY, b"code")
+    assert not list(folder.iterdir())
+    assert code_cache.read(KEY) is None
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BEHELD_CODE_CACHE", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    # A container may run as a user that no list has.
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    code_cache.write(KEY, b"code")
+    assert code_cache.read(KEY) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_user_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code_cache.write(KEY, b"code")
+    assert code_cache.read(KEY) == b"code"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert code_cache.read(KEY) is None
+    code_cache.write(code_cache.key_of(["another"]), b"code")
+    assert [file.name for file in folder.iterdir()] == [KEY]

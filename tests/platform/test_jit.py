@@ -10,7 +10,10 @@ import sys
 import pytest
 import torch
 
+from beheld.attention import cpu_decode, cpu_prefill, cpu_windows
 from beheld.platform import host, jit
+from beheld.platform.host import ByteProducts
+from beheld.quant import byte_products
 
 
 def test_threads_are_those_of_pytorch_whatever_else_is_loaded() -> None:
@@ -85,3 +88,26 @@ def test_all_is_computed_by_fewer_threads_than_asked_for(limit: dict[str, str]) 
         [sys.executable, "-c", _SHARED], env={**os.environ, **limit}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not jit.available() or host.byte_products() is None, reason="needs llvmlite and a CPU with vectors")
+def test_what_is_compiled_does_not_depend_on_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer without a compiler, or for another processor, is not kept: tests ask for one after the other."""
+    q_THC = torch.zeros(2, 2, 48)
+    wide = host.byte_products() == ByteProducts(16, vnni=True, bfloat16=True)
+
+    def asked() -> list[bool]:
+        return [
+            cpu_windows.attends(q_THC, q_THC, q_THC, 2),
+            cpu_decode.has_steps(48, None, q_THC.device),
+            byte_products.rounds(4096, torch.float32),
+            cpu_prefill.compiles(48),
+        ]
+
+    with monkeypatch.context() as without:
+        without.setattr(jit, "available", lambda: False)
+        assert asked()[:3] == [False] * 3
+    with monkeypatch.context() as other:
+        other.setattr(host, "cpu_flags", lambda: "")
+        assert asked() == [False] * 4
+    assert asked() == [True, True, True, wide]

@@ -13,6 +13,7 @@ from beheld.core.errors import ConfigError
 from beheld.lora.layers import LoRALinear, Switch
 from beheld.lora.load import Form, Site
 from beheld.lora.slots import LoRASlots
+from beheld.models.cross import CrossAttention
 from beheld.models.one_row import StandIn
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.linears import PackedLinear
@@ -98,8 +99,14 @@ def _site(name: str, num_inputs: int, num_outputs: int, weight: str, shards: Sha
 
 def _linears(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, list[str], list[int]]]:
     """List the linear layers: parent, attribute, and the names and outputs of the layers that each represents."""
+    crossing: tuple[str, ...] = ()
     for path, parent in decoder.named_modules():
         if not path.startswith("layers.") or not _APART.isdisjoint(path.split(".")):
+            continue
+        if isinstance(parent, CrossAttention):
+            # Under whatever name a family has it.
+            crossing = *crossing, f"{path}."
+        if f"{path}.".startswith(crossing):
             continue
         if isinstance(parent, FirstOfFused):
             above = path.rpartition(".")[0]
