@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,47 @@ def test_what_a_file_cannot_say_is_refused_by_name(tmp_path: Path, capsys: pytes
     (tmp_path / "a.gguf").touch()
     assert "exists already" in refusal(capsys, qwen, tmp_path / "a.gguf")
     assert main(["quantize", str(qwen), str(tmp_path / "b"), "--method", "int8", "--type", "q8_0"]) == 1
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """As on a full disk: no file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("method", ["gguf", "int4"])
+def test_what_cannot_be_written_is_told_and_leaves_nothing(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(tiny.checkpoint("qwen2"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "a.gguf", tmp_path / "file" / "a.gguf"):
+        with no_file_beyond(60_000):
+            assert main(["quantize", source, str(out), "--method", method]) == 1
+        assert f"{str(out)!r} cannot be written: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
+    assert main(["quantize", source, str(tmp_path / "a.gguf"), "--method", method]) == 0
+
+
+def test_wrong_options_are_told_before_weights_are_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Path] = []
+    monkeypatch.setattr("beheld.tools.quantize.fetch_weights", lambda args, path: fetched.append(path))
+    source, there = tiny.checkpoint("qwen2"), tmp_path / "there.gguf"
+    there.touch()
+    assert "ends with .gguf" in refusal(capsys, source, tmp_path / "a")
+    assert "exists already" in refusal(capsys, source, there)
+    assert "is not written" in refusal(capsys, source, tmp_path / "a.gguf", "--type", "q4_k_m")
+    assert "calibrates by nothing" in refusal(capsys, source, tmp_path / "a.gguf", "--question", "What is it?")
+    assert main(["quantize", str(source), str(there), "--method", "int4"]) == 1
+    assert main(["quantize", str(source), str(tmp_path / "b"), "--method", "awq"]) == 1
+    assert not fetched
 
 
 def test_numbers_beyond_float16_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
