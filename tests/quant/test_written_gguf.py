@@ -113,6 +113,19 @@ def test_tokenizer_template_and_ends_are_those_of_the_checkpoint(name: str, tmp_
     assert infos[0].max_model_len == infos[1].max_model_len
 
 
+def test_verify_measures_weights_where_tokenizers_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file puts spaces after tokens that are read whole, the checkpoint does not."""
+    source, out = tiny.checkpoint("llama"), tmp_path / "a.gguf"
+    assert quantized(source, out, "--type", "f32") == 0
+    verify = ["verify", str(out), "--unquantized", str(source), "--max-tokens", "4"]
+    assert main([*verify, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not told["same_prompt"]
+    assert max(told["kl"]) < 1e-6
+    assert main(verify) == 0
+    assert "makes other tokens of the question" in capsys.readouterr().out
+
+
 def test_a_published_rule_for_words_keeps_its_name() -> None:
     for name, rule in WORDS.items():
         normalizer, pre_tokenizer = cutting(rule)
