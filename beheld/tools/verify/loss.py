@@ -43,11 +43,11 @@ class Loss:
         return sum(self.equal) / len(self.equal)
 
     def __str__(self) -> str:
-        told = (
+        words = (
             f"{self.method}: of {len(self.equal)} greedy tokens {self.share_equal:.1%} are those of the unquantized "
             f"weights; KL per position: mean {statistics.fmean(self.kl):.3g}, largest {max(self.kl):.3g} nats."
         )
-        return told if self.same_prompt else f"{told} Its own tokenizer makes other tokens of the question."
+        return words if self.same_prompt else f"{words} Its own tokenizer makes other tokens of the question."
 
 
 def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = None) -> Loss:
