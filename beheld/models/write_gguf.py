@@ -332,18 +332,16 @@ def _check_read_back(header: Header, draft: Path, hf_config: Any, tokenizer: Any
     for each in differences(tokenizer, tokenizer_files(header, draft)["tokenizer.json"]):
         if not each.edge:
             raise ModelError(
-                f"A GGUF file does not say all of the tokenizer of {info.name!r}: {each.text!r} would be read as "
-                f"{each.found}, not as {each.meant}.",
+                f"A GGUF file does not say all of the tokenizer of {info.name!r}: {each}.",
                 _CONVERT,
             )
         edges.append(each)
     if edges:
         logger.warning(
-            "Spaces at the beginning of a text or next to tokens that are read whole count otherwise in the file: %r "
-            "is read as %s, not as %s.",
-            edges[0].text,
-            edges[0].found,
-            edges[0].meant,
+            "Spaces at the beginning of a text or next to tokens that are read whole count otherwise in the file: %s. "
+            "With --tokenizer %s beheld reads text as the checkpoint does.",
+            min(edges, key=lambda each: (not each.text.strip(), len(each.text))),
+            info.name,
         )
 
 

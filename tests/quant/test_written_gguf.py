@@ -17,8 +17,9 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
+from beheld import LLM
 from beheld.checkpoint.gguf.tokenizer import WORDS, cutting
 from beheld.checkpoint.gguf.vocabulary import rule_name
 from beheld.checkpoint.info import read_info
@@ -124,6 +125,34 @@ def test_verify_measures_weights_where_tokenizers_differ(tmp_path: Path, capsys:
     assert max(told["kl"]) < 1e-6
     assert main(verify) == 0
     assert "makes other tokens of the question" in capsys.readouterr().out
+
+
+def test_a_warning_about_spaces_is_short_and_says_what_helps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_gguf.logger, "propagate", True)
+    source, out = tiny.checkpoint("llama"), tmp_path / "a.gguf"
+    assert quantized(source, out, "--type", "f16") == 0
+    (told,) = [record.getMessage() for record in caplog.records if "Spaces" in record.getMessage()]
+    assert len(told.replace(str(source), "")) < 260
+    assert f"--tokenizer {source}" in told
+    prompt = "Look: </s> and </s>so"
+    own, back, chosen = (
+        LLM(str(model), device="cpu", dtype="float32", max_model_len=64, **options).get_tokenizer()(prompt).input_ids
+        for model, options in ((source, {}), (out, {}), (out, {"tokenizer": str(source)}))
+    )
+    assert back != own
+    assert chosen == own
+
+
+def test_tokens_that_are_read_whole_in_one_of_both_are_no_matter_of_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(made(Case("qwen2", "Qwen2", {"vocab_size": 640}, {}, {})), tmp_path / "source")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens([AddedToken("brandnew", single_word=True)])
+    tokenizer.save_pretrained(source)
+    assert "does not say all of the tokenizer" in refusal(capsys, source, tmp_path / "a.gguf")
 
 
 def test_a_published_rule_for_words_keeps_its_name() -> None:
