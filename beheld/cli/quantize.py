@@ -57,10 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write and tell."""
-    import os
     from pathlib import Path
 
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     refs = references(arguments.media)
     from beheld.core.config import EngineArgs
     from beheld.core.errors import UserError
