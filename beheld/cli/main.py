@@ -35,7 +35,7 @@ _COMMANDS = {
 }
 
 # Commands whose log lines are for those who ask for them (-v), and commands whose readers expect them.
-_QUIET = frozenset({"ask", "chat", "batch", "run-batch", "plan", "verify", "doctor"})
+_QUIET = frozenset({"ask", "chat", "batch", "run-batch", "plan", "verify", "quantize", "doctor"})
 _LOGGING = frozenset({"serve", "encode-serve", "run-vllm"})
 # Commands that close everything they open and run no user code.
 _CLOSED = frozenset({"ask", "serve", "encode-serve", "batch", "run-batch"})

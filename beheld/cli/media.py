@@ -57,7 +57,10 @@ def _reference(name: str) -> MediaRef:
         return MediaRef(modality, name)
     path = Path(name).expanduser()
     if not path.is_file():
-        raise FetchError(f"There is no file {name!r}.", "The last argument is the question; all others are media.")
+        raise FetchError(
+            f"There is no file {name!r}.",
+            "Check the name. The last argument of `beheld ask` is the question; all others are media.",
+        )
     return MediaRef(modality, path)
 
 

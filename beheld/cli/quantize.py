@@ -24,6 +24,7 @@ _METHODS = {
     "awq": "4 bits in AWQ's layout, inputs that are large lose less; needs a few files or a question",
     "gguf": "one GGUF file, which llama.cpp and others read; OUT is its name, --type the type of its weights",
 }
+_CALIBRATED = ("gptq", "awq")
 # Other names of methods.
 _ALSO = {"gguf-readable": "gguf"}
 _TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
@@ -56,10 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write and tell."""
-    import os
     from pathlib import Path
 
-    os.environ.setdefault("BEHELD_LOG_LEVEL", "WARNING")
     refs = references(arguments.media)
     from beheld.core.config import EngineArgs
     from beheld.core.errors import UserError
@@ -69,6 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"dtype": "float32", "device": "cpu", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)
     method = _ALSO.get(arguments.method, arguments.method)
+    if method not in _CALIBRATED and (refs or arguments.question):
+        raise UserError(
+            f"The method {method!r} calibrates by nothing.",
+            f"Leave files and questions out, or add --method {_CALIBRATED[0]}.",
+        )
     if method == "gguf":
         _tell(write_file(args, Path(arguments.out), arguments.type or "q8_0"), arguments.json)
         return 0

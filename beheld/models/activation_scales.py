@@ -249,11 +249,14 @@ def _inputs(model: Any, layers: Sequence[str], asking: Asking) -> tuple[dict[str
 
 
 def _as_stored(weight_K: Tensor, scale_K: Tensor, plus: float, dtype: torch.dtype) -> Tensor:
-    """Return the scale that the norm's weight has divided by, once it is rounded to the checkpoint's type."""
+    """Return the scale that the norm's weight has divided by, once it is rounded to the checkpoint's type.
+
+    Channels that the type cannot hold divided keep their weight: 1 + w of a large scale may round to zero.
+    """
     whole_K = weight_K.float() + plus
     rounded_K = (whole_K / scale_K - plus).to(dtype).float() + plus
     exact_K = whole_K / rounded_K
-    return torch.where(exact_K.isfinite() & (exact_K > 0), exact_K, scale_K)
+    return torch.where(exact_K.isfinite() & (exact_K > 0), exact_K, torch.ones(()))
 
 
 def _divided(over: Tensor, plus: float) -> Change:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, UserError
 from beheld.families.family import Family, GGUFLayout
 from beheld.models.load import model_class_of
+from beheld.models.write_quantized import written_to
 from beheld.quant.gguf import heads_of, source_rows
 from beheld.quant.grouped import check_greatest
 from beheld.quant.row_bytes import sources_of
@@ -98,7 +100,7 @@ class WrittenFile:
 
 
 def write(info: ModelInfo, hf_config: Any, load_tokenizer: Callable[[], Any], kind: str, out: Path) -> WrittenFile:
-    """Write the checkpoint as one GGUF file.
+    """Write the checkpoint as one GGUF file, of which nothing stays if that fails.
 
     Args:
         info, hf_config: the checkpoint's.
@@ -107,9 +109,9 @@ def write(info: ModelInfo, hf_config: Any, load_tokenizer: Callable[[], Any], ki
         out: the file.
 
     Raises:
-        ModelError, UserError: the file is there already, or the checkpoint cannot be written so; nothing stays then.
+        ModelError, UserError: see `check`; or the file would not say all of the checkpoint, or cannot be written.
     """
-    family, layout = _checked(info, kind, out)
+    family, layout = check(info, kind, out)
     said, tokenizer = text_entries(content_of(hf_config), family, layout), load_tokenizer()
     entries = StoredEntries(Path(info.path))
     planned = _planned(info, hf_config, layout, entries, kind)
@@ -123,21 +125,19 @@ def write(info: ModelInfo, hf_config: Any, load_tokenizer: Callable[[], Any], ki
     }
     if said.divisors is not None:
         planned = [_Planned(ROPE_FACTORS, (len(said.divisors),), "f32"), *planned]
-    out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.part")
-    try:
-        with _opened(draft, layout.architecture, metadata, planned) as file:
-            header = read_header(draft)
-            if said.divisors is not None:
-                _put(file, header, ROPE_FACTORS, [np.array(said.divisors, np.float32)])
-            _check_read_back(header, draft, hf_config, tokenizer, info)
-            for tensor in planned:
-                if tensor.sources:
-                    _put(file, header, tensor.name, _parts(tensor, entries))
-        os.rename(draft, out)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with written_to(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with _removed_unless_renamed(draft):
+            with _opened(draft, layout.architecture, metadata, planned) as file:
+                header = read_header(draft)
+                if said.divisors is not None:
+                    _put(file, header, ROPE_FACTORS, [np.array(said.divisors, np.float32)])
+                _check_read_back(header, draft, hf_config, tokenizer, info)
+                for tensor in planned:
+                    if tensor.sources:
+                        _put(file, header, tensor.name, _parts(tensor, entries))
+            os.rename(draft, out)
     sources = [(name, tensor.type_name) for tensor in planned for name in tensor.sources]
     kinds = {name: entries.slices[name].get_dtype() for name, _ in sources}
     return WrittenFile(
@@ -147,8 +147,22 @@ def write(info: ModelInfo, hf_config: Any, load_tokenizer: Callable[[], Any], ki
     )
 
 
-def _checked(info: ModelInfo, kind: str, out: Path) -> tuple[Family, GGUFLayout]:
-    """Return how the model is written; refuse what is seen at once."""
+@contextmanager
+def _removed_unless_renamed(draft: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def check(info: ModelInfo, kind: str, out: Path) -> tuple[Family, GGUFLayout]:
+    """Return how the model is written.
+
+    Raises:
+        ModelError, UserError: what is seen without weights: the file is there already, its name or type is none of
+            GGUF's, the checkpoint is quantized or of a model type that is not written, or the package gguf is missing.
+    """
     if kind not in TYPES:
         raise UserError(
             f"The type {kind!r} is not written; known are {', '.join(TYPES)}.",
@@ -318,18 +332,16 @@ def _check_read_back(header: Header, draft: Path, hf_config: Any, tokenizer: Any
     for each in differences(tokenizer, tokenizer_files(header, draft)["tokenizer.json"]):
         if not each.edge:
             raise ModelError(
-                f"A GGUF file does not say all of the tokenizer of {info.name!r}: {each.text!r} would be read as "
-                f"{each.found}, not as {each.meant}.",
+                f"A GGUF file does not say all of the tokenizer of {info.name!r}: {each}.",
                 _CONVERT,
             )
         edges.append(each)
     if edges:
         logger.warning(
-            "Spaces at the beginning of a text or next to tokens that are read whole count otherwise in the file: %r "
-            "is read as %s, not as %s.",
-            edges[0].text,
-            edges[0].found,
-            edges[0].meant,
+            "Spaces at the beginning of a text or next to tokens that are read whole count otherwise in the file: %s. "
+            "With --tokenizer %s beheld reads text as the checkpoint does.",
+            min(edges, key=lambda each: (not each.text.strip(), len(each.text))),
+            info.name,
         )
 
 

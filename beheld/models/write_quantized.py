@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from beheld.checkpoint.files import CONFIG, read_json, read_json_list
@@ -127,18 +129,44 @@ def write(
         changes: entry -> what becomes of it before it is rounded, or written as it is.
 
     Raises:
-        UserError: the folder is there already.
+        UserError: the folder is there already, or cannot be written.
+    """
+    check(out)
+    with written_to(out):
+        out.mkdir(parents=True)
+        try:
+            _copy_others(Path(info.path), out)
+            return _write_weights(Path(info.path), chosen, out, moments, changes or {})
+        except BaseException:
+            # A part of a checkpoint is of no use, and would stand in the way of the next try.
+            shutil.rmtree(out, ignore_errors=True)
+            raise
+
+
+def check(out: Path) -> None:
+    """Refuse a folder that is there already.
+
+    Raises:
+        UserError: as above.
     """
     if out.exists():
         raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
-    out.mkdir(parents=True)
+
+
+@contextmanager
+def written_to(out: Path) -> Iterator[None]:
+    """Tell the user of a full disk, or a place that cannot be written.
+
+    Raises:
+        UserError: as above.
+    """
     try:
-        _copy_others(Path(info.path), out)
-        return _write_weights(Path(info.path), chosen, out, moments, changes or {})
-    except BaseException:
-        # A part of a checkpoint is of no use, and would stand in the way of the next try.
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+        yield
+    except (OSError, SafetensorError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        raise UserError(
+            f"{str(out)!r} cannot be written.", "Free the disk, or name another place.", detail=why or str(error)
+        ) from error
 
 
 def _copy_others(source: Path, out: Path) -> None:

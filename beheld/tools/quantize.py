@@ -21,7 +21,7 @@ from beheld.core.config import EngineArgs
 from beheld.core.errors import UserError
 from beheld.inputs.prompt.tokenizer import load_tokenizer
 from beheld.models import activation_scales, write_gguf
-from beheld.models.write_quantized import CALIBRATED, SCALED, plan, write
+from beheld.models.write_quantized import CALIBRATED, SCALED, check, plan, write
 from beheld.tools.verify.reference import Reference
 from beheld.tools.verify.trace import Question
 
@@ -55,7 +55,7 @@ def quantize(args: EngineArgs, out: Path, method: str, questions: Sequence[Quest
     """Write the checkpoint of `args` to the folder `out`.
 
     Args:
-        questions: what a method calibrates by; others ignore them.
+        questions: what the methods calibrate by that do so; others take none.
 
     Raises:
         BeheldError: the checkpoint cannot be quantized, or the folder exists.
@@ -63,13 +63,12 @@ def quantize(args: EngineArgs, out: Path, method: str, questions: Sequence[Quest
     path = resolve(args)
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
-    fetch_weights(args, path)
-    chosen = plan(info, hf_config, method)
-    if out.exists():
-        # Before the questions are asked, which takes a while.
-        raise UserError(f"{str(out)!r} exists already.", "Name a new folder.")
+    # Before weights are fetched and questions asked, which takes a while.
+    check(out)
     if method in (*CALIBRATED, *SCALED) and not questions:
         raise UserError(f"{method!r} rounds by what the layers are given.", "Name a few files, or a --question.")
+    fetch_weights(args, path)
+    chosen = plan(info, hf_config, method)
     if method in SCALED:
         reference = Reference(args)
         found = activation_scales.changes(reference.model, chosen, _asking(reference, questions))
@@ -95,6 +94,7 @@ def write_file(args: EngineArgs, out: Path, kind: str) -> Written:
     path = resolve(args)
     hf_config = read_config(path, args)
     info = read_info(path, args, hf_config)
+    write_gguf.check(info, kind, out)
     fetch_weights(args, path)
     made = write_gguf.write(info, hf_config, lambda: load_tokenizer(info, args), kind, out)
     return Written(str(out), made.rounded, made.bytes_before, made.bytes_after)

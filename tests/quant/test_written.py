@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,19 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists already"):
         write(info, plan(info, config, "int8"), tmp_path, lambda layer: None)  # type: ignore[arg-type]
     assert main(["quantize", str(tiny.checkpoint("qwen2")), str(tmp_path / "out"), "--method", "gptq"]) == 1
+
+
+def test_the_log_is_quiet_unless_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels = []
+
+    def noting(*given: Any) -> Any:
+        levels.append(logging.getLogger("beheld").level)
+        raise UserError("This is enough.")
+
+    monkeypatch.setenv("BEHELD_LOG_LEVEL", "")
+    monkeypatch.setattr("beheld.tools.quantize.plan", noting)
+    for options in ((), ("--verbose",)):
+        assert (
+            main(["quantize", str(tiny.checkpoint("qwen2")), str(tmp_path / "out"), "--method", "int8", *options]) == 1
+        )
+    assert levels == [logging.WARNING, logging.INFO]

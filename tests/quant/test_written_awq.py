@@ -168,3 +168,15 @@ def test_folds_that_change_the_answer_are_left_out() -> None:
         )
         assert len(kept) == 1 + (not elsewhere)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_channels_that_a_type_cannot_hold_divided_keep_their_weight() -> None:
+    """The norm's weight stands for one more: 1 / 900 - 1 is -1 in bfloat16, and would make nothing of the channel."""
+    weight = torch.tensor([0.0, 0.5, -1.0, 0.25]).to(torch.bfloat16)
+    scale = activation_scales._as_stored(weight, torch.tensor([900.0, 3.0, 2.0, 0.5]), 1.0, weight.dtype)
+    stored = activation_scales._divided(scale, 1.0)(weight)
+    assert torch.equal(scale[[0, 2]], torch.ones(2))
+    assert scale[1] > 2.9
+    assert scale[3] < 0.51
+    # What the norm makes, times what the next layers' inputs are multiplied by, is as it was.
+    assert torch.allclose((stored.float() + 1) * scale, weight.float() + 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from transformers import AddedToken, AutoTokenizer
 
+from beheld import LLM
 from beheld.checkpoint.gguf.tokenizer import WORDS, cutting
 from beheld.checkpoint.gguf.vocabulary import rule_name
 from beheld.checkpoint.info import read_info
@@ -110,6 +114,47 @@ def test_tokenizer_template_and_ends_are_those_of_the_checkpoint(name: str, tmp_
     assert infos[0].max_model_len == infos[1].max_model_len
 
 
+def test_verify_measures_weights_where_tokenizers_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file puts spaces after tokens that are read whole, the checkpoint does not."""
+    source, out = tiny.checkpoint("llama"), tmp_path / "a.gguf"
+    assert quantized(source, out, "--type", "f32") == 0
+    verify = ["verify", str(out), "--unquantized", str(source), "--max-tokens", "4"]
+    assert main([*verify, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert not told["same_prompt"]
+    assert max(told["kl"]) < 1e-6
+    assert main(verify) == 0
+    assert "makes other tokens of the question" in capsys.readouterr().out
+
+
+def test_a_warning_about_spaces_is_short_and_says_what_helps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_gguf.logger, "propagate", True)
+    source, out = tiny.checkpoint("llama"), tmp_path / "a.gguf"
+    assert quantized(source, out, "--type", "f16") == 0
+    (told,) = [record.getMessage() for record in caplog.records if "Spaces" in record.getMessage()]
+    assert len(told.replace(str(source), "")) < 260
+    assert f"--tokenizer {source}" in told
+    prompt = "Look: </s> and </s>so"
+    own, back, chosen = (
+        LLM(str(model), device="cpu", dtype="float32", max_model_len=64, **options).get_tokenizer()(prompt).input_ids
+        for model, options in ((source, {}), (out, {}), (out, {"tokenizer": str(source)}))
+    )
+    assert back != own
+    assert chosen == own
+
+
+def test_tokens_that_are_read_whole_in_one_of_both_are_no_matter_of_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = saved(made(Case("qwen2", "Qwen2", {"vocab_size": 640}, {}, {})), tmp_path / "source")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.add_tokens([AddedToken("brandnew", single_word=True)])
+    tokenizer.save_pretrained(source)
+    assert "does not say all of the tokenizer" in refusal(capsys, source, tmp_path / "a.gguf")
+
+
 def test_a_published_rule_for_words_keeps_its_name() -> None:
     for name, rule in WORDS.items():
         normalizer, pre_tokenizer = cutting(rule)
@@ -194,6 +239,47 @@ def test_what_a_file_cannot_say_is_refused_by_name(tmp_path: Path, capsys: pytes
     (tmp_path / "a.gguf").touch()
     assert "exists already" in refusal(capsys, qwen, tmp_path / "a.gguf")
     assert main(["quantize", str(qwen), str(tmp_path / "b"), "--method", "int8", "--type", "q8_0"]) == 1
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """As on a full disk: no file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("method", ["gguf", "int4"])
+def test_what_cannot_be_written_is_told_and_leaves_nothing(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(tiny.checkpoint("qwen2"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "a.gguf", tmp_path / "file" / "a.gguf"):
+        with no_file_beyond(60_000):
+            assert main(["quantize", source, str(out), "--method", method]) == 1
+        assert f"{str(out)!r} cannot be written: " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
+    assert main(["quantize", source, str(tmp_path / "a.gguf"), "--method", method]) == 0
+
+
+def test_wrong_options_are_told_before_weights_are_fetched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Path] = []
+    monkeypatch.setattr("beheld.tools.quantize.fetch_weights", lambda args, path: fetched.append(path))
+    source, there = tiny.checkpoint("qwen2"), tmp_path / "there.gguf"
+    there.touch()
+    assert "ends with .gguf" in refusal(capsys, source, tmp_path / "a")
+    assert "exists already" in refusal(capsys, source, there)
+    assert "is not written" in refusal(capsys, source, tmp_path / "a.gguf", "--type", "q4_k_m")
+    assert "calibrates by nothing" in refusal(capsys, source, tmp_path / "a.gguf", "--question", "What is it?")
+    assert main(["quantize", str(source), str(there), "--method", "int4"]) == 1
+    assert main(["quantize", str(source), str(tmp_path / "b"), "--method", "awq"]) == 1
+    assert not fetched
 
 
 def test_numbers_beyond_float16_leave_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Whether a file says all of a tokenizer is found by reading it back: `differences
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Collection, Iterator, Mapping
@@ -43,6 +44,8 @@ _TEXTS = (
     "",
     " ",
 )
+# Characters of a text that messages show.
+_SHOWN = 40
 # Pairs of tokens whose joined texts are read.
 _PAIRS = 4000
 
@@ -54,13 +57,20 @@ class Difference(NamedTuple):
         text: it.
         meant, found: ids of the checkpoint's tokenizer and the file's.
         edge: whether it holds a token that is read whole, or begins with a space and the tokenizer is sentencepiece's:
-            there the libraries differ by themselves.
+            there the libraries differ by themselves. Tokens that are read whole are the same.
     """
 
     text: str
     meant: list[int]
     found: list[int]
     edge: bool
+
+    def __str__(self) -> str:
+        """Return what is read, from the first token that differs."""
+        pairs = itertools.zip_longest(self.meant, self.found)
+        same = next(place for place, (one, other) in enumerate(pairs) if one != other)
+        meant, found = (_few(ids[same:]) for ids in (self.meant, self.found))
+        return f"after {same} tokens of {self.text[:_SHOWN]!r} come {found}, not {meant}"
 
 
 def tokenizer_entries(tokenizer: Any, rows: int, ends: Collection[int]) -> dict[str, Any]:
@@ -118,7 +128,8 @@ def differences(tokenizer: Any, written: str) -> Iterator[Difference]:
 
     own, back = tokenizer.backend_tokenizer, Tokenizer.from_str(written)
     known = back.get_vocab()
-    marks = {token.content for token in own.get_added_tokens_decoder().values()}
+    added = own.get_added_tokens_decoder()
+    marks = {token.content for token in added.values()}
     words = sorted(own.get_vocab().items(), key=lambda item: item[1])
     spelled = [own.decode([index], skip_special_tokens=False) for token, index in words if token not in marks]
     prefixed = bool(json.loads(written)["model"].get("byte_fallback"))
@@ -134,7 +145,14 @@ def differences(tokenizer: Any, written: str) -> Iterator[Difference]:
             meant, found = (each.encode_batch(list(texts), add_special_tokens=special) for each in (own, back))
             for text, one, other in zip(texts, meant, found, strict=True):
                 if one.ids != other.ids:
-                    yield Difference(text, one.ids, other.ids, is_marked or (prefixed and text.startswith(" ")))
+                    whole = [[index for index in each.ids if index in added] for each in (one, other)]
+                    edge = is_marked or (prefixed and text.startswith(" "))
+                    yield Difference(text, one.ids, other.ids, edge and whole[0] == whole[1])
+
+
+def _few(ids: list[int]) -> str:
+    shown = [*map(str, ids[:3]), *(["..."] if len(ids) > 3 else [])]
+    return ", ".join(shown) or "nothing"
 
 
 def _kind(token: str, added: Mapping[str, Any], unknown: str | None, has_bytes: bool) -> int:

@@ -1,7 +1,7 @@
 """What an answer loses by quantization at load: the same weights unquantized, position by position.
 
-The unquantized model answers greedily; the quantized one is given that answer's tokens, so that both see the same input
-at each position.
+The unquantized model answers greedily; the quantized one is given that answer's tokens, and the prompt's, so that both
+see the same input at each position.
 
 Shapes: V vocabulary.
 """
@@ -28,11 +28,14 @@ class Loss:
         equal: for each position, whether both would choose the same token.
         kl: for each position, the Kullback-Leibler divergence of the quantized model's distribution from the
             unquantized model's, in nats.
+        same_prompt: whether the quantized model's own tokenizer and chat template make the same tokens of the question.
+            A question without media is given as the unquantized model's tokens all the same.
     """
 
     method: str
     equal: tuple[bool, ...]
     kl: tuple[float, ...]
+    same_prompt: bool = True
 
     @property
     def share_equal(self) -> float:
@@ -40,10 +43,11 @@ class Loss:
         return sum(self.equal) / len(self.equal)
 
     def __str__(self) -> str:
-        return (
+        words = (
             f"{self.method}: of {len(self.equal)} greedy tokens {self.share_equal:.1%} are those of the unquantized "
             f"weights; KL per position: mean {statistics.fmean(self.kl):.3g}, largest {max(self.kl):.3g} nats."
         )
+        return words if self.same_prompt else f"{words} Its own tokenizer makes other tokens of the question."
 
 
 def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = None) -> Loss:
@@ -62,13 +66,13 @@ def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = 
         whole.close()
     engine = WatchedEngine(args)
     try:
-        found = engine.logits_after(question, wanted.token_ids)
+        found, same_prompt = engine.logits_after(question, wanted.prompt_ids, wanted.token_ids)
     finally:
         engine.close()
     pairs = list(zip(wanted.logits, found, strict=True))
     equal = tuple(bool(want_V.argmax() == got_V.argmax()) for want_V, got_V in pairs)
     kl = tuple(_divergence(want_V, got_V) for want_V, got_V in pairs)
-    return Loss(args.quantization or str(args.model), equal, kl)
+    return Loss(args.quantization or str(args.model), equal, kl, same_prompt)
 
 
 def _divergence(want_V: Tensor, got_V: Tensor) -> float:

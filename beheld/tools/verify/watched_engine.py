@@ -62,19 +62,31 @@ class WatchedEngine:
         self._answer(request, made)
         return made
 
-    def logits_after(self, question: Question, token_ids: Sequence[int]) -> list[Tensor]:
+    def logits_after(
+        self, question: Question, prompt_ids: Sequence[int], token_ids: Sequence[int]
+    ) -> tuple[list[Tensor], bool]:
         """Return the logits (V) at each position of an answer of these tokens, whatever this model would answer.
+
+        Args:
+            prompt_ids: of another model's prompt, which take the place of this model's own if it holds no media.
+
+        Returns:
+            The logits, and whether this model's own prompt has the same ids.
 
         Raises:
             BeheldError: it cannot answer; the message gives the reason.
         """
         found: list[Tensor] = []
+        same = True
         for count in range(len(token_ids)):
             request = _request(self._pipeline, dataclasses.replace(question, max_tokens=1))
+            same &= tuple(request.token_ids) == tuple(prompt_ids)
+            # Where media stand is counted in this prompt's own ids.
+            prompt = request.token_ids if request.spans else prompt_ids
             made = Trace()
-            self._answer(dataclasses.replace(request, token_ids=(*request.token_ids, *token_ids[:count])), made)
+            self._answer(dataclasses.replace(request, token_ids=(*prompt, *token_ids[:count])), made)
             found.append(made.logits[0])
-        return found
+        return found, same
 
     def _answer(self, request: Request, made: Trace) -> None:
         core = self._setup.core
