@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from beheld.checkpoint import quantized
 from beheld.checkpoint.checks.config import check_activations, check_heads
+from beheld.checkpoint.checks.entries import refused
 from beheld.checkpoint.convert import family_of_config, read_here
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.pooling import longest, pooler_of
@@ -336,6 +337,18 @@ def _decoder_start(config: Any, text: Any, generation: Mapping[str, Any]) -> int
     raise ModelError(f"{text.model_type} does not name its decoder_start_token_id.", "Add it to config.json.")
 
 
+# Kind of a layer -> the setting with the positions that it sees.
+_WINDOWS = {"sliding": "sliding_window", "chunked": "attention_chunk_size", "conv": "conv_L_cache"}
+
+
+def _positions(text: Any, name: str) -> int | None:
+    """A setting that counts positions; checks of config.json let lists pass, for some settings are lists somewhere."""
+    found = getattr(text, name, None)
+    if found is not None and not isinstance(found, int):
+        raise refused(CONFIG, name, found, "a whole number")
+    return found
+
+
 def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False) -> tuple[KVGroup, ...]:
     """The layer groups of a text configuration: layers of the same kind, window and shape share one.
 
@@ -346,12 +359,8 @@ def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False
     Raises:
         ModelError: a layer is of a kind that has no cache here.
     """
-    window = getattr(text, "sliding_window", None)
-    windows = {
-        "sliding": window,
-        "chunked": getattr(text, "attention_chunk_size", None),
-        "conv": getattr(text, "conv_L_cache", None),
-    }
+    windows = {kind: _positions(text, name) for kind, name in _WINDOWS.items()}
+    window = windows["sliding"]
     types = getattr(text, "layer_types", None)
     if not types:
         types = ["sliding_attention" if window else "full_attention"] * text.num_hidden_layers

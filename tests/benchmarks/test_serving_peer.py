@@ -65,11 +65,11 @@ def test_a_server_is_measured_and_ended_with_all_that_it_started(tmp_path: Path)
         assert serving_peer.resident_mib(pid) > serving_peer.resident_mib(family[1]) > 1
     assert not any(map(serving_peer.alive, family))
     serving_peer.measure(given, side, found, 0, tmp_path / "log")
-    told = serving_peer.told(found)
-    assert told["errors"] == {"500": 3}, "three of four runs ask about a second scene, once each"
+    figures = serving_peer.figures(found)
+    assert figures["errors"] == {"500": 3}, "three of four runs ask about a second scene, once each"
     assert len(found.first_s) == 2
-    assert set(told["tokens_per_s"]) == {"1", "2"}
-    assert told["start_to_first_answer_s"] > 0
+    assert set(figures["tokens_per_s"]) == {"1", "2"}
+    assert figures["start_to_first_answer_s"] > 0
 
 
 def test_a_server_that_ends_before_it_answers_is_told_with_its_last_words(tmp_path: Path) -> None:

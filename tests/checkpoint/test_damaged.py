@@ -165,6 +165,11 @@ FILES: Mapping[str, tuple[str, Damage, tuple[str, ...]]] = {
         ("config.json", "_attn_implementation"),
     ),
     "a million layers": ("llama", edited("config.json", num_hidden_layers=10**6), ("config.json", "num_hidden_layers")),
+    "a window that is a list": (
+        "llama",
+        edited("config.json", sliding_window=[4, 8]),
+        ("config.json", "sliding_window"),
+    ),
     "epsilon NaN": ("llama", edited("config.json", rms_norm_eps=NAN), ("config.json", "rms_norm_eps")),
     "rope of base 0": ("llama", edited("config.json", rope_theta=0), ("config.json", "rope_theta")),
     "rope of base 0, as it is written now": (

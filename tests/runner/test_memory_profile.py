@@ -100,7 +100,8 @@ def test_what_was_measured_is_what_is_reserved(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(build, "ModelRunner", lambda *given: None)
     monkeypatch.setattr(memory_profile, "measure", lambda *given, captures: memory_profile.MemoryProfile(0, 0, 0, 5, 0))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert build._activation_bytes(None, None, None, info, pipes.config(info)) == 5 + (1 << 30)  # type: ignore[arg-type]
+    adapter: Any = SimpleNamespace(info=info)
+    assert build._activation_bytes(adapter, (None, None), pipes.config(info)) == 5 + (1 << 30)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_vl", "mllama"])

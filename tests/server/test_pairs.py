@@ -83,6 +83,7 @@ FACTORS: dict[str, list[Any]] = {
     "add_special_tokens": [None, False],
     "chat_template_kwargs": [None, {"style": "short"}],
     "add_generation_prompt": [None, False],
+    "enable_thinking": [None, False],
     "prompt": ["x", ["y", "z z"], [7, 8, 9], "talk", "picture", "embeds"],
 }
 TALKS = ("talk", "picture", "embeds")
@@ -97,7 +98,7 @@ def values(name: str, first: int = 1) -> list[Value]:
 
 PROMPTS = values("prompt", 0)
 OF_CHAT = [value for name in ("tools", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs",
-                                     "add_generation_prompt", "include_reasoning")
+                                     "add_generation_prompt", "enable_thinking", "include_reasoning")
            for value in values(name)]  # fmt: skip
 # What makes a grammar: structured_outputs goes with neither of the others.
 GRAMMARS = [values("structured_outputs"), values("response_format", 2), values("tools", 3)]
@@ -129,6 +130,7 @@ NO_COLUMN = {
         "prompt_embeds",
         "thinking_token_budget",
         "logprob_token_ids",
+        "vllm_xargs",
     ),
 }
 

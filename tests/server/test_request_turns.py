@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from beheld.server import app, limits
+from beheld.server import limits, openapi
 from beheld.server.listen import listen
 from beheld.server.options import ServerOptions
 from beheld.server.read import Reader
@@ -94,7 +94,7 @@ def test_the_document_is_written_once(running: Running, monkeypatch: pytest.Monk
     """64 clients that asked for it at once held /health for two seconds."""
     first = running.get("/openapi.json")
     assert first.json()["openapi"].startswith("3.")
-    monkeypatch.setattr(app, "document", None)
+    monkeypatch.setattr(openapi, "document", None)
     assert running.get("/openapi.json").content == first.content
     assert first.headers["content-type"] == "application/json"
 
