@@ -21,7 +21,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
 from beheld.parallel.group import RankGroups
-from beheld.platform import host, pages
+from beheld.platform import host
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import capacity, memory_profile
@@ -120,7 +120,6 @@ def make_runner(
         runner.self_test()
     if platform.shares_host_memory:
         host.give_back_libraries()
-        pages.make_huge()
     # Prompts to be pooled never decode.
     if info.pooler is None and piped is None and platform.graphs is not None and not config.enforce_eager:
         reason = runner.caches.no_graph
