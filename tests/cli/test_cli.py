@@ -136,6 +136,18 @@ def test_plan_needs_no_weights(capsys: Capture, picture: Path, tmp_path: Path) -
     assert f"{made['media'][0]['tokens']} tokens" in text
 
 
+def test_plan_counts_keys_and_values_in_fewer_bits(capsys: Capture) -> None:
+    sizes = []
+    for kind in ("float32", "fp8"):
+        status, text, _ = run(capsys, "plan", tiny.checkpoint("llama"), "--json", "--kv-cache-dtype", kind)
+        assert status == 0
+        sizes.append(json.loads(text)["model"]["kv_bytes_per_token"])
+    assert sizes[0] == 4 * sizes[1]
+    status, _, told = run(capsys, "plan", tiny.checkpoint("llama"), "--kv-cache-dtype", "int3")
+    assert status == 1
+    assert "kv_cache_dtype='int3'" in told
+
+
 def test_plan_counts_the_state_of_recurrent_layers(capsys: Capture) -> None:
     """Three layers of four heads, 16 times 12 numbers in float32, and three positions of 112 channels in bfloat16."""
     status, text, _ = run(capsys, "plan", tiny.checkpoint("qwen3_next"), "--json")
