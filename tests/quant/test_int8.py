@@ -299,7 +299,9 @@ def test_logits_after_an_answer_are_those_of_the_answer() -> None:
     engine = WatchedEngine(args)
     try:
         trace = engine.trace(question)
-        for found, wanted in zip(engine.logits_after(question, trace.token_ids), trace.logits, strict=True):
+        logits, same_prompt = engine.logits_after(question, trace.prompt_ids, trace.token_ids)
+        assert same_prompt
+        for found, wanted in zip(logits, trace.logits, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     finally:
         engine.close()
