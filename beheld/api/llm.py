@@ -183,10 +183,7 @@ class LLM:
         With `grounding`, each answer has what it locates in the image, in the image's pixels. `priority` as for
         `generate`. Templates write special tokens themselves, so `tokenization_kwargs` cannot ask for them.
         """
-        if _tokenization(tokenization_kwargs).get("add_special_tokens"):
-            raise ParamsError(
-                "The chat template writes the special tokens.", "Leave it out.", param="tokenization_kwargs"
-            )
+        check_chat_tokenization(tokenization_kwargs)
         many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
@@ -748,6 +745,16 @@ def _tokenization(given: Mapping[str, Any] | None) -> dict[str, Any]:
                 param="tokenization_kwargs",
             )
     return dict(given or {})
+
+
+def check_chat_tokenization(given: Mapping[str, Any] | None) -> None:
+    """Check the tokenizer's options of a conversation, whose template writes the special tokens.
+
+    Raises:
+        ParamsError: they ask for what a conversation cannot have.
+    """
+    if _tokenization(given).get("add_special_tokens"):
+        raise ParamsError("The chat template writes the special tokens.", "Leave it out.", param="tokenization_kwargs")
 
 
 def _with(prompt: Any, common: Mapping[str, Any] | None) -> Any:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beheld.api.feed import Job
-from beheld.api.llm import LLM
+from beheld.api.llm import LLM, check_chat_tokenization
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
@@ -110,7 +110,12 @@ class ScriptLLM(LLM):
         mm_processor_kwargs: dict[str, Any] | None = None,
         tokenization_kwargs: Any = None,
     ) -> list[Chat]:
-        """Prompts of one conversation or of several, for `generate`, which answers them as `chat` does."""
+        """Prompts of one conversation or of several, for `generate`, which answers them as `chat` does.
+
+        Raises:
+            ParamsError: `tokenization_kwargs` asks for what a conversation cannot have.
+        """
+        check_chat_tokenization(tokenization_kwargs)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         return [
             Chat(
