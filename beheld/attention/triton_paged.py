@@ -9,6 +9,8 @@ read nothing, write nothing to the cache, and their output is their new value.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,13 @@ from beheld.attention.triton_prefill import (
 from beheld.attention.triton_shared import SHARING
 from beheld.platform.platform import KernelFacts
 from beheld.platform.registry import platform_of
+
+hopper_prefill: Any
+try:
+    from beheld.attention import hopper_prefill
+except (ImportError, AttributeError):
+    # A Triton without the parts of Gluon that the kernel for long prompts is written in.
+    hopper_prefill = None
 
 # Programs of the decode kernel that run concurrently on one multiprocessor.
 _PROGRAMS_PER_SM = 3
@@ -78,10 +87,46 @@ class TritonBackend:
                 store(k_TKC[decodes:], v_TKC[decodes:], kv, group.slots_T[decodes:])
             else:
                 store(k_TKC, v_TKC, kv, group.slots_T)
+            if softcap is None and sinks_H is None and self._for_long(metadata, group, q_THC, k_TKC, v_TKC, kv):
+                tiles_L8 = self._long_tiles(metadata, group, q_THC, kv.keys.shape[2])
+                hopper_prefill.prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, tiles_L8, scale)
+                return out_THC
             prefill_plan = self._prefill_plan(metadata, group, q_THC, kv.keys.shape[2])
             k_TKC, v_TKC = kv.as_read(k_TKC, v_TKC)
             prefill(q_THC, k_TKC, v_TKC, out_THC, kv, group, prefill_plan, scale, softcap, sinks_H)
         return out_THC
+
+    def _for_long(
+        self,
+        metadata: AttnMetadata,
+        group: GroupMetadata,
+        q_THC: Tensor,
+        k_TKC: Tensor,
+        v_TKC: Tensor,
+        kv: LayerKV,
+    ) -> bool:
+        """Return whether the kernel for long prompts computes this layer's prompts; its trial is at the first layer."""
+        if hopper_prefill is None or not self._facts_of(q_THC.device).warpgroup_products:
+            return False
+        plain = metadata.starts_B is None and group.window is None and group.chunk is None
+        plain = plain and (group.ahead == "never" or not any(metadata.both_ways))
+        if not plain or not hopper_prefill.takes(q_THC, k_TKC, v_TKC, kv):
+            return False
+        long = group.extra.get("long")
+        if long is None:
+            long = group.extra["long"] = hopper_prefill.is_long(metadata)
+        return bool(long)
+
+    def _long_tiles(self, metadata: AttnMetadata, group: GroupMetadata, q_THC: Tensor, kv_heads: int) -> Tensor:
+        """Return the tiles of a group's prompts for the kernel for long ones, made by its first layer."""
+        tiles_L8 = group.extra.get("long_tiles")
+        if tiles_L8 is None:
+            heads = q_THC.shape[1] // kv_heads
+            tiles_L8 = group.extra["long_tiles"] = make_tiles(
+                metadata, heads, hopper_prefill.rows_of_tile(), q_THC.shape[0]
+            )
+        assert isinstance(tiles_L8, Tensor)
+        return tiles_L8
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""

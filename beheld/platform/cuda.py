@@ -210,6 +210,7 @@ class Cuda:
                 shared_bytes=found.shared_memory_per_block_optin,
                 copies_tiles=hopper,
                 early_launch=hopper,
+                warpgroup_products=(found.major, found.minor) == _HOPPER,
             )
         return known
 

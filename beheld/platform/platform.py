@@ -47,6 +47,8 @@ class KernelFacts:
         shared_bytes: shared memory that one program may ask for.
         copies_tiles: the hardware copies whole tiles into shared memory by itself.
         early_launch: a kernel may start before the one before it has ended ("programmatic dependent launch").
+        warpgroup_products: it has Hopper's matrix products that run while their warps go on (`wgmma`), which neither
+            older nor later hardware has.
     """
 
     multiprocessors: int
@@ -54,6 +56,7 @@ class KernelFacts:
     shared_bytes: int
     copies_tiles: bool
     early_launch: bool
+    warpgroup_products: bool = False
 
 
 class Event(Protocol):

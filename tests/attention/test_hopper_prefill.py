@@ -1,0 +1,89 @@
+"""The kernel for long prompts, without a GPU: that it compiles for one, and which prompts it is for."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from beheld.attention import hopper_prefill
+from tests.attention.naive import make_case
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_compiles_for_hopper(size: int, kind: str) -> None:
+    """Copies by the copy engine, products by the asynchronous instructions, registers handed to the consumers."""
+    kernel = hopper_prefill._prefill
+    fixed = {"KV_HEADS": 2, "GROUP": 7, "SIZE": size, "BLOCK_SIZE": 16}
+    layout = gl.NVMMASharedLayout(128, 16, 2)
+    signature, divisible = {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in fixed:
+            signature[name] = "constexpr"
+        elif name.endswith(("_tiles", "_pieces")):
+            lines = 128 if name.endswith("_tiles") else 16
+            signature[name] = f"tensordesc<{kind}[{lines}, {size}],{layout!r}>"
+        elif name.endswith("_ptr"):
+            signature[name] = "*i32" if name in ("tiles_ptr", "tables_ptr") else f"*{kind}"
+        else:
+            signature[name] = "fp32" if name == "scale" else "i32"
+        if (name.endswith(("_ptr", "_token", "_head"))) and name != "tables_ptr":
+            divisible[(place,)] = [["tt.divisibility", 16]]
+    places = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    source = GluonASTSource(kernel, signature=signature, constexprs=places, attrs=divisible)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    text = made.asm["ptx"]
+    assert "wgmma.mma_async.sync.aligned.m64n128k16" in text
+    assert "cp.async.bulk.tensor.2d" in text
+    assert "setmaxnreg.inc.sync.aligned.u32 \t240" in text or "setmaxnreg.inc.sync.aligned.u32 240" in text
+    assert made.metadata.shared <= 227 * 1024, "what a program may have of a multiprocessor's shared memory"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "long"),
+    [
+        ([(0, 1024)], False),
+        ([(0, 1024)] * 16, False),
+        ([(0, 2048)], True),
+        ([(900, 1000)], False),
+        ([(2000, 2100)], True),
+        # Rows that decode are not counted: another kernel computes them.
+        ([(9000, 9001), (0, 1024)], False),
+        ([(0, 8192), *[(0, 100)] * 8], True),
+    ],
+)
+def test_long_is_how_many_keys_a_query_sees(pieces: list[tuple[int, int]], long: bool) -> None:
+    assert hopper_prefill.is_long(make_case(pieces, size=16).metadata) == long
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": torch.float32}, {"size": 96}, {"size": 256}, {"block_size": 8}, {"heads": 2, "kv_heads": 1, "size": 32}],
+    ids=str,
+)
+def test_what_it_does_not_compute(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_prefill, "_works", lambda *args: True)
+    usual = {"size": 64, "block_size": 16, "dtype": torch.bfloat16}
+    case = make_case([(0, 64)], **usual)  # type: ignore[arg-type]
+    assert hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
+    case = make_case([(0, 64)], **(usual | options))  # type: ignore[arg-type]
+    assert not hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
+
+
+def test_heads_that_do_not_lie_side_by_side_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper_prefill, "_works", lambda *args: True)
+    case = make_case([(0, 64)], size=64, block_size=16, dtype=torch.bfloat16)
+    apart = case.k_TKC.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not hopper_prefill.takes(case.q_THC, apart, case.v_TKC, case.kv)
+    unaligned = torch.zeros(case.k_TKC.numel() + 1, dtype=torch.bfloat16)[1:].view(case.k_TKC.shape)
+    assert not hopper_prefill.takes(case.q_THC, unaligned, case.v_TKC, case.kv)
