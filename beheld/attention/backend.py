@@ -6,6 +6,7 @@ C head size, N blocks of a table, S slots (block * block_size + offset), L padde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -230,6 +231,9 @@ class AttentionBackend(Protocol):
 
         `sinks_H`: each head's logit of one more position, which every query sees and whose value is zero.
         """
+
+    def outside_graphs(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """Return whether a step with these pieces of prompts, (start, stop) each, is faster outside of a graph."""
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """Store the step's keys and values without computing attention."""

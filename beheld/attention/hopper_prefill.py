@@ -24,6 +24,7 @@ Gluon is Triton's language for layouts, barriers and warps that the compiler wou
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.backend import GroupMetadata, LayerKV
 from beheld.core.errors import first_line
 from beheld.platform.registry import platform_of
 from beheld.utils.log import get_logger
@@ -118,10 +119,10 @@ def _fetch_pieces(tile, pieces, blocks, position, column, ready, SIZE: gl.conste
 
 
 @gluon.jit
-def _fetch_tile(tile, tiles, token, column, ready, SIZE: gl.constexpr):
+def _fetch_tile(tile, tiles, row, column, ready, SIZE: gl.constexpr):
     """Let the copy engine fetch a whole tile of the step's tokens (N, C)."""
     mbarrier.expect(ready, _KEYS * SIZE * 2)
-    tma.async_copy_global_to_shared(tiles, [token, column], ready, tile)
+    tma.async_copy_global_to_shared(tiles, [row, column], ready, tile)
 
 
 @gluon.jit
@@ -180,10 +181,11 @@ def _produce(
 
     Args:
         keys: shared memory, barriers (ready, free), the step's tokens (first head, stride of a token and of a head,
-            tiles) and the cache (first line, pieces) of keys; `values` likewise.
+            tiles, rows and columns of them between two heads) and the cache (first line, pieces) of keys; `values`
+            likewise.
     """
-    k_stages, k_ready, k_free, k_ptr, k_token, k_head, k_tiles, keys_ptr, k_pieces = keys
-    v_stages, v_ready, v_free, v_ptr, v_token, v_head, v_tiles, values_ptr, v_pieces = values
+    k_stages, k_ready, k_free, k_ptr, k_token, k_head, k_tiles, k_row, k_column, keys_ptr, k_pieces = keys
+    v_stages, v_ready, v_free, v_ptr, v_token, v_head, v_tiles, v_row, v_column, values_ptr, v_pieces = values
     head, sequence, first_row, token, count, start = _item(tiles_ptr, KV_HEADS)
     cached, plain, rest, partial, tiles = _spans(first_row, count, start, GROUP)
     table = tables_ptr + sequence.to(gl.int64) * table_row
@@ -210,9 +212,9 @@ def _produce(
             _publish(v_ready.index(stage), 0)
         elif own + _KEYS <= count:
             mbarrier.wait(k_free.index(stage), phase)
-            _fetch_tile(k_tile, k_tiles, token + own, column, k_ready.index(stage), SIZE)
+            _fetch_tile(k_tile, k_tiles, token + own + head * k_row, head * k_column, k_ready.index(stage), SIZE)
             mbarrier.wait(v_free.index(stage), phase)
-            _fetch_tile(v_tile, v_tiles, token + own, column, v_ready.index(stage), SIZE)
+            _fetch_tile(v_tile, v_tiles, token + own + head * v_row, head * v_column, v_ready.index(stage), SIZE)
         else:
             mbarrier.wait(k_free.index(stage), phase)
             _copy_own(k_tile, k_ptr + token.to(gl.int64) * k_token + head * k_head, k_token, own, count, SIZE)
@@ -340,7 +342,7 @@ def _consume(
     gl.store(to_RC, gl.convert_layout(acc_RC.to(q_rows.dtype), _lines(SIZE)), mask=there_RC)
 
 
-@gluon.jit(do_not_specialize=["table_row"], do_not_specialize_on_alignment=["tables_ptr"])
+@gluon.jit(do_not_specialize=["k_row", "v_row", "table_row"], do_not_specialize_on_alignment=["tables_ptr"])
 def _prefill(
     q_ptr,
     k_ptr,
@@ -361,6 +363,10 @@ def _prefill(
     k_head,
     v_token,
     v_head,
+    k_row,
+    k_column,
+    v_row,
+    v_column,
     table_row,
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -384,8 +390,8 @@ def _prefill(
         # Both consumers.
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
-    k_from = (k_stages, k_ready, k_free, k_ptr, k_token, k_head, k_tiles, keys_ptr, k_pieces)
-    v_from = (v_stages, v_ready, v_free, v_ptr, v_token, v_head, v_tiles, values_ptr, v_pieces)
+    k_from = (k_stages, k_ready, k_free, k_ptr, k_token, k_head, k_tiles, k_row, k_column, keys_ptr, k_pieces)
+    v_from = (v_stages, v_ready, v_free, v_ptr, v_token, v_head, v_tiles, v_row, v_column, values_ptr, v_pieces)
     keys, values = (k_stages, k_ready, k_free), (v_stages, v_ready, v_free)
     rows = q_ptr, q_token, q_head, out_ptr, tiles_ptr
     # Powers are of two.
@@ -401,13 +407,12 @@ def _prefill(
     )
 
 
-def is_long(metadata: AttnMetadata) -> bool:
-    """Return whether the step's prompts are long enough for this kernel to be the faster one."""
-    first = metadata.num_decodes
+def is_long(pieces: Iterable[tuple[int, int]]) -> bool:
+    """Return whether pieces of prompts, (start, stop) each, see so many keys that this kernel is the faster one."""
     pairs = tokens = 0
-    for start, length in zip(metadata.starts[first:], metadata.lengths[first:], strict=True):
-        tokens += length - start
-        pairs += (length - start) * (length + start + 1) // 2
+    for start, stop in pieces:
+        tokens += stop - start
+        pairs += (stop - start) * (stop + start + 1) // 2
     return pairs >= _MEAN_KEYS * tokens
 
 
@@ -416,9 +421,10 @@ def takes(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV) -> bool:
     block_size, kv_heads, size = kv.keys.shape[1:]
     fits = kv.keys.dtype == kv.values.dtype == q_THC.dtype and q_THC.element_size() == 2
     fits = fits and size in (64, 128) and v_TKC.shape[2] == size and block_size % _PIECE.value == 0
-    # The copy engine needs addresses and strides in multiples of 16 bytes, and heads side by side.
+    # The copy engine needs addresses and strides in multiples of 16 bytes.
     for x_TKC in (k_TKC, v_TKC):
-        fits = fits and x_TKC.stride(1) == size and x_TKC.stride(0) % 8 == 0 and x_TKC.data_ptr() % 16 == 0
+        fits = fits and _between_heads(x_TKC) is not None
+        fits = fits and x_TKC.stride(0) % 8 == 0 and x_TKC.stride(1) % 8 == 0 and x_TKC.data_ptr() % 16 == 0
     return fits and _works(q_THC.device, q_THC.dtype, kv_heads, q_THC.shape[1] // kv_heads, size, block_size)
 
 
@@ -479,11 +485,11 @@ def prefill(
     """Attend for all sequences of the tiles; writes their rows of `out_THC`. The prefix must be in the cache."""
     heads = q_THC.shape[1]
     block_size, kv_heads, size = kv.keys.shape[1:]
-    k_tiles, v_tiles = (_descriptor(x, _KEYS.value) for x in (k_TKC, v_TKC))
-    k_pieces, v_pieces = (_descriptor(x.flatten(0, 1), _PIECE.value) for x in (kv.keys, kv.values))
+    (k_tiles, k_between), (v_tiles, v_between) = _of_step(k_TKC), _of_step(v_TKC)
+    k_pieces, v_pieces = (_descriptor(x.flatten(0, 1).flatten(1), size, _PIECE.value) for x in (kv.keys, kv.values))
     arguments = q_THC, k_TKC, v_TKC, kv.keys, kv.values, out_THC, tiles_L8, group.tables_BN
     copied = k_tiles, v_tiles, k_pieces, v_pieces
-    strides = (stride for x in (q_THC, k_TKC, v_TKC) for stride in x.stride()[:2])
+    strides = (*q_THC.stride()[:2], *k_TKC.stride()[:2], *v_TKC.stride()[:2], *k_between, *v_between)
     sizes = kv_heads, heads // kv_heads, size, block_size
     _prefill[(tiles_L8.shape[0] * kv_heads,)](
         *arguments, *copied, scale, *strides, group.tables_BN.stride(0), *sizes, num_warps=4
@@ -495,9 +501,28 @@ def rows_of_tile() -> int:
     return int(_ROWS.value)
 
 
-def _descriptor(x_TKC: Tensor, lines: int) -> TensorDescriptor:
-    """Return the copy engine's descriptor of `lines` tokens' keys or values, whose heads lie side by side."""
+def _between_heads(x_TKC: Tensor) -> tuple[int, int] | None:
+    """Return rows and columns between two heads, as the copy engine sees them: one is 0.
+
+    Heads lie side by side in a token's line, or each has lines of its own; None if they lie otherwise.
+    """
+    _tokens, heads, size = x_TKC.shape
+    token, head = x_TKC.stride()[:2]
+    if heads == 1 or (head == size and token >= heads * size):
+        return 0, size
+    return (head // token, 0) if head % token == 0 else None
+
+
+def _of_step(x_TKC: Tensor) -> tuple[TensorDescriptor, tuple[int, int]]:
+    """Return the copy engine's descriptor of the step's keys or values, and `_between_heads`."""
     tokens, heads, size = x_TKC.shape
-    wide = x_TKC.as_strided((tokens, heads * size), (x_TKC.stride(0), 1))
-    layout = gl.NVMMASharedLayout(128, 16, 2)
-    return TensorDescriptor(wide, list(wide.shape), list(wide.stride()), [lines, size], layout)
+    between = _between_heads(x_TKC)
+    assert between is not None, "`takes` was not asked"
+    rows, columns = between
+    shape = tokens + (heads - 1) * rows, size + (heads - 1) * columns
+    return _descriptor(x_TKC.as_strided(shape, (x_TKC.stride(0), 1)), size, _KEYS.value), between
+
+
+def _descriptor(x: Tensor, size: int, lines: int) -> TensorDescriptor:
+    """Return the copy engine's descriptor of pieces of a matrix, each of so many lines and `size` columns."""
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [lines, size], gl.NVMMASharedLayout(128, 16, 2))

@@ -8,6 +8,7 @@ Shapes: T tokens of all prompts, N tokens of one, H heads, C head size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -121,6 +122,10 @@ class PackedBackend:
 
     def begin(self, metadata: AttnMetadata) -> None:
         """See AttentionBackend: there is nothing to prepare."""
+
+    def outside_graphs(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """See AttentionBackend: no graph contains prompts."""
+        return False
 
     def attend(
         self,

@@ -5,6 +5,7 @@ Shapes as in backend.py; G = H / K query heads share one key-value head; P token
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -170,6 +171,10 @@ class TorchBackend:
         """See AttentionBackend."""
         slots_T = metadata.groups[kv.group].slots_T
         kv.latents.flatten(0, 1).index_copy_(0, slots_T, latent_TW.to(kv.latents.dtype))
+
+    def outside_graphs(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """See AttentionBackend: no graph contains prompts."""
+        return False
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""

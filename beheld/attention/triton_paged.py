@@ -9,6 +9,7 @@ read nothing, write nothing to the cache, and their output is their new value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ except (ImportError, AttributeError):
     # A Triton without the parts of Gluon that the kernel for long prompts is written in.
     hopper_prefill = None
 
+# Launching a step takes the host longer than fewer tokens take the device.
+_OUTSIDE_GRAPHS = 1024
 # Programs of the decode kernel that run concurrently on one multiprocessor.
 _PROGRAMS_PER_SM = 3
 
@@ -54,6 +57,8 @@ class TritonBackend:
     def __init__(self) -> None:
         self.delta = TritonDelta()
         self._facts: dict[torch.device, KernelFacts] = {}
+        # Some layer's long prompts have a kernel of their own, which no graph contains.
+        self._computes_long = False
 
     def begin(self, metadata: AttnMetadata) -> None:
         """Forget what the groups' layers shared in an earlier step with the same metadata."""
@@ -112,9 +117,12 @@ class TritonBackend:
         plain = plain and (group.ahead == "never" or not any(metadata.both_ways))
         if not plain or not hopper_prefill.takes(q_THC, k_TKC, v_TKC, kv):
             return False
+        self._computes_long = True
         long = group.extra.get("long")
         if long is None:
-            long = group.extra["long"] = hopper_prefill.is_long(metadata)
+            first = metadata.num_decodes
+            pieces = zip(metadata.starts[first:], metadata.lengths[first:], strict=True)
+            long = group.extra["long"] = hopper_prefill.is_long(pieces)
         return bool(long)
 
     def _long_tiles(self, metadata: AttnMetadata, group: GroupMetadata, q_THC: Tensor, kv_heads: int) -> Tensor:
@@ -127,6 +135,11 @@ class TritonBackend:
             )
         assert isinstance(tiles_L8, Tensor)
         return tiles_L8
+
+    def outside_graphs(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """See AttentionBackend."""
+        tokens = sum(stop - start for start, stop in pieces)
+        return self._computes_long and tokens >= _OUTSIDE_GRAPHS and hopper_prefill.is_long(pieces)
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""

@@ -231,10 +231,13 @@ class MixedGraphs:
         return config.max_num_batched_tokens >= _SMALL[0]
 
     def _size_of(self, laid: Layout) -> Size | None:
-        """The graph that carries out this step, if one can. Steps with LoRA adapters or draft tokens have none."""
+        """The graph that carries out this step, if one can and is faster. Steps with LoRA adapters or draft tokens have
+        none."""
         if laid.prompt_targets or laid.both_ways or laid.drafts or laid.lora_slots_T.any():
             return None
         decodes = laid.num_decodes
+        if self._backend.outside_graphs([(piece.start, piece.stop) for piece in laid.slices[decodes:]]):
+            return None
         need = Need(
             tokens=len(laid.arrays["ids"]) - decodes,
             sequences=len(laid.slices) - decodes,

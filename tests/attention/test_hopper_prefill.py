@@ -57,13 +57,11 @@ def test_compiles_for_hopper(size: int, kind: str) -> None:
         ([(0, 2048)], True),
         ([(900, 1000)], False),
         ([(2000, 2100)], True),
-        # Rows that decode are not counted: another kernel computes them.
-        ([(9000, 9001), (0, 1024)], False),
         ([(0, 8192), *[(0, 100)] * 8], True),
     ],
 )
 def test_long_is_how_many_keys_a_query_sees(pieces: list[tuple[int, int]], long: bool) -> None:
-    assert hopper_prefill.is_long(make_case(pieces, size=16).metadata) == long
+    assert hopper_prefill.is_long(pieces) == long
 
 
 @pytest.mark.parametrize(
@@ -80,10 +78,17 @@ def test_what_it_does_not_compute(options: dict[str, object], monkeypatch: pytes
     assert not hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
 
 
-def test_heads_that_do_not_lie_side_by_side_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_heads_may_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper_prefill, "_works", lambda *args: True)
     case = make_case([(0, 64)], size=64, block_size=16, dtype=torch.bfloat16)
-    apart = case.k_TKC.transpose(0, 1).contiguous().transpose(0, 1)
-    assert not hopper_prefill.takes(case.q_THC, apart, case.v_TKC, case.kv)
-    unaligned = torch.zeros(case.k_TKC.numel() + 1, dtype=torch.bfloat16)[1:].view(case.k_TKC.shape)
-    assert not hopper_prefill.takes(case.q_THC, unaligned, case.v_TKC, case.kv)
+    k_TKC = case.k_TKC
+    joined = torch.cat([case.q_THC, k_TKC, k_TKC], 1)[:, -2:]
+    apart = k_TKC.transpose(0, 1).contiguous().transpose(0, 1)
+    for given in (k_TKC, joined, apart):
+        assert hopper_prefill.takes(case.q_THC, given, case.v_TKC, case.kv)
+    assert hopper_prefill._between_heads(joined) == (0, 64)
+    assert hopper_prefill._between_heads(apart) == (64, 0)
+    unaligned = torch.zeros(k_TKC.numel() + 1, dtype=torch.bfloat16)[1:].view(k_TKC.shape)
+    overlapping = torch.zeros(64 * 80, dtype=torch.bfloat16).as_strided((64, 2, 64), (72, 8, 1))
+    for given in (unaligned, overlapping):
+        assert not hopper_prefill.takes(case.q_THC, given, case.v_TKC, case.kv)

@@ -78,6 +78,18 @@ def test_windows_and_soft_caps_are_left_to_the_other_kernel(counted: list[int]) 
     assert not counted
 
 
+def test_heads_apart(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers' layers give them, once compiled."""
+    monkeypatch.setattr(hopper_prefill, "_MEAN_KEYS", 0)
+    case = make(PIECES["prefixes"], USUAL, HALF)
+    given = case.q_THC, case.k_TKC, case.v_TKC
+    case.q_THC, case.k_TKC, case.v_TKC = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in given)
+    assert hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
+    counted.clear()
+    check(case, run(case))
+    assert len(counted) == 2
+
+
 def test_strided_queries_keys_and_values(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a joined product gives them."""
     monkeypatch.setattr(hopper_prefill, "_MEAN_KEYS", 0)

@@ -122,6 +122,17 @@ class _Decode:
         self.refreshed += 1
 
 
+class _Backend:
+    sharing = None
+
+    def begin(self, metadata: AttnMetadata) -> None:
+        """Nothing attends."""
+
+    def outside_graphs(self, pieces: list[tuple[int, int]]) -> bool:
+        """Pieces of prompts that start at this position, and no others, are faster outside."""
+        return any(start == 9_999 for start, _ in pieces)
+
+
 def graphs_of(adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows) -> MixedGraphs:
     made: Any = (
         adapter,
@@ -185,7 +196,7 @@ PICTURE = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]], dtype=torch.bfloat16)
 @torch.inference_mode()
 def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
     """Whatever an earlier step left there."""
-    graphs = graphs_of(_Adapter(), None, 512, 64, _Rows())
+    graphs = graphs_of(_Adapter(), _Backend(), 512, 64, _Rows())
     graphs._flat.fill_(77)
     for buffer in graphs._ring.buffers:
         buffer.fill_(77)
@@ -245,17 +256,24 @@ def test_where_a_step_lies_in_its_graph(decodes: int) -> None:
 def test_what_no_graph_holds_is_launched(what: str) -> None:
     """Reports on prompts would be lost, adapters be ignored."""
     laid, rows = layout_of([300, 5], [0, 17], 0, torch.Generator().manual_seed(1))
-    graphs = graphs_of(_Adapter(), None, 512, 64, rows)
+    graphs = graphs_of(_Adapter(), _Backend(), 512, 64, rows)
     assert graphs._size_of(laid) is not None
     one = {"prompt_targets": [None], "both_ways": ((0, 1),), "lora_slots_T": np.arange(305) == 304}[what]
     assert graphs._size_of(dataclasses.replace(laid, **{what: one})) is None
+
+
+def test_long_prompts_are_launched_where_the_backend_wants_them_so() -> None:
+    """Rows that decode at the same position are none."""
+    for starts, expected in (([9_999, 0], True), ([0, 9_999], False)):
+        laid, rows = layout_of([1, 300], starts, 1, torch.Generator().manual_seed(1))
+        assert (graphs_of(_Adapter(), _Backend(), 512, 64, rows)._size_of(laid) is not None) == expected
 
 
 @torch.inference_mode()
 def test_embeddings_of_unlike_widths_in_one_step() -> None:
     """Pictures of Qwen3-Omni bring what goes into later layers, sounds do not."""
     laid, rows = layout_of([40, 30], [0, 17], 0, torch.Generator().manual_seed(1))
-    graphs = graphs_of(_Adapter(), None, 512, 64, rows)
+    graphs = graphs_of(_Adapter(), _Backend(), 512, 64, rows)
     for size in graphs._sizes:
         graphs._graphs[size] = (type("Graph", (), {"replay": lambda self: None})(), torch.zeros(64))
     want = embeds_of(laid, rows)
@@ -285,13 +303,6 @@ def capture(sizes: Any, step: Any, *, before: Any = None, **_: Any) -> dict[Size
             before(size)
         made[size] = (_StandIn(step, size), step(size))
     return made
-
-
-class _Backend:
-    sharing = None
-
-    def begin(self, metadata: AttnMetadata) -> None:
-        """Nothing attends."""
 
 
 class _Head(_Adapter):
