@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from typing import Any
@@ -35,6 +36,7 @@ def examine() -> dict[str, Any]:
                 "bfloat16 on this CPU": _bfloat16(),
                 "int8 on this CPU": _int8(),
                 "weights of few bits on this CPU": _few_bits(),
+                **_long_prompts(),
                 "max_model_len": config.max_model_len,
                 "weights": f"{sizes['weights_bytes'] / 2**20:.1f} MiB",
             }
@@ -78,6 +80,23 @@ def _few_bits() -> str:
 
     missing = CPU.no_grouped_products
     return "multiplied as they are" if missing is None else f"dequantized at load: {missing}"
+
+
+def _long_prompts() -> dict[str, str]:
+    """What computes attention of long prompts on the GPU; nothing without one."""
+    from beheld.platform.registry import accelerator
+
+    found = accelerator()
+    if found is None:
+        return {}
+    said = "a kernel for Hopper"
+    if not found.has_triton:
+        said = "as for others: triton is not installed"
+    elif not found.kernel_facts(found.device).warpgroup_products:
+        said = "as for others: their kernel is for Hopper"
+    elif importlib.util.find_spec("triton.experimental.gluon") is None:
+        said = "as for others: this Triton lacks Gluon, in which their kernel is written"
+    return {"attention of long prompts": said}
 
 
 def _gpu() -> str:

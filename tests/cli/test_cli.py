@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from beheld.engine.setup import resolve_and_decide
 from beheld.families import registry
 from beheld.models.load import weigh
 from beheld.mote import UNKNOWN
+from beheld.platform import registry as platforms
+from beheld.tools import doctor
 from beheld.tools.fits import weights_bytes
 from benchmarks.shapes import checkpoint
 from tests import tiny
@@ -170,6 +173,22 @@ def test_doctor(capsys: Capture) -> None:
     assert report["decisions"]["device"] in ("cpu", "cuda")
     status, text, _ = run(capsys, "doctor")
     assert "everything needed is there" in text
+
+
+@pytest.mark.parametrize(
+    ("triton", "hopper", "said"),
+    [(True, True, "a kernel for Hopper"), (True, False, "as for others: their kernel"), (False, True, "not installed")],
+)
+def test_doctor_says_what_computes_long_prompts(
+    triton: bool, hopper: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(
+        has_triton=triton, device="cuda", kernel_facts=lambda device: SimpleNamespace(warpgroup_products=hopper)
+    )
+    monkeypatch.setattr(platforms, "accelerator", lambda: found)
+    assert said in doctor._long_prompts()["attention of long prompts"]
+    monkeypatch.setattr(platforms, "accelerator", lambda: None)
+    assert doctor._long_prompts() == {}
 
 
 @pytest.mark.parametrize(
