@@ -126,8 +126,11 @@ def run_ray_job(
     """
     ray = connected(ASKING)
     data, arrow = importlib.import_module("ray.data"), importlib.import_module("pyarrow")
+    said = logging.getLogger("ray.data")
+    # It warns that it shows no progress; this job's own is shown.
+    said.setLevel(logging.ERROR)
     data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    said.setLevel(logging.WARNING)
     options = dict(options)
     engines = options.pop("data_parallel_size", 1)
     options.pop("data_parallel_backend", None)

@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 ENGINE = ["--device", "cpu", "--max-model-len", "256", "--num-gpu-blocks-override", "80"]
-ITEMS = 400
+ITEMS = 1200
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def asked(number: int) -> str:
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": f"Say {number}"}], "max_tokens": 4}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": f"Say {number}"}], "max_tokens": 24}
     if number % 97 == 5:
         body["wrong"] = 1
     call = {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -56,21 +56,26 @@ def job(source: Path, target: Path, environment: dict[str, str]) -> subprocess.P
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def wait_for(fact: Callable[[], Any], process: subprocess.Popen[str], within_s: float = 150.0) -> None:
+    """Wait until something is so, while a process runs."""
     until = time.monotonic() + within_s
     while not fact():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
-        time.sleep(0.01)
+        time.sleep(0.02)
 
 
-def answerers() -> list[psutil.Process]:
-    """The processes of Ray in which a job's engines are."""
+def actors(name: str) -> list[psutil.Process]:
+    """The processes of Ray's actors with a name."""
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if "Answerer" in process.name() or "Answerer" in " ".join(process.cmdline()):
-                found.append(process)
+    for process in psutil.process_iter(["cmdline"]):
+        title = " ".join(process.info["cmdline"] or ())
+        if title.startswith("ray::") and name in title:
+            found.append(process)
     return found
 
 
@@ -80,47 +85,84 @@ def test_a_job_whose_processes_are_killed_has_each_item_once(tmp_path: Path, env
     source.write_text("\n".join(map(asked, range(ITEMS))) + "\n{broken\n")
     draw = random.Random(1)
     for _ in range(2):
-        before = target.stat().st_size if target.exists() else 0
+        # The broken line has no need of an engine.
+        before = lines(target) + 1
         with job(source, target, environment) as process:
-            wait_for(lambda before=before: target.exists() and target.stat().st_size > before, process)
-            time.sleep(draw.random() * 0.5)
+            wait_for(lambda before=before: lines(target) > before, process)
+            time.sleep(draw.random())
             process.kill()
-    begun = target.stat().st_size
+    before = lines(target)
+    assert 64 < before < ITEMS - 64
     with job(source, target, environment) as process:
-        wait_for(lambda: target.stat().st_size > begun and answerers(), process)
-        answerers()[0].send_signal(signal.SIGKILL)
-        _, said = process.communicate(timeout=240)
+        wait_for(lambda: lines(target) > before, process)
+        actors("Answerer")[0].send_signal(signal.SIGKILL)
+        _, said = process.communicate(timeout=200)
         assert process.returncode == 0, said
-    lines = [json.loads(line) for line in target.read_bytes().splitlines()]
-    counted = collections.Counter(line["custom_id"] for line in lines)
+    found = [json.loads(line) for line in target.read_bytes().splitlines()]
+    counted = collections.Counter(line["custom_id"] for line in found)
     assert counted == collections.Counter([None, *(f"n{number}" for number in range(ITEMS))])
-    failed = {line["custom_id"] for line in lines if line["error"] is not None}
+    failed = {line["custom_id"] for line in found if line["error"] is not None}
     assert failed == {None, *(f"n{number}" for number in range(5, ITEMS, 97))}
 
 
-def test_ray_serve_answers_scales_and_replaces_a_replica(environment: dict[str, str]) -> None:
-    serve = Path(sys.executable).with_name("serve")
-    if not serve.exists():
-        pytest.skip(f"no {serve.name} beside the interpreter")
-    command = [str(serve), "run", "beheld.serve_ray:app", "model=mote", "max_replicas=2", "device=cpu"]
-    command += ["max_model_len=2048", "num_gpu_blocks_override=200", "max_num_seqs=1", "engine=thread"]
-    body = {"model": "mote", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
+@contextlib.contextmanager
+def served(environment: dict[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A deployment as the page on several hosts starts it, once it answers."""
+    command = [str(Path(sys.executable).with_name("serve")), "run", "beheld.serve_ray:app", "model=mote", "device=cpu"]
+    command += ["max_model_len=2048", "num_gpu_blocks_override=200"]
+    command += [f"{name}={value}" for name, value in options.items()]
     with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.DEVNULL) as process:
         try:
-            with httpx.Client(base_url="http://127.0.0.1:8000", timeout=60) as client:
-
-                def answer() -> str | None:
-                    with contextlib.suppress(httpx.HTTPError):
-                        got = client.post("/v1/chat/completions", json=body)
-                        if got.status_code == 200:
-                            text: str = got.json()["choices"][0]["message"]["content"]
-                            return text
-                    return None
-
-                wait_for(answer, process)
-                first = answer()
-                assert first
-                assert answer() == first
+            wait_for(lambda: answer(8), process)
+            yield process
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(60)
+
+
+def test_ray_serve_adds_a_replica_and_replaces_one_that_is_killed(environment: dict[str, str]) -> None:
+    with served(environment, max_replicas=2, max_num_seqs=1) as process:
+        wanted = answer(8)
+        (replica,) = actors("ServeReplica")
+        ended = threading.Event()
+        asking = [threading.Thread(target=keep_asking, args=(ended,)) for _ in range(20)]
+        for thread in asking:
+            thread.start()
+        try:
+            wait_for(lambda: len(actors("ServeReplica")) == 2, process)
+        finally:
+            ended.set()
+            for thread in asking:
+                thread.join()
+        for each in (replica, *actors("ServeReplica")):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        wait_for(lambda: answer(8) == wanted, process)
+        assert all(each.pid != replica.pid for each in actors("ServeReplica"))
+
+
+def test_ray_serve_replaces_a_replica_whose_engine_is_dead(environment: dict[str, str]) -> None:
+    with served(environment, tensor_parallel_size=2, distributed_executor_backend="mp") as process:
+        wanted = answer(8)
+        (replica,) = actors("ServeReplica")
+        (rank,) = replica.children()
+        rank.kill()
+        wait_for(lambda: not replica.is_running(), process)
+        wait_for(lambda: answer(8) == wanted, process)
+
+
+def answer(tokens: int) -> str | None:
+    """What the server answers; None if it does not."""
+    body: dict[str, Any] = {"model": "mote", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": "Hello"}]
+    with contextlib.suppress(httpx.HTTPError):
+        got = httpx.post("http://127.0.0.1:8000/v1/chat/completions", json=body, timeout=60)
+        if got.status_code == 200:
+            text: str = got.json()["choices"][0]["message"]["content"]
+            return text
+    return None
+
+
+def keep_asking(ended: threading.Event) -> None:
+    while not ended.is_set():
+        answer(300)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from beheld.core.config import ModelInfo
 from beheld.models.surgery.operation import Changes
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import text_model, text_part
 from beheld.parallel.stages import StagePlan, split
 
 
@@ -73,7 +73,7 @@ def staged(model_class: Any, plan: StagePlan) -> Any:
 
 def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
     """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan."""
-    sizes = [_bytes(layer) for layer in text_model(model).layers]
+    sizes = [_bytes(layer) for layer in _layers_of(model)]
     head = model.get_output_embeddings()
     last = 0 if head is None else _bytes(head)
     return split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages)
@@ -81,13 +81,25 @@ def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
 
 def empty_others(model: Any, plan: StagePlan) -> None:
     """Take the layers of other stages from a model, and from what it says of ranks' parts."""
-    layers = text_model(model).layers
+    layers = _layers_of(model)
     for number, layer in enumerate(layers):
         if number not in plan.layers:
             layers[number] = Absent(layer)
     shards = getattr(model, "shard_plan", None)
     if shards is not None:
         model.shard_plan = shards.keeping({name for name, _ in model.named_modules()}.__contains__)
+
+
+def _layers_of(model: Any) -> Any:
+    """Return the list of decoder layers, also of a model whose family has yet to name it as others do.
+
+    Raises:
+        ModelError: it has none.
+    """
+    decoder = text_part(model)
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList) and len(each) == count]
+    return lists[0] if len(lists) == 1 else text_model(model).layers
 
 
 def _bytes(module: nn.Module) -> int:
