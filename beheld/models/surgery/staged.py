@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld.core.config import ModelInfo
+from beheld.core.errors import ConfigError
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model, text_part
 from beheld.parallel.stages import StagePlan, split
@@ -72,8 +73,20 @@ def staged(model_class: Any, plan: StagePlan) -> Any:
 
 
 def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
-    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan."""
-    sizes = [_bytes(layer) for layer in _layers_of(model)]
+    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan.
+
+    Raises:
+        ConfigError: it cannot be cut into so many.
+    """
+    layers = _layers_of(model)
+    reason = _uncut(layers, info)
+    if reason is not None:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be cut into stages: {reason}.",
+            "Give pipeline_parallel_size=1.",
+            param="pipeline_parallel_size",
+        )
+    sizes = [_bytes(layer) for layer in layers]
     head = model.get_output_embeddings()
     last = 0 if head is None else _bytes(head)
     return split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages)
@@ -100,6 +113,19 @@ def _layers_of(model: Any) -> Any:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList) and len(each) == count]
     return lists[0] if len(lists) == 1 else text_model(model).layers
+
+
+def _uncut(layers: Any, info: ModelInfo) -> str | None:
+    """Return why no stage can hold some of the layers alone; None if one can."""
+    if any(layer >= len(layers) for group in info.kv_groups for layer in group.layers):
+        return "its layers keep more than one state or cache each"
+    seen = set[int]()
+    for layer in layers:
+        own = {id(parameter) for parameter in layer.parameters()}
+        if own & seen:
+            return "its layers share weights"
+        seen |= own
+    return None
 
 
 def _bytes(module: nn.Module) -> int:
