@@ -134,6 +134,16 @@ def test_stages_of_a_model_that_names_its_layers_otherwise(tmp_path: Path) -> No
     assert [list(output.outputs[0].token_ids) for output in found] == wanted
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("rwkv", "keep more than one state or cache each"), ("zamba2", "share weights")]
+)
+def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: str, tmp_path: Path) -> None:
+    census.make(kind, tmp_path)
+    more = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "skip_tokenizer_init": True}
+    with pytest.raises(ConfigError, match=f"cannot be cut into stages: its layers {reason}"):
+        LLM(str(tmp_path), dtype="float32", max_model_len=64, **more)
+
+
 def test_experts_are_shared_out_whole() -> None:
     family = "qwen3_vl_moe"
     with make(family, cases.options(family, "cut") | RANKS | {"enable_expert_parallel": True}) as llm:
