@@ -22,8 +22,8 @@ MOST_BYTES = 4 << 20
 # Numbers of different ranks lie in cache lines of their own.
 _LINE = 64
 # A rank looks so often for the others without a pause, then lets its other threads run between two looks for up to so
-# long, then sleeps between them. A sleep makes it late, and the others wait in turn; but where there are fewer cores than
-# ranks, the others need this one, so it looks for a shorter time after it had to sleep.
+# long, then sleeps between them. A sleep makes it late, and the others wait in turn. But where there are fewer cores
+# than ranks, the others need this one, so it looks for a shorter time after it had to sleep.
 _LOOKS = 300
 _LEAST_S, _MOST_S = 0.2e-3, 3.2e-3
 _SLEEP_S = 50e-6

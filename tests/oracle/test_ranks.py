@@ -123,7 +123,9 @@ def test_stages_of_a_model_that_names_its_layers_otherwise(tmp_path: Path) -> No
     model: Any = census.make("gpt2", tmp_path)
     prompts = [list(range(5, 9)), list(range(9, 29))]
     wanted = [
-        model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=8, eos_token_id=None)[0, len(ids) :].tolist()
+        model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=8, eos_token_id=None)[
+            0, len(ids) :
+        ].tolist()
         for ids in prompts
     ]
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 40}
