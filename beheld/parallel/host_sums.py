@@ -21,11 +21,8 @@ from torch import Tensor
 MOST_BYTES = 4 << 20
 # Numbers of different ranks lie in cache lines of their own.
 _LINE = 64
-# A rank looks so often for the others without a pause, then lets its other threads run between two looks for up to so
-# long, then sleeps between them. A sleep makes it late, and the others wait in turn. But where there are fewer cores
-# than ranks, the others need this one, so it looks for a shorter time after it had to sleep.
-_LOOKS = 300
-_LEAST_S, _MOST_S = 0.2e-3, 3.2e-3
+# A rank looks so often for the others without a pause, then lets other threads run, then sleeps between two looks.
+_SPINS, _YIELDS = 300, 300
 _SLEEP_S = 50e-6
 _VIEWS = 256
 # What one core writes first, another one must see first.
@@ -82,7 +79,6 @@ class HostSums:
         bytes_ = torch.frombuffer(self._memory, dtype=torch.uint8)[size * _LINE :]
         self._halves = bytes_.view(2, size, MOST_BYTES)
         self._number = 0
-        self._patience_s = _MOST_S
         # Views of both halves by type and count: a model's sums have few sizes, and views cost more than adding.
         self._views: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
 
@@ -124,23 +120,14 @@ class HostSums:
         counters, step = self._counters, self._step
         counters[self._rank * step] = number
         for other in range(self._size):
-            if counters[other * step] < number:
-                self._wait(other * step, number)
+            place, looks = other * step, 0
+            while counters[place] < number:
+                looks += 1
+                if looks > _SPINS:
+                    if self._stopped:
+                        raise RuntimeError("Another rank is gone.")
+                    time.sleep(0 if looks < _SPINS + _YIELDS else _SLEEP_S)
         return parts
-
-    def _wait(self, place: int, number: int) -> None:
-        """Return when the counter at a place has reached a number."""
-        counters = self._counters
-        for _ in range(_LOOKS):
-            if counters[place] >= number:
-                return
-        until, slept = time.monotonic() + self._patience_s, False
-        while counters[place] < number:
-            if self._stopped:
-                raise RuntimeError("Another rank is gone.")
-            slept = slept or time.monotonic() > until
-            time.sleep(_SLEEP_S if slept else 0)
-        self._patience_s = max(_LEAST_S, self._patience_s / 2) if slept else min(_MOST_S, self._patience_s * 2)
 
     def abort(self) -> None:
         """End a wait for ranks that are gone; any thread may call it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,30 +60,6 @@ def test_sums_and_gathers_of_any_sizes_one_after_another(size: int, dtype: torch
             assert torch.equal(summed, found[0][place][0])
             assert torch.allclose(summed.double(), wanted.sum(0), rtol=2e-2, atol=2e-2)
             assert torch.equal(joined.double(), wanted.flatten())
-
-
-def test_a_rank_looks_for_a_shorter_time_after_it_had_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sleep makes it late, so it is the exception; but where ranks lack cores, looking keeps the others waiting."""
-    monkeypatch.setattr(host_sums, "_LOOKS", 0)
-    monkeypatch.setattr(host_sums, "_LEAST_S", 5.0)
-    monkeypatch.setattr(host_sums, "_MOST_S", 15.0)
-    with host_sums.made() as path:
-        first, late = ranks = [HostSums(path, rank, 2) for rank in range(2)]
-    naps: list[float] = []
-    nap = time.sleep
-    monkeypatch.setattr(host_sums.time, "sleep", lambda seconds: (naps.append(seconds), nap(seconds)))
-
-    def work(rank: int, sums: HostSums) -> None:
-        if sums is late:
-            nap(0.05)
-        sums.sum_(torch.ones(3))
-
-    for patience_s, found_s, sleeps in ((0.0, 5.0, True), (5.0, 10.0, False), (10.0, 15.0, False)):
-        first._patience_s = patience_s
-        naps.clear()
-        side_by_side(ranks, work)
-        assert first._patience_s == found_s
-        assert (host_sums._SLEEP_S in naps) == sleeps
 
 
 def test_tensors_larger_than_the_memory_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
