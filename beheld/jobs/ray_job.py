@@ -126,11 +126,10 @@ def run_ray_job(
     """
     ray = connected(ASKING)
     data, arrow = importlib.import_module("ray.data"), importlib.import_module("pyarrow")
-    said = logging.getLogger("ray.data")
-    # It warns that it shows no progress; this job's own is shown.
-    said.setLevel(logging.ERROR)
     data.DataContext.get_current().enable_progress_bars = False
-    said.setLevel(logging.WARNING)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    # It warns that it shows no progress; this job's own is shown.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
     options = dict(options)
     engines = options.pop("data_parallel_size", 1)
     options.pop("data_parallel_backend", None)

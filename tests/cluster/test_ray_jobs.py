@@ -98,6 +98,7 @@ def test_a_job_whose_processes_are_killed_has_each_item_once(tmp_path: Path, env
         actors("Answerer")[0].send_signal(signal.SIGKILL)
         _, said = process.communicate(timeout=200)
         assert process.returncode == 0, said
+        assert "Progress bars" not in said
     found = [json.loads(line) for line in target.read_bytes().splitlines()]
     counted = collections.Counter(line["custom_id"] for line in found)
     assert counted == collections.Counter([None, *(f"n{number}" for number in range(ITEMS))])
