@@ -137,12 +137,17 @@ def test_stages_of_a_model_that_names_its_layers_otherwise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("rwkv", "keep more than one state or cache each"), ("zamba2", "share weights")]
+    ("kind", "reason"),
+    [
+        ("rwkv", "its layers keep more than one state or cache each"),
+        ("zamba2", "its layers share weights"),
+        ("falcon_h1", "it reads `mamba` of every layer"),
+    ],
 )
 def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: str, tmp_path: Path) -> None:
     census.make(kind, tmp_path)
     more = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "skip_tokenizer_init": True}
-    with pytest.raises(ConfigError, match=f"cannot be cut into stages: its layers {reason}"):
+    with pytest.raises(ConfigError, match=f"cannot be cut into stages: {reason}"):
         LLM(str(tmp_path), dtype="float32", max_model_len=64, **more)
 
 

@@ -24,6 +24,10 @@ from beheld.models.surgery.parts import text_model, text_part
 from beheld.parallel.stages import StagePlan, split
 
 
+class AbsentPartError(AttributeError):
+    """A model reads a part of a layer that another stage holds."""
+
+
 class Absent(nn.Module):
     """Takes the place of another stage's layer: it passes hidden states on."""
 
@@ -36,6 +40,12 @@ class Absent(nn.Module):
                 setattr(self, name, value)
         self.__dict__["gives_tuple"] = _gives_tuple(type(layer))  # type: ignore[arg-type]
         self.__dict__["take"] = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AbsentPartError(f"it reads `{name}` of every layer") from error
 
     def forward(self, hidden_states: Tensor, *args: Any, **keywords: Any) -> Any:
         """Return the same hidden states, as the layer would."""
