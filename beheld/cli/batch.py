@@ -36,7 +36,11 @@ _SHOWN_S = 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `batch`."""
-    parser.add_argument("input", metavar="INPUT", help="a .jsonl file of requests, a folder of media, or a pattern")
+    parser.add_argument(
+        "input",
+        metavar="INPUT",
+        help="a .jsonl file of requests, here or as s3://BUCKET/KEY, a folder of media, or a pattern",
+    )
     parser.add_argument("output", metavar="OUTPUT", help="a file of JSON lines")
     group = parser.add_argument_group("media options")
     group.add_argument("--prompt", help="the question about every media file")
@@ -47,7 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_batch_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `run-batch`, which has vLLM's spelling."""
-    parser.add_argument("-i", "--input-file", dest="input", metavar="FILE", required=True, help="a file of requests")
+    parser.add_argument(
+        "-i",
+        "--input-file",
+        dest="input",
+        metavar="FILE",
+        required=True,
+        help="a file of requests, here or as s3://BUCKET/KEY",
+    )
     parser.add_argument(
         "-o", "--output-file", dest="output", metavar="FILE", required=True, help="a file of JSON lines"
     )
@@ -141,14 +152,22 @@ def _source(
 ) -> tuple[Callable[[], Iterator[Item | BadLine]], int]:
     """How to read the items, and the bytes of the input (0 if unknown). `options` gets the folder of media."""
     from beheld.jobs.items import media_items, read_items
+    from beheld.jobs.remote import is_remote, opener
 
     name = arguments.input
     path = Path(name).expanduser()
-    if path.is_file() and arguments.prompt is None:
+    if is_remote(name) and arguments.prompt is not None:
+        raise ConfigError(
+            f"A question about media at {name!r} cannot be asked.", "Name a folder of this machine, or a .jsonl file."
+        )
+    if is_remote(name) or (path.is_file() and arguments.prompt is None):
         for flag in ("max_tokens", "temperature"):
             if getattr(arguments, flag) is not None:
                 words = f"--{flag.replace('_', '-')} is for media; each request of a file has its own."
                 raise ConfigError(words, "Leave it out, or write it into the requests.", param=flag)
+        if is_remote(name):
+            open_, size = opener(name)
+            return lambda: read_items(name, open_), size
         return lambda: read_items(path), path.stat().st_size
     folder, pattern = (path, "**/*") if path.is_dir() else _split(path)
     if not folder.is_dir() or (not glob.has_magic(str(path)) and not path.exists()):

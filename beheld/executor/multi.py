@@ -42,13 +42,15 @@ from beheld.executor.wire import (
     RemoveLoRA,
     Started,
     StartRank,
+    Step,
     Sync,
     Synced,
     packed,
-    without_features,
+    with_features,
 )
 from beheld.parallel.group import RankGroups
 from beheld.parallel.meeting import Folder, Meeting
+from beheld.parallel.shared_items import owners_of, shares_items
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
@@ -107,7 +109,9 @@ class MultiExecutor:
         local: the first rank's executor.
     """
 
-    def __init__(self, local: LocalExecutor, group: RankGroups, placed: Placed, watchdog: Watchdog) -> None:
+    def __init__(
+        self, info: ModelInfo, local: LocalExecutor, group: RankGroups, placed: Placed, watchdog: Watchdog
+    ) -> None:
         self._local, self._group, self._ranks, self._watchdog = local, group, placed.ranks, watchdog
         self._ended = placed.ended
         # A script may end without closing its engine. Without a reference to this executor, which may go before.
@@ -116,6 +120,7 @@ class MultiExecutor:
         self._syncs = 0
         # Ranks from this one on are of the first stage, which has the towers.
         self._first_encoder = (local.config.pipeline_parallel_size - 1) * local.config.tensor_parallel_size
+        self._shares_items = shares_items(local.config, info)
         self._waits = not group.lockstep and platform_of(local.config.device).synchronous
         # By the ids of their plans.
         self._later: dict[int, Later] = {}
@@ -218,7 +223,7 @@ class MultiExecutor:
             if cause is not None and isinstance(error, Exception):
                 raise cause from error
             raise
-        return cls(local, group, placed, watchdog)
+        return cls(info, local, group, placed, watchdog)
 
     def try_items(self, items: Sequence[MediaItem]) -> None:
         """See Executor."""
@@ -228,9 +233,8 @@ class MultiExecutor:
     def launch(self, plan: StepPlan) -> Handle | Later:
         """See Executor."""
         step = packed(plan)
-        bare = without_features(step) if step.encode and self._first_encoder else step
         for each in self._ranks:
-            _tell(each, bare if each.rank < self._first_encoder else step, self._watchdog)
+            _tell(each, self._own_features(step, each.rank) if step.encode else step, self._watchdog)
         if self._waits:
             self._later[plan.id] = later = Later(plan)
             return later
@@ -239,6 +243,16 @@ class MultiExecutor:
         except Exception as error:
             self._failed(plan.id, error)
             raise
+
+    def _own_features(self, step: Step, rank: int) -> Step:
+        """Return the message with the features of those items alone that a rank encodes, or takes as they are."""
+        if rank < self._first_encoder:
+            return with_features(step, lambda item: False)
+        if not self._shares_items:
+            return step
+        ranks = self.config.tensor_parallel_size
+        owners, part = owners_of(step.encode, ranks), rank % ranks
+        return with_features(step, lambda item: owners.get(item.digest, part) == part)
 
     def collect(self, handle: Handle | Later) -> StepResult:
         """See Executor."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -205,9 +206,10 @@ def packed(step: StepPlan) -> Step:
     )
 
 
-def without_features(step: Step) -> Step:
-    """Return the message for ranks without towers, which only need to know of the items."""
-    return dataclasses.replace(step, encode=tuple(dataclasses.replace(item, features={}) for item in step.encode))
+def with_features(step: Step, takes: Callable[[EncodeItem], bool]) -> Step:
+    """Return the message for a rank that needs the features of some items only, and of the others to know."""
+    encode = tuple(item if takes(item) else dataclasses.replace(item, features={}) for item in step.encode)
+    return dataclasses.replace(step, encode=encode)
 
 
 def _needed(given: Sampling | params.Pooling) -> Sampling | params.Pooling:

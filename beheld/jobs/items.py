@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from beheld.core.errors import ConfigError
+from beheld.core.errors import ConfigError, first_line
 from beheld.server.errors import HttpError
 from beheld.server.read import parse
 
@@ -67,15 +67,18 @@ class BadLine:
     custom_id: str | None = None
 
 
-def read_items(path: Path) -> Iterator[Item | BadLine]:
+def read_items(source: Path | str, open_: Callable[[], BinaryIO] | None = None) -> Iterator[Item | BadLine]:
     """Yield what each line of a file asks for; empty lines are skipped. One line is in memory at a time.
+
+    Args:
+        open_: opens a file that is not one of this machine.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     position = 0
     try:
-        with path.open("rb") as file:
+        with Path(source).open("rb") if open_ is None else open_() as file:
             number = 0
             while line := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
@@ -89,7 +92,8 @@ def read_items(path: Path) -> Iterator[Item | BadLine]:
                     yield _item(line, number, position)
     except OSError as error:
         raise ConfigError(
-            f"The input {str(path)!r} cannot be read: {error.strerror}.", "Name a file of JSON lines."
+            f"The input {str(source)!r} cannot be read: {error.strerror or first_line(error)}.",
+            "Name a file of JSON lines.",
         ) from error
 
 

@@ -128,6 +128,8 @@ def run_ray_job(
     data, arrow = importlib.import_module("ray.data"), importlib.import_module("pyarrow")
     data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.WARNING)
+    # It warns that it shows no progress; this job's own is shown.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
     options = dict(options)
     engines = options.pop("data_parallel_size", 1)
     options.pop("data_parallel_backend", None)

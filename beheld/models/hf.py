@@ -32,6 +32,7 @@ from beheld.models.surgery.longrope import FAR
 from beheld.models.surgery.operation import Surgery
 from beheld.models.surgery.parts import core_of, speaker_and_cores, text_model
 from beheld.models.surgery.staged import Seams
+from beheld.parallel.shared_items import shares_items
 from beheld.platform.registry import platform_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
@@ -111,13 +112,11 @@ class HFAdapter:
             shorten = last_layer.shorten
             surgery.apply("last layer", "its forward", lambda model, changes: shorten(layers[-1], changes))
             self.tail_from = len(layers) - 1
-        ranks, mode = surgery.target.ranks, surgery.target.config.mm_encoder_tp_mode
-        if self._cross is not None:
-            # Each rank keeps the states of its own heads.
-            mode = "weights"
-        shards = surgery.target.shards
-        cut = shards is not None and shards.cuts_towers
-        self._ranks = None if ranks is None else RankTowers(ranks, mode, cut, self.device, self.dtype)
+        ranks, shards = surgery.target.ranks, surgery.target.shards
+        self._ranks: RankTowers | None = None
+        # An item that ranks share out is encoded by one of them alone.
+        if ranks is not None and not shares_items(surgery.target.config, info):
+            self._ranks = RankTowers(ranks, cut=shards is not None and shards.cuts_towers)
         self._upload = self._platform.uploader(self.device)
         self._places: OrderedDict[Any, tuple[np.ndarray, int]] = OrderedDict()
         self._call_graphs: CallGraphs | None = None

@@ -17,7 +17,7 @@ from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights, in_parts
 from beheld.core.config import EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, ModelError, first_line
+from beheld.core.errors import BeheldError, ConfigError, ModelError, first_line
 from beheld.families import registry
 from beheld.models import disabled_towers, out_of_memory, pooling_head, unread
 from beheld.models.find_shards import find
@@ -27,7 +27,7 @@ from beheld.models.shard_weights import shard, sharded
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_part
-from beheld.models.surgery.staged import bounds_of, empty_others, staged
+from beheld.models.surgery.staged import AbsentPartError, bounds_of, empty_others, staged
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
@@ -339,6 +339,12 @@ def _from_files(
             _cut_stored(surgery, model_class, hf_config, info, ranks)
     except ModelError:
         raise
+    except AbsentPartError as error:
+        raise ConfigError(
+            f"{model_class.__name__} cannot be cut into stages: {error}.",
+            "Give pipeline_parallel_size=1.",
+            param="pipeline_parallel_size",
+        ) from error
     except Exception as error:
         if out_of_memory.is_out_of_memory(error, shortages):
             raise

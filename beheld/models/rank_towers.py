@@ -1,7 +1,6 @@
-"""Towers of ranks that share a model: every rank runs them for all items, or each for its share of the items.
+"""Towers of ranks that share a model, each of which runs them for all items; each may have a part of their layers.
 
-Where each takes its share of the items, it has the whole towers, and an item whose tower fails on one rank counts as
-failed on all; else it may have a part of their layers. All ranks keep the same embeddings.
+All ranks keep the same embeddings. Ranks that share out the items instead: parallel/shared_items.py.
 
 Shapes: E embeddings of an item, H their width.
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from beheld.core.errors import EngineDeadError, StepError, first_line
@@ -28,13 +26,11 @@ class RankTowers:
     """Encodes items on all ranks.
 
     Args:
-        mode: "weights", every rank encodes all items; "data", each its share, and sends the embeddings to the others.
         cut: whether a rank has only a part of the towers, so that all wait for each other within them.
     """
 
-    def __init__(self, group: RankGroup, mode: str, cut: bool, device: torch.device, dtype: torch.dtype) -> None:
-        self._group, self._shares, self._cut = group, mode == "data", cut
-        self._device, self._dtype = device, dtype
+    def __init__(self, group: RankGroup, *, cut: bool) -> None:
+        self._group, self._cut = group, cut
         # Calls that failed on all ranks; with the collectives so far they name a failure.
         self._failures = 0
 
@@ -62,13 +58,11 @@ class RankTowers:
             StepError: a tower failed on another rank; this one's own error is raised as it is.
             EngineDeadError: a tower that ranks share out failed on this one alone.
         """
-        owners = _owners(items, self._group.size) if self._shares else [self._group.rank] * len(items)
-        own = [item for item, owner in zip(items, owners, strict=True) if owner == self._group.rank]
         found: list[Tensor] = []
         failure: Exception | None = None
         try:
-            found = encode(own) if own else []
-            for item, embeds_EH in zip(own, found, strict=True):
+            found = encode(items)
+            for item, embeds_EH in zip(items, found, strict=True):
                 if embeds_EH.shape[0] != item.num_embeds:
                     raise StepError(
                         f"The {item.modality} gave {embeds_EH.shape[0]} embeddings for {item.num_embeds} places."
@@ -80,35 +74,9 @@ class RankTowers:
             failure = error
         if self._cut:
             return found
-        width = found[0].shape[1] if found else 0
-        intact, narrow = self._group.least([int(failure is None), -width])
+        (intact,) = self._group.least([int(failure is None)])
         if failure is not None:
             raise failure
         if not intact:
             raise StepError("Its tower failed on another rank.", "The log of that rank says why.")
-        return self._gathered(items, owners, found, -narrow) if self._shares else found
-
-    def _gathered(
-        self, items: Sequence[EncodeItem], owners: Sequence[int], found: Sequence[Tensor], width: int
-    ) -> list[Tensor]:
-        """Return all ranks' embeddings in the order of the items."""
-        mine = iter(found)
-        out: list[Tensor] = []
-        for item, owner in zip(items, owners, strict=True):
-            if owner == self._group.rank:
-                embeds_EH = next(mine).to(self._dtype).contiguous()
-            else:
-                embeds_EH = torch.empty(item.num_embeds, width, dtype=self._dtype, device=self._device)
-            self._group.copy_from(embeds_EH, owner)
-            out.append(embeds_EH)
-        return out
-
-
-def _owners(items: Sequence[EncodeItem], ranks: int) -> list[int]:
-    """Return which rank encodes which item: the largest first, each by the rank that has least so far."""
-    loads, owners = [0] * ranks, [0] * len(items)
-    for place in sorted(range(len(items)), key=lambda place: -items[place].num_embeds):
-        owner = loads.index(min(loads))
-        loads[owner] += max(1, items[place].num_embeds)
-        owners[place] = owner
-    return owners
+        return found

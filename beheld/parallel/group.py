@@ -192,7 +192,7 @@ class RankGroup:
         found: PeerSums | None = None
         reason = "another GPU cannot"
         try:
-            found = PeerSums(self.rank, self.size, device, self._exchanged)
+            found = PeerSums(self.rank, self.size, device, self.exchanged)
         except RuntimeError as error:
             reason = str(error)
         # Each rank asks in any case, for all must take the same way.
@@ -215,7 +215,7 @@ class RankGroup:
             logger.info("All sums over GPUs are NCCL's: %s.", reason)
         return None
 
-    def _exchanged(self, own: bytes) -> list[bytes]:
+    def exchanged(self, own: bytes) -> list[bytes]:
         """Return all ranks' bytes, as many of each."""
         dense = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         out = dense.new_empty(self.size * len(own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from beheld.core.errors import EngineDeadError, StepError
 from beheld.core.media import ENCODED
 from beheld.core.plan import EncodeItem, SpanView
 from beheld.models.adapter import ModelAdapter
+from beheld.parallel.shared_items import SharedItems
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.runner.faults import let_go
@@ -26,10 +27,15 @@ _REASONS = 1024
 
 
 class EncoderStore:
-    """Embeddings on the device, by digest. What to encode and what to drop is the scheduler's decision."""
+    """Embeddings on the device, by digest. What to encode and what to drop is the scheduler's decision.
 
-    def __init__(self, adapter: ModelAdapter) -> None:
+    Args:
+        shared: gives all ranks the embeddings of items that they share out; None if each encodes all items.
+    """
+
+    def __init__(self, adapter: ModelAdapter, shared: SharedItems | None = None) -> None:
         self._adapter = adapter
+        self._shared = shared
         self._platform = platform_of(adapter.device)
         self._call_bytes = _CALL_BYTES if self._platform.synchronous else None
         self._embeds: dict[bytes, Tensor] = {}
@@ -58,7 +64,11 @@ class EncoderStore:
         for item in waiting:
             if ENCODED in item.features:
                 self._run([item])
-        self._run([item for item in waiting if ENCODED not in item.features])
+        left = [item for item in waiting if ENCODED not in item.features]
+        if self._shared is None:
+            self._run(left)
+        elif left:
+            self._run_own(left, self._shared.owners(items), self._shared)
         for digest in list(self._failures)[:-_REASONS]:
             del self._failures[digest]
         self._marks.append((begin, self._mark()))
@@ -81,6 +91,19 @@ class EncoderStore:
                     continue
                 # Each runs alone: together they were too much for one call.
             items = items[len(batch) :]
+
+    def _run_own(self, items: list[EncodeItem], owners: Mapping[bytes, int], shared: SharedItems) -> None:
+        """Run the towers for this rank's share of `items`, and keep the embeddings of all of them, as all ranks do."""
+        own = [item for item in items if shared.owns(owners[item.digest])]
+        self._run(own)
+        made = {item.digest: self._embeds.get(item.digest) for item in own}
+        found = {digest: self._failures[digest] if embeds is None else embeds for digest, embeds in made.items()}
+        for digest, each in shared.exchanged(items, owners, found).items():
+            if isinstance(each, str):
+                self._failures[digest] = each
+            else:
+                self._embeds[digest] = each
+                self._failures.pop(digest, None)
 
     def _runs_alone(self, item: EncodeItem) -> bool:
         """Encode an item alone; False, with the reason noted, if its tower fails."""

@@ -30,6 +30,7 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import LoRASlots, ModelAdapter, in_positions, of_wanted
 from beheld.models.out_of_memory import explained
 from beheld.parallel.group import RankGroup
+from beheld.parallel.shared_items import SharedItems, shares_items
 from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.pool.alignment import Aligner
@@ -110,7 +111,10 @@ class ModelRunner:
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
         self.kv = self.caches.allocate(config, capacity, adapter.device)
-        self.encoder = EncoderStore(adapter)
+        shared: SharedItems | None = None
+        if ranks is not None and shares_items(config, info):
+            shared = SharedItems(ranks, adapter.device, adapter.dtype)
+        self.encoder = EncoderStore(adapter, shared)
         sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
         self._pipe: Pipeline | None = None

@@ -119,8 +119,10 @@ def furnish(folder: Path) -> None:
 def environment(folder: Path) -> dict[str, str]:
     """What the commands of a page see: no network, this checkout, a cache of their own."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("BEHELD_", "VLLM_"))}
+    # Commands of optional packages, such as Ray's, are beside the interpreter.
+    beside = Path(sys.executable).parent
     return own | {
-        "PATH": f"{folder / '.bin'}:{os.environ['PATH']}",
+        "PATH": f"{folder / '.bin'}:{beside}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
         "BEHELD_LOG_LEVEL": "WARNING",

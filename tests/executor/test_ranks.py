@@ -29,12 +29,13 @@ from beheld.executor.multi import MultiExecutor
 from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
-from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, StepFailed, packed, unpacked
+from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, Step, StepFailed, packed, unpacked
 from beheld.models.rank_towers import RankTowers
 from beheld.sandbox.link import Link, pair
 from tests import ranks, tiny
+from tests.inputs import pipes
 from tests.oracle import cases
-from tests.oracle.test_oracle import make, request
+from tests.oracle.test_oracle import check, make, request
 
 RANKS: dict[str, Any] = {"device": "cpu", "distributed_executor_backend": "mp", "tensor_parallel_size": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -99,6 +100,41 @@ def test_a_plan_arrives_as_it_was_sent() -> None:
     # What only the rank that samples needs stays there.
     assert found.admitted[0].params == Sampling(prompt_logprobs=1)
     assert not found.masks
+
+
+@pytest.mark.parametrize("mode", ["data", "weights"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_features_go_to_the_ranks_that_need_them(mode: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each item's to the rank that encodes it, or to all ranks of the stage that has the towers; pixels to no other."""
+    sent: dict[int, dict[bytes, int]] = {}
+    tell = multi._tell
+
+    def counted(rank: RankProcess, message: Any, watchdog: Watchdog) -> None:
+        if isinstance(message, Step):
+            for item in message.encode:
+                size = sum(value.nbytes for value in item.features.values() if isinstance(value, torch.Tensor))
+                own = sent.setdefault(rank.rank, {})
+                own[item.digest] = own.get(item.digest, 0) + size
+        tell(rank, message, watchdog)
+
+    monkeypatch.setattr(multi, "_tell", counted)
+    family = "qwen2_5_vl"
+    asks = [ask for ask in cases.mixed(family) if len(ask.images) > 1][:2]
+    with start(family, {"mm_encoder_tp_mode": mode, "pipeline_parallel_size": stages}) as llm:
+        check(llm, family, asks)
+    digests = set().union(*sent.values())
+    assert len(digests) > 2
+    towers = {1} if stages == 1 else {2, 3}
+    assert sent.keys() == set(range(1, 2 * stages))
+    got = {digest: [rank for rank, own in sent.items() if own[digest]] for digest in digests}
+    if mode == "weights":
+        assert all(set(ranks_) == towers for ranks_ in got.values())
+    elif stages == 2:
+        assert all(len(ranks_) == 1 and set(ranks_) < towers for ranks_ in got.values())
+        assert {rank for ranks_ in got.values() for rank in ranks_} == towers
+    else:
+        # The first rank, in this process, has the others.
+        assert 0 < sum(map(len, got.values())) < len(digests)
 
 
 class Fails:
@@ -182,11 +218,13 @@ def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
 
 def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
     """An executor of stages of two ranks on CPUs."""
-    config = SimpleNamespace(device="cpu", tensor_parallel_size=2, pipeline_parallel_size=2)
+    config = SimpleNamespace(
+        device="cpu", tensor_parallel_size=2, pipeline_parallel_size=2, mm_encoder_tp_mode="weights"
+    )
     local = SimpleNamespace(config=config, capacity=None, launch=launch)
     group = SimpleNamespace(lockstep=False, broken=False)
     placed = multi.Placed(ranks, lambda: Path(), lambda: None)  # type: ignore[arg-type, return-value]
-    return MultiExecutor(local, group, placed, rank_watch)  # type: ignore[arg-type]
+    return MultiExecutor(pipes.info("llama"), local, group, placed, rank_watch)  # type: ignore[arg-type]
 
 
 def test_a_step_that_the_first_rank_is_in_has_begun() -> None:

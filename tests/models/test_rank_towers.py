@@ -52,7 +52,7 @@ def encoded(groups: list[RankGroup], failing: tuple[int, ...], times: int = 1) -
     """What ranks get whose towers add up once, before which some fail."""
 
     def call(group: RankGroup) -> Callable[[], Any]:
-        towers = RankTowers(group, "weights", True, torch.device("cpu"), torch.float32)
+        towers = RankTowers(group, cut=True)
 
         def encode(items: Sequence[EncodeItem]) -> list[Tensor]:
             if group.rank in failing:

@@ -15,7 +15,7 @@ from beheld.core.params import StructuredOutputs
 from beheld.executor.multi import MultiExecutor
 from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.sharded import JoinedOverRanks, SomeExperts, SummedOverRanks
-from tests import ranks, tiny
+from tests import census, ranks, tiny
 from tests.long import LONG
 from tests.lora import test_oracle as lora
 from tests.oracle import cases
@@ -115,6 +115,40 @@ def test_stages_equal_transformers(family: str, more: dict[str, Any]) -> None:
         asks = cases.mixed(family)[: None if LONG else 5]
         check(llm, family, asks)
         check(llm, family, asks[::-1])
+
+
+@torch.inference_mode()
+def test_stages_of_a_model_that_names_its_layers_otherwise(tmp_path: Path) -> None:
+    """GPT-2's list is `h` until its family gives it the usual name, which is after a stage's layers are chosen."""
+    model: Any = census.make("gpt2", tmp_path)
+    prompts = [list(range(5, 9)), list(range(9, 29))]
+    wanted = [
+        model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=8, eos_token_id=None)[
+            0, len(ids) :
+        ].tolist()
+        for ids in prompts
+    ]
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 64, "num_gpu_blocks_override": 40}
+    more = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "skip_tokenizer_init": True}
+    with LLM(str(tmp_path), **options, **more) as llm:
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+        found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    assert [list(output.outputs[0].token_ids) for output in found] == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("rwkv", "its layers keep more than one state or cache each"),
+        ("zamba2", "its layers share weights"),
+        ("falcon_h1", "it reads `mamba` of every layer"),
+    ],
+)
+def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: str, tmp_path: Path) -> None:
+    census.make(kind, tmp_path)
+    more = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "skip_tokenizer_init": True}
+    with pytest.raises(ConfigError, match=f"cannot be cut into stages: {reason}"):
+        LLM(str(tmp_path), dtype="float32", max_model_len=64, **more)
 
 
 def test_experts_are_shared_out_whole() -> None:

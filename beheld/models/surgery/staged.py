@@ -18,9 +18,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from beheld.core.config import ModelInfo
+from beheld.core.errors import ConfigError
 from beheld.models.surgery.operation import Changes
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import text_model, text_part
 from beheld.parallel.stages import StagePlan, split
+
+
+class AbsentPartError(AttributeError):
+    """A model reads a part of a layer that another stage holds."""
 
 
 class Absent(nn.Module):
@@ -35,6 +40,12 @@ class Absent(nn.Module):
                 setattr(self, name, value)
         self.__dict__["gives_tuple"] = _gives_tuple(type(layer))  # type: ignore[arg-type]
         self.__dict__["take"] = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise AbsentPartError(f"it reads `{name}` of every layer") from error
 
     def forward(self, hidden_states: Tensor, *args: Any, **keywords: Any) -> Any:
         """Return the same hidden states, as the layer would."""
@@ -72,8 +83,20 @@ def staged(model_class: Any, plan: StagePlan) -> Any:
 
 
 def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
-    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan."""
-    sizes = [_bytes(layer) for layer in text_model(model).layers]
+    """Return the bounds of stages, of a whole model, which may be on the meta device; see StagePlan.
+
+    Raises:
+        ConfigError: it cannot be cut into so many.
+    """
+    layers = _layers_of(model)
+    reason = _uncut(layers, info)
+    if reason is not None:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be cut into stages: {reason}.",
+            "Give pipeline_parallel_size=1.",
+            param="pipeline_parallel_size",
+        )
+    sizes = [_bytes(layer) for layer in layers]
     head = model.get_output_embeddings()
     last = 0 if head is None else _bytes(head)
     return split(sizes, max(0, _bytes(model) - sum(sizes) - last), last, info, stages)
@@ -81,13 +104,38 @@ def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:
 
 def empty_others(model: Any, plan: StagePlan) -> None:
     """Take the layers of other stages from a model, and from what it says of ranks' parts."""
-    layers = text_model(model).layers
+    layers = _layers_of(model)
     for number, layer in enumerate(layers):
         if number not in plan.layers:
             layers[number] = Absent(layer)
     shards = getattr(model, "shard_plan", None)
     if shards is not None:
         model.shard_plan = shards.keeping({name for name, _ in model.named_modules()}.__contains__)
+
+
+def _layers_of(model: Any) -> Any:
+    """Return the list of decoder layers, also of a model whose family has yet to name it as others do.
+
+    Raises:
+        ModelError: it has none.
+    """
+    decoder = text_part(model)
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList) and len(each) == count]
+    return lists[0] if len(lists) == 1 else text_model(model).layers
+
+
+def _uncut(layers: Any, info: ModelInfo) -> str | None:
+    """Return why no stage can hold some of the layers alone; None if one can."""
+    if any(layer >= len(layers) for group in info.kv_groups for layer in group.layers):
+        return "its layers keep more than one state or cache each"
+    seen = set[int]()
+    for layer in layers:
+        own = {id(parameter) for parameter in layer.parameters()}
+        if own & seen:
+            return "its layers share weights"
+        seen |= own
+    return None
 
 
 def _bytes(module: nn.Module) -> int:
