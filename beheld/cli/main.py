@@ -60,8 +60,13 @@ def command() -> NoReturn:
     os._exit(status)
 
 
-def build_parser() -> Parser:
-    """The parser of all commands: what a command line means, and what the reference of the documentation says."""
+def build_parser(only: str | None = None) -> Parser:
+    """The parser of all commands: what a command line means, and what the reference of the documentation says.
+
+    Args:
+        only: the command whose line is parsed. The others have names then and no arguments, whose modules would all be
+            imported.
+    """
     parser = Parser(
         prog="beheld",
         description="An engine for vision-, video- and audio-language models. A model is a folder, the name of a "
@@ -71,6 +76,8 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, doc in _COMMANDS.items():
         command = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+        if only not in (None, name):
+            continue
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
         if name in _QUIET:
@@ -83,8 +90,9 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
     standard_streams.ensure()
-    parser = build_parser()
-    if not (sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
+    if not words:
         # Somebody looks for what there is.
         parser.print_help(sys.stderr)
         return 2
