@@ -16,6 +16,7 @@ from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env, standard_streams, working_directory
 from beheld.utils.log import apply_level, at_terminal
+from beheld.utils.roomy_stack import roomy
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -48,7 +49,7 @@ def command() -> NoReturn:
 
     A normal interpreter exit spends up to two seconds unloading torch's libraries.
     """
-    status = main()
+    status = roomy(main)()
     if not _CLOSED.intersection(sys.argv[1:2]):
         sys.exit(status)
     atexit._run_exitfuncs()
