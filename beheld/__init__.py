@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from beheld.utils.gc_tuning import paused_collector
+from beheld.utils.roomy_stack import roomy
 from beheld.utils.version import VERSION
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def __getattr__(name: str) -> Any:
     if home not in sys.modules:
         # The collector would walk the objects of torch again and again while it is imported.
         with paused_collector():
-            importlib.import_module(home)
+            roomy(importlib.import_module)(home)
     return getattr(importlib.import_module(home), name)
 
 

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"platform"},
     "sample": {"platform"},
     "pool": {"platform"},
-    "lora": {"attention", "parallel"},
+    "lora": {"attention", "parallel", "platform"},
     "quant": {"checkpoint", "families", "platform"},
     "models": {
         "models/surgery/operation",
@@ -485,5 +485,16 @@ def test_importing_beheld_and_asking_for_help_loads_no_torch() -> None:
     code = (
         "import sys\nfrom beheld.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_command_imports_the_arguments_of_no_other() -> None:
+    code = (
+        "import sys\nfrom beheld.cli.main import main\n"
+        "try:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+        "others = {'bench', 'batch', 'models', 'plan', 'verify', 'quantize', 'doctor', 'pull', 'chat', 'ask'}\n"
+        "found = {name for name in others if f'beheld.cli.{name}' in sys.modules}\n"
+        "assert 'beheld.cli.serve' in sys.modules and not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

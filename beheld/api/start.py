@@ -23,6 +23,7 @@ from beheld.platform.registry import platform_of
 from beheld.structured.rows import GrammarRows
 from beheld.utils.gc_tuning import paused_collector
 from beheld.utils.log import get_logger
+from beheld.utils.roomy_stack import roomy
 
 logger = get_logger(__name__)
 
@@ -37,6 +38,7 @@ class Remote:
     inputs: InputPipeline
 
 
+@roomy
 @paused_collector()
 def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     """The engine, and the pipeline that prepares its requests.

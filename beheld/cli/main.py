@@ -16,6 +16,7 @@ from beheld.cli.parser import Parser
 from beheld.core.errors import BeheldError, ConfigError
 from beheld.utils import env, standard_streams, working_directory
 from beheld.utils.log import apply_level, at_terminal
+from beheld.utils.roomy_stack import roomy
 
 _COMMANDS = {
     "serve": "serve a model over HTTP with OpenAI's API, and a page to try it",
@@ -48,7 +49,7 @@ def command() -> NoReturn:
 
     A normal interpreter exit spends up to two seconds unloading torch's libraries.
     """
-    status = main()
+    status = roomy(main)()
     if not _CLOSED.intersection(sys.argv[1:2]):
         sys.exit(status)
     atexit._run_exitfuncs()
@@ -60,8 +61,13 @@ def command() -> NoReturn:
     os._exit(status)
 
 
-def build_parser() -> Parser:
-    """The parser of all commands: what a command line means, and what the reference of the documentation says."""
+def build_parser(only: str | None = None) -> Parser:
+    """The parser of all commands: what a command line means, and what the reference of the documentation says.
+
+    Args:
+        only: the command whose line is parsed. The others have names then and no arguments, whose modules would all be
+            imported.
+    """
     parser = Parser(
         prog="beheld",
         description="An engine for vision-, video- and audio-language models. A model is a folder, the name of a "
@@ -71,6 +77,8 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, doc in _COMMANDS.items():
         command = commands.add_parser(name, help=doc, description=f"{doc[0].upper()}{doc[1:]}.")
+        if only not in (None, name):
+            continue
         _adder(name)(command)
         command.any_order = name in _ANY_ORDER
         if name in _QUIET:
@@ -83,8 +91,9 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
     standard_streams.ensure()
-    parser = build_parser()
-    if not (sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
+    if not words:
         # Somebody looks for what there is.
         parser.print_help(sys.stderr)
         return 2

@@ -46,6 +46,7 @@ from beheld.sandbox.stream_link import StreamLink
 from beheld.utils import working_directory
 from beheld.utils.gc_tuning import paused_collector, set_aside
 from beheld.utils.log import get_logger
+from beheld.utils.roomy_stack import roomy
 
 logger = get_logger(__name__)
 
@@ -415,6 +416,7 @@ def spawn_elsewhere(asking: str, gpus_each: int) -> Spawned:
     return Spawned(group.processes[0], group.ends[0])
 
 
+@roomy
 def main(descriptor: int) -> None:
     """The engine's process: start the engine, serve it, end."""
     end = socket.socket(fileno=descriptor)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from beheld.engine.core import EngineCore
 from beheld.engine.loop import serve
 from beheld.engine.messages import Close, Died, Message, Reply
+from beheld.utils.roomy_stack import roomy
 
 
 class _QueueInbox:
@@ -47,6 +48,7 @@ class EngineThread:
         """Start; the engine's thread calls `receive`."""
         assert self._thread is None, "an engine starts once"
 
+        @roomy
         def run() -> None:
             serve(self._core, self._inbox, send_reply)
             self._ended = True

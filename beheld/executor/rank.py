@@ -38,6 +38,7 @@ from beheld.executor.wire import (
 from beheld.sandbox.link import Link, end_with
 from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
+from beheld.utils.roomy_stack import roomy
 
 logger = get_logger(__name__)
 
@@ -171,6 +172,7 @@ def _beat(answers: Answers, group: Any, ended: threading.Event) -> None:
             return
 
 
+@roomy
 def main(descriptor: int) -> None:
     """Load, then run steps until the first rank says that it is enough or is gone."""
     # Signals of a terminal or a supervisor reach all processes: the first rank drains, and needs this one for that.

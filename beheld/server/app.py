@@ -90,6 +90,8 @@ class Service:
     """The state that all routes share."""
 
     def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+        # The largest body, and the one that most ask with: no chat waits for what checks it.
+        ChatRequest.model_rebuild()
         self.llm = llm
         self.options = options
         self.admission = AdmissionControl(options)

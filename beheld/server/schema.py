@@ -59,9 +59,12 @@ class Body(BaseModel):
     anyway (`says_nothing`). So a client can send back the objects that it received. A field that cannot change an
     answer here is accepted with any value and noted (`without_effect`), unless the operator wants it refused; the
     validation's context holds the notes.
+
+    What checks a body is made when the first one is checked, or by `model_rebuild`: each class takes milliseconds, and
+    parts of a body need none of their own.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     without_effect: ClassVar[Mapping[str, str]] = {}

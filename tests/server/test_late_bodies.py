@@ -24,6 +24,22 @@ def test_a_start_makes_no_bodies_of_messages_and_responses() -> None:
     assert not set(LATE) & set(loaded)
 
 
+def test_of_all_bodies_a_start_makes_the_check_of_chats_alone() -> None:
+    script = (
+        "from unittest.mock import MagicMock\n"
+        "from beheld.server import app, options, schema\n"
+        "def made(kind): return kind.__pydantic_complete__\n"
+        "assert not made(schema.ChatRequest)\n"
+        "llm = MagicMock(chat_template='')\n"
+        "llm.config.max_model_len, llm.info.pooler = 64, None\n"
+        "app.Service(llm, options.ServerOptions())\n"
+        "assert made(schema.ChatRequest)\n"
+        "left = [schema.Message, schema.Tool, schema.EmbeddingRequest, schema.CompletionRequest]\n"
+        "assert not any(map(made, left)), left"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 class NoDescriptors(importlib.abc.MetaPathFinder):
     """Imports as they fail in a process that has no descriptors left."""
 
