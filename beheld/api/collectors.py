@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from beheld.core.errors import BeheldError
-from beheld.core.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.outputs import PooledRequestOutput, PoolingRequestOutput, RequestOutput, TokenEvent
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import FinishReason, Request
 from beheld.text.collect import Collector
 
 Params = SamplingParams | PoolingParams
-# RequestOutput or PoolingRequestOutput, as the request's parameters say.
+PooledOutput = PooledRequestOutput[Any]
+# RequestOutput or PooledRequestOutput, as the request's parameters say.
 Output = Any
 
 
@@ -58,23 +59,23 @@ class PooledCollector:
 
     def output(self) -> PoolingRequestOutput:
         """See RequestCollector."""
-        return pooled(self._request_id, self._request, self._event)
+        made: PoolingRequestOutput = pooled(self._request_id, self._request, self._event)
+        return made
 
     def delta(self) -> PoolingRequestOutput:
         """See RequestCollector."""
         return self.output()
 
 
-def pooled(request_id: str, request: Request, event: TokenEvent | None) -> PoolingRequestOutput:
-    """The output of a request that pools, from its one event; None: it has not come."""
-    import torch
-
-    # A copy: the event's numbers are a view of those of its whole step.
-    values = None if event is None or event.pooled is None else torch.from_numpy(event.pooled.copy())
-    return PoolingRequestOutput(
+def pooled(
+    request_id: str, request: Request, event: TokenEvent | None, kind: type[PooledOutput] = PoolingRequestOutput
+) -> Any:
+    """The output of a request that pools, of this kind, from its one event; None: it has not come."""
+    values = None if event is None else event.pooled
+    return kind(
         request_id=request_id,
         # Without values: not finished, failed or aborted.
-        outputs=None if values is None else PoolingOutput(values),  # type: ignore[arg-type]
+        outputs=None if values is None else kind.of_values(values),
         prompt_token_ids=list(request.token_ids),
         num_cached_tokens=0 if event is None else event.num_cached,
         finished=event is not None,
@@ -100,8 +101,10 @@ def collector_of(
     return PooledCollector(request_id, requests[0])
 
 
-def failed(request_id: str, params: Params, error: BeheldError) -> Output:
-    """The output of a request that could not be prepared."""
+def failed(
+    request_id: str, params: Params, error: BeheldError, kind: type[PooledOutput] = PoolingRequestOutput
+) -> Output:
+    """The output of a request that could not be prepared; of this kind, if it pools."""
     if isinstance(params, SamplingParams):
         return RequestOutput(request_id, None, None, [], finished=True, error=error)
-    return PoolingRequestOutput(request_id, None, [], error=error)  # type: ignore[arg-type]
+    return kind(request_id, None, [], error=error)
