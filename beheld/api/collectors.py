@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from beheld.core.errors import BeheldError
-from beheld.core.outputs import PooledRequestOutput, PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.outputs import PooledRequestOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import FinishReason, Request
 from beheld.text.collect import Collector
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Params = SamplingParams | PoolingParams
 PooledOutput = PooledRequestOutput[Any]
@@ -75,7 +78,7 @@ def pooled(
     return kind(
         request_id=request_id,
         # Without values: not finished, failed or aborted.
-        outputs=None if values is None else kind.of_values(values),
+        outputs=None if values is None else _outputs(kind, values),
         prompt_token_ids=list(request.token_ids),
         num_cached_tokens=0 if event is None else event.num_cached,
         finished=event is not None,
@@ -84,6 +87,15 @@ def pooled(
         media=list(request.receipts),
         error=event.error if event is not None and event.finish is FinishReason.ERROR else None,
     )
+
+
+def _outputs(kind: Any, values: np.ndarray) -> Any:
+    """What `outputs` is of these values, which are a view of those of their whole step."""
+    if kind is not PoolingRequestOutput:
+        return kind.of_values(values)
+    import torch
+
+    return PoolingOutput(torch.from_numpy(values.copy()))
 
 
 def collector_of(

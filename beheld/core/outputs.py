@@ -239,11 +239,6 @@ class PooledRequestOutput(Generic[P]):
     error: BeheldError | None = None
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def of_values(cls, values: np.ndarray) -> P:
-        """What `outputs` is of a prompt's values, which may be a view of those of its whole step."""
-        raise NotImplementedError
-
     @property
     def usage(self) -> Usage:
         """Token counts."""
@@ -253,13 +248,6 @@ class PooledRequestOutput(Generic[P]):
 @dataclass
 class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
     """A request of `encode`: `outputs.data` holds what was pooled."""
-
-    @classmethod
-    def of_values(cls, values: np.ndarray) -> PoolingOutput:
-        """A tensor of its own memory."""
-        import torch
-
-        return PoolingOutput(torch.from_numpy(values.copy()))
 
 
 @dataclass
