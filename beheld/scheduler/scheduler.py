@@ -89,6 +89,7 @@ class Scheduler:
         )
         most = self._cache.most_positions()
         self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
+        self._keeps_states = config.prefix_caching and any(group.state is not None for group in info.kv_groups)
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
@@ -152,7 +153,7 @@ class Scheduler:
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
-        if self._config.prefix_caching:
+        if self._keeps_states:
             sequence.checkpoints = checkpoint_blocks(request, self._info, self._config.block_size)
         self._sequences[request.id] = sequence
         self._clients[request.client] += 1

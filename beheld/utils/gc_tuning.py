@@ -70,10 +70,11 @@ _uncollected = threading.Lock()
 def uncollected() -> Iterator[None]:
     """Begin no collection inside the block, for work that makes many objects and soon drops most of them.
 
-    A collection begins with every 700 objects that are made and not dropped, and about every hundredth goes through
-    all, among them the long lists of all requests in work: it keeps the interpreter for up to a third of a second. What
-    is dropped in cycles inside the block waits for its end, so the block must be brief: a body that is parsed, a step.
-    Of several such blocks at a time only the first has this effect, so that collections begin again when it ends.
+    A collection begins with every few hundred objects that are made and not dropped, and about every hundredth goes
+    through all, among them the long lists of all requests in work: it keeps the interpreter for up to a third of a
+    second. What is dropped in cycles inside the block waits for its end, so the block must be brief: a body that is
+    parsed, a step. Of several such blocks at a time only the first has this effect, so that collections begin again
+    when it ends. Where another thread of the program turns collections off meanwhile, they are on after the block.
     """
     ours = False
     try:

@@ -119,7 +119,10 @@ class SamplingResolver:
             ParamsError: a parameter is out of range for this model, or not available.
             Cancelled: the request was cancelled.
         """
-        params.verify()
+        given, last = snapshot(params), self._last
+        if last is None or given != last[0]:
+            params.verify()
+            given = snapshot(params)
         num_prompt = len(prompt_ids)
         room = self._config.max_model_len - num_prompt
         assert room > 0, "the length of the prompt was not checked"
@@ -130,8 +133,8 @@ class SamplingResolver:
         fewest = min(max(params.min_tokens, self._habits.fewest), longest)
         seed = (seed if params.seed is None else params.seed) % 2**64
         # What depends on nothing else of the prompt is resolved once for requests in a row with equal parameters.
-        given = snapshot(params) if reasoning is None and self._rules is None and self._processors.common else None
-        last = self._last
+        if reasoning is not None or self._rules is not None or not self._processors.common:
+            given = None
         if given is not None and last is not None and last[:2] == (given, self._habits):
             return last[2].of_prompt(seed, longest, fewest, forced)
         self._verify(params)
@@ -333,6 +336,8 @@ class Habits:
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
         """Return pairs (position, token id); the last one comes first, because it takes precedence in transformers."""
+        if self.forced_first is None and self.forced_last is None:
+            return ()
         last = (num_prompt + max_tokens - 1, self.forced_last)
         pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
         return tuple((position, token) for position, token in pairs if token is not None)
