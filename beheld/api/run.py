@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beheld.api.collectors import Output, RequestCollector, collector_of, failed, pooled
+from beheld.api.collectors import Output, PooledOutput, RequestCollector, collector_of, failed, pooled
 from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, Run, feature_bytes
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
@@ -45,7 +45,7 @@ class _LivePrompt:
 
     index: int
     request: Request
-    run: Run
+    kind: type[PooledOutput]
     started: float
     prepared: float
 
@@ -251,7 +251,7 @@ class OfflineRun:
             prompt = self._prompts.pop(event.request_id, None)
             if prompt is None:
                 continue
-            output = pooled(event.request_id, prompt.request, event, prompt.run.kind)
+            output = pooled(event.request_id, prompt.request, event, prompt.kind)
             # The event is the first and the last.
             milliseconds = 1e3 * (now - prompt.started)
             output.milliseconds = {
@@ -325,7 +325,7 @@ class OfflineRun:
         errors |= refused
         for index, (name, request) in enumerate(zip(run.ids, made, strict=True), fed.index):
             if name not in errors:
-                self._prompts[name] = _LivePrompt(index, request, run, fed.started, fed.prepared)
+                self._prompts[name] = _LivePrompt(index, request, run.kind, fed.started, fed.prepared)
         if refused:
             requests = [request for request in requests if request.id not in refused]
             if on_error == "raise":
