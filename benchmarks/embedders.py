@@ -20,6 +20,8 @@ _BERT = {
 }
 _SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
     "minilm": ("Bert", _BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}, "mean_tokens"),
+    # An encoder for benchmarks.host: vectors of MiniLM's width, next to no layers.
+    "host": ("Bert", _BERT | {"hidden_size": 384, "intermediate_size": 64, "num_hidden_layers": 1}, "mean_tokens"),
     "bert-base": (
         "Bert",
         _BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
@@ -43,7 +45,7 @@ _SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
 }
 SHAPES = tuple(_SHAPES)
-"""all-MiniLM-L6-v2, BERT-base and Qwen3-Embedding-0.6B."""
+"""all-MiniLM-L6-v2, one layer of its width, BERT-base and Qwen3-Embedding-0.6B."""
 
 
 def make(shape: str, folder: Path, device: str = "cpu") -> Path:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from beheld.core.errors import BeheldError
-from beheld.core.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
+from beheld.core.outputs import PooledRequestOutput, PoolingOutput, PoolingRequestOutput, RequestOutput, TokenEvent
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import FinishReason, Request
 from beheld.text.collect import Collector
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Params = SamplingParams | PoolingParams
-# RequestOutput or PoolingRequestOutput, as the request's parameters say.
+PooledOutput = PooledRequestOutput[Any]
+# RequestOutput or PooledRequestOutput, as the request's parameters say.
 Output = Any
 
 
@@ -58,23 +62,23 @@ class PooledCollector:
 
     def output(self) -> PoolingRequestOutput:
         """See RequestCollector."""
-        return pooled(self._request_id, self._request, self._event)
+        made: PoolingRequestOutput = pooled(self._request_id, self._request, self._event)
+        return made
 
     def delta(self) -> PoolingRequestOutput:
         """See RequestCollector."""
         return self.output()
 
 
-def pooled(request_id: str, request: Request, event: TokenEvent | None) -> PoolingRequestOutput:
-    """The output of a request that pools, from its one event; None: it has not come."""
-    import torch
-
-    # A copy: the event's numbers are a view of those of its whole step.
-    values = None if event is None or event.pooled is None else torch.from_numpy(event.pooled.copy())
-    return PoolingRequestOutput(
+def pooled(
+    request_id: str, request: Request, event: TokenEvent | None, kind: type[PooledOutput] = PoolingRequestOutput
+) -> Any:
+    """The output of a request that pools, of this kind, from its one event; None: it has not come."""
+    values = None if event is None else event.pooled
+    return kind(
         request_id=request_id,
         # Without values: not finished, failed or aborted.
-        outputs=None if values is None else PoolingOutput(values),  # type: ignore[arg-type]
+        outputs=None if values is None else _outputs(kind, values),
         prompt_token_ids=list(request.token_ids),
         num_cached_tokens=0 if event is None else event.num_cached,
         finished=event is not None,
@@ -83,6 +87,15 @@ def pooled(request_id: str, request: Request, event: TokenEvent | None) -> Pooli
         media=list(request.receipts),
         error=event.error if event is not None and event.finish is FinishReason.ERROR else None,
     )
+
+
+def _outputs(kind: Any, values: np.ndarray) -> Any:
+    """What `outputs` is of these values, which are a view of those of their whole step."""
+    if kind is not PoolingRequestOutput:
+        return kind.of_values(values)
+    import torch
+
+    return PoolingOutput(torch.from_numpy(values.copy()))
 
 
 def collector_of(
@@ -100,8 +113,10 @@ def collector_of(
     return PooledCollector(request_id, requests[0])
 
 
-def failed(request_id: str, params: Params, error: BeheldError) -> Output:
-    """The output of a request that could not be prepared."""
+def failed(
+    request_id: str, params: Params, error: BeheldError, kind: type[PooledOutput] = PoolingRequestOutput
+) -> Output:
+    """The output of a request that could not be prepared; of this kind, if it pools."""
     if isinstance(params, SamplingParams):
         return RequestOutput(request_id, None, None, [], finished=True, error=error)
-    return PoolingRequestOutput(request_id, None, [], error=error)  # type: ignore[arg-type]
+    return kind(request_id, None, [], error=error)

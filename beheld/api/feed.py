@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from beheld.api.collectors import PooledOutput
+from beheld.core.outputs import PoolingRequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import Request
 from beheld.utils.gil import take_turns
@@ -64,11 +66,13 @@ class Run:
         ids: of each.
         params: of all.
         requests: LLM._run_requests of these prompts (api/llm.py): gives the request of each, or its error.
+        kind: of the outputs.
     """
 
     ids: Sequence[str]
     params: PoolingParams
     requests: Callable[[], list[Request | Exception]]
+    kind: type[PooledOutput] = PoolingRequestOutput
     light = True
 
     def __len__(self) -> int:

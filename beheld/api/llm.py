@@ -40,6 +40,7 @@ from beheld.inputs.prompt.template import text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.inputs.sampling import option_checks
 from beheld.text.reasoning import FORMATS, format_of, reasoning_of
+from beheld.utils.gc_tuning import seldom_collected
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -274,12 +275,41 @@ class LLM:
         Returns:
             One output per prompt, in order; `outputs.data` is a tensor.
         """
+        return self._pooled(
+            PoolingRequestOutput,
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task=pooling_task,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            priority=priority,
+            on_error=on_error,
+        )
+
+    def _pooled(
+        self,
+        kind: Any,
+        prompts: PromptType | Iterable[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        *,
+        use_tqdm: bool | Callable[..., Any],
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None,
+        pooling_task: str | None,
+        truncate_prompt_tokens: int | None = None,
+        priority: int | Sequence[int] | None = None,
+        on_error: str = "raise",
+    ) -> list[Any]:
+        """As `encode`; outputs are of this kind."""
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
         params = _pooling(pooling_params, pooling_task, truncate_prompt_tokens)
         if self._info.pooler is not None and self._info.pooler.longest is not None:
-            return self._encoded_in_parts(list(items), params, lora_request, priority, use_tqdm, on_error)
-        jobs = self._jobs(items, params, lora_request, priority)
-        return self._all(jobs, use_tqdm, on_error)
+            outputs = self._encoded_in_parts(list(items), params, lora_request, priority, use_tqdm, on_error)
+        else:
+            jobs = self._jobs(items, params, lora_request, priority, kind=kind)
+            outputs = self._all(jobs, use_tqdm, on_error)
+        # Those of runs are of the kind already.
+        return [output if type(output) is kind else kind.of(output) for output in outputs]
 
     def _encoded_in_parts(
         self,
@@ -348,10 +378,15 @@ class LLM:
         **options: Any,
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of prompts, as `outputs.embedding`; `options` are keywords of `encode`."""
-        pooled = self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="embed", **options
+        return self._pooled(
+            EmbeddingRequestOutput,
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="embed",
+            **options,
         )
-        return [EmbeddingRequestOutput.of(output) for output in pooled]
 
     def classify(
         self,
@@ -363,10 +398,15 @@ class LLM:
         **options: Any,
     ) -> list[ClassificationRequestOutput]:
         """The scores of the classes, as `outputs.probs`; `options` are keywords of `encode`."""
-        pooled = self.encode(
-            prompts, pooling_params, use_tqdm=use_tqdm, lora_request=lora_request, pooling_task="classify", **options
+        return self._pooled(
+            ClassificationRequestOutput,
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="classify",
+            **options,
         )
-        return [ClassificationRequestOutput.of(output) for output in pooled]
 
     def reward(
         self,
@@ -545,12 +585,14 @@ class LLM:
         *,
         common: Mapping[str, Any] | None = None,
         grounding: bool = False,
+        kind: Any = PoolingRequestOutput,
     ) -> Jobs:
         """One job per item, with its own or the common parameters.
 
         Args:
             chat: the fields of Chat if the items are conversations; None if they are prompts.
             common: entries of every prompt.
+            kind: of the outputs of runs.
         """
         if params is None:
             params = self.get_default_sampling_params()
@@ -576,7 +618,7 @@ class LLM:
             and chat is None
             and common is None
         ):
-            return Jobs(self._runs(items, params, priority), Reading.TAKER, len(items))
+            return Jobs(self._runs(items, params, priority, kind), Reading.TAKER, len(items))
 
         def each() -> Generator[Job, None, None]:
             number = 0
@@ -600,7 +642,7 @@ class LLM:
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
-    def _runs(self, items: list[Any], params: Any, priority: Any) -> Generator[Job | Run, None, None]:
+    def _runs(self, items: list[Any], params: Any, priority: Any, kind: Any) -> Generator[Job | Run, None, None]:
         """Runs of plain prompts with equal parameters, and a job for each other item; arguments as of `_jobs`."""
         # An earlier call that was interrupted may have left ids, and the tokenizer may have changed since.
         self._inputs.reader.read_ahead((), first=True)
@@ -621,7 +663,7 @@ class LLM:
             names = list(map(str, itertools.islice(self._numbers, stop - index)))
             urgent = [_entry_or_common(priority, place) or 0 for place in range(index, stop)]
             prepare = partial(self._run_requests, items[index:stop], own, names, urgent)
-            yield Run(names, own, prepare)
+            yield Run(names, own, prepare, kind)
             index = stop
 
     def _run_requests(
@@ -688,7 +730,7 @@ class LLM:
         return answers(first, params, base)
 
     def _all(self, jobs: Jobs, use_tqdm: bool | Callable[..., Any], on_error: str) -> list[Any]:
-        outputs = dict(self._live().results(jobs, on_error, progress=use_tqdm))
+        outputs = dict(seldom_collected(self._live().results(jobs, on_error, progress=use_tqdm)))
         return [outputs[index] for index in range(len(outputs))]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beheld.api.collectors import Output, RequestCollector, collector_of, failed, pooled
+from beheld.api.collectors import Output, PooledOutput, RequestCollector, collector_of, failed, pooled
 from beheld.api.feed import MAX_BYTES, Fed, Feed, Job, Jobs, Reading, Run, feature_bytes
 from beheld.api.offline_engine import OfflineEngine, OwnEngine
 from beheld.core.config import EngineConfig
@@ -16,6 +16,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, Request
 from beheld.engine.core import EngineCore
+from beheld.utils.gc_tuning import uncollected
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 from beheld.utils.log import at_terminal
@@ -44,6 +45,7 @@ class _LivePrompt:
 
     index: int
     request: Request
+    kind: type[PooledOutput]
     started: float
     prepared: float
 
@@ -193,18 +195,19 @@ class OfflineRun:
         try:
             while feed.more or in_flight is not None or self.engine.has_work:
                 # The preparing threads need the interpreter as well.
-                with quick_turns():
+                with quick_turns(), uncollected():
                     failures = self._fill(
                         feed, bars, on_error, idle=in_flight is None, reading=jobs.reading, at_end=at_end
                     )
                 for index, early in failures:
                     yield index, early, None
-                with uninterrupted():
+                with uninterrupted(), uncollected():
                     in_flight, events = self._step(in_flight, on_error)
+                    of_runs = self._pooled(events)
                 for event in events:
-                    live, prompt = None, self._prompts.pop(event.request_id, None)
-                    if prompt is not None:
-                        index, output = prompt.index, _pooled(event, prompt)
+                    live, pooled_one = None, of_runs.get(event.request_id)
+                    if pooled_one is not None:
+                        index, output = pooled_one
                     elif (live := self._live.get(event.request_id)) is not None:
                         index, output = live.index, self._push(event, live)
                     else:
@@ -237,6 +240,27 @@ class OfflineRun:
             for name in names:
                 self.engine.abort(name)
             return None, [TokenEvent(name, (), FinishReason.ERROR, error=error) for name in names]
+
+    def _pooled(self, events: Sequence[TokenEvent]) -> dict[str, tuple[int, Output]]:
+        """The index and the output of each prompt of a run that one of these events ends, by its id."""
+        found: dict[str, tuple[int, Output]] = {}
+        if not self._prompts:
+            return found
+        now = time.monotonic()
+        for event in events:
+            prompt = self._prompts.pop(event.request_id, None)
+            if prompt is None:
+                continue
+            output = pooled(event.request_id, prompt.request, event, prompt.kind)
+            # The event is the first and the last.
+            milliseconds = 1e3 * (now - prompt.started)
+            output.milliseconds = {
+                "prepare": 1e3 * (prompt.prepared - prompt.started),
+                "first_token": milliseconds,
+                "total": milliseconds,
+            }
+            found[event.request_id] = prompt.index, output
+        return found
 
     def _fill(
         self, feed: Feed, bars: Bars, on_error: str, *, idle: bool, reading: Reading, at_end: bool
@@ -301,13 +325,13 @@ class OfflineRun:
         errors |= refused
         for index, (name, request) in enumerate(zip(run.ids, made, strict=True), fed.index):
             if name not in errors:
-                self._prompts[name] = _LivePrompt(index, request, fed.started, fed.prepared)
+                self._prompts[name] = _LivePrompt(index, request, run.kind, fed.started, fed.prepared)
         if refused:
             requests = [request for request in requests if request.id not in refused]
             if on_error == "raise":
                 raise next(iter(refused.values()))
         failures = [
-            (fed.index + place, failed(name, run.params, _as_beheld_error(errors[name])))
+            (fed.index + place, failed(name, run.params, _as_beheld_error(errors[name]), run.kind))
             for place, name in enumerate(run.ids)
             if name in errors
         ]
@@ -382,19 +406,6 @@ class OfflineRun:
         self._unheard.clear()
         while in_flight is not None and self.engine.alive:
             in_flight, _ = self.engine.step(in_flight)
-
-
-def _pooled(event: TokenEvent, prompt: _LivePrompt) -> Output:
-    """The output of a prompt of a run, from its one event."""
-    output = pooled(event.request_id, prompt.request, event)
-    # The event is the first and the last.
-    milliseconds = 1e3 * (time.monotonic() - prompt.started)
-    output.milliseconds = {
-        "prepare": 1e3 * (prompt.prepared - prompt.started),
-        "first_token": milliseconds,
-        "total": milliseconds,
-    }
-    return output
 
 
 def _as_beheld_error(error: Exception) -> BeheldError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,7 +44,10 @@ class MediaRef:
 
 def count_by_modality(media: Iterable[MediaRef]) -> dict[str, int]:
     """Modality -> number of items."""
-    return dict(Counter(ref.modality for ref in media))
+    found: dict[str, int] = {}
+    for ref in media:
+        found[ref.modality] = found.get(ref.modality, 0) + 1
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -255,9 +255,14 @@ class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput]):
     """A request of `embed`: `outputs.embedding` is the vector."""
 
     @classmethod
+    def of_values(cls, values: np.ndarray) -> EmbeddingOutput:
+        """The vector."""
+        return EmbeddingOutput(values.tolist())
+
+    @classmethod
     def of(cls, pooled: PoolingRequestOutput) -> EmbeddingRequestOutput:
         """The vector of a request."""
-        return _as(cls, pooled, lambda data: EmbeddingOutput(data.tolist()))
+        return _as(cls, pooled)
 
 
 @dataclass
@@ -265,9 +270,14 @@ class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
     """A request of `classify`: `outputs.probs` are the scores of the classes."""
 
     @classmethod
+    def of_values(cls, values: np.ndarray) -> ClassificationOutput:
+        """The scores."""
+        return ClassificationOutput(values.tolist())
+
+    @classmethod
     def of(cls, pooled: PoolingRequestOutput) -> ClassificationRequestOutput:
         """The scores of a request."""
-        return _as(cls, pooled, lambda data: ClassificationOutput(data.tolist()))
+        return _as(cls, pooled)
 
 
 @dataclass
@@ -275,16 +285,21 @@ class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
     """A pair of `score`: `outputs.score` says how well its texts go together."""
 
     @classmethod
+    def of_values(cls, values: np.ndarray) -> ScoringOutput:
+        """The one score."""
+        return ScoringOutput(float(values.reshape(-1)[0]))
+
+    @classmethod
     def of(cls, pooled: PoolingRequestOutput) -> ScoringRequestOutput:
         """The one score of a request."""
-        return _as(cls, pooled, lambda data: ScoringOutput(float(data.reshape(-1)[0])))
+        return _as(cls, pooled)
 
 
-def _as(kind: Any, pooled: PoolingRequestOutput, made: Callable[[Any], Any]) -> Any:
+def _as(kind: Any, pooled: PoolingRequestOutput) -> Any:
     """The same result in another class; a request that failed has no outputs."""
     found = object.__new__(kind)
     # Both classes have the same fields.
     found.__dict__.update(vars(pooled))
     # Of a tensor's own lists each number is made alone.
-    found.outputs = None if pooled.error is not None else made(pooled.outputs.data.numpy())
+    found.outputs = None if pooled.error is not None else kind.of_values(pooled.outputs.data.numpy())
     return found

@@ -143,6 +143,16 @@ class Sampling:
     thinking: ThinkingBudget | None = None
     repetition: RepetitionDetectionParams | None = None
 
+    def of_prompt(
+        self, seed: int, max_tokens: int, min_tokens: int, forced_ids: tuple[tuple[int, int], ...]
+    ) -> Sampling:
+        """The same for another prompt: what `replace` makes, in a sixth of the time."""
+        made = object.__new__(Sampling)
+        made.__dict__.update(
+            self.__dict__, seed=seed, max_tokens=max_tokens, min_tokens=min_tokens, forced_ids=forced_ids
+        )
+        return made
+
     @property
     def greedy(self) -> bool:
         """True if sampling always takes the most likely token."""
@@ -201,6 +211,29 @@ class Pooling:
     def reads_all(self) -> bool:
         """True if pooling needs what is computed before the last position; only positions computed now have it."""
         return self.method != "last" or self.alignment is not None
+
+
+# Types whose values never change.
+_CONSTANT = frozenset((type(None), bool, int, float, str, RequestOutputKind))
+
+
+def snapshot(params: SamplingParams | PoolingParams) -> tuple[object, ...] | None:
+    """Parameters as they are now, to be compared with later ones; None if an entry of theirs may change, as a list's.
+
+    Types belong to it: True equals 1, and only one of them is right.
+    """
+    values = tuple(vars(params).values())
+    types = tuple(map(type, values))
+    return (values, types) if _CONSTANT.issuperset(types) else None
+
+
+class _Verified:
+    """The parameters that were last found right, of whichever request."""
+
+    last: tuple[object, ...] | None = None
+
+
+_verified = _Verified()
 
 
 @dataclass
@@ -289,9 +322,14 @@ class SamplingParams:
 
     def verify(self) -> None:
         """Check every field. Called again when the request is resolved, because fields may have changed."""
+        given = snapshot(self)
+        if given is not None and given == _verified.last:
+            # Requests in a row mostly have the same.
+            return
         self._verify_counts()
         self._verify_floats()
         self._verify_lists()
+        _verified.last = snapshot(self)
 
     def _verify_counts(self) -> None:
         self.n = whole("n", self.n, 1)

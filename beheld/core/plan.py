@@ -39,8 +39,7 @@ class SpanView:
     num_states: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Admission:
+class Admission(NamedTuple):
     """A sequence takes a row. The plan carries it once, and again when the sequence resumes after a preemption.
 
     Attributes:

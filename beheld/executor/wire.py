@@ -199,7 +199,7 @@ def packed(step: StepPlan) -> Step:
         np.frombuffer(array("i", (*rows, *starts, *stops, *wanted)), dtype=np.int32).reshape(4, -1),
         np.array(new, dtype=np.int32).reshape(-1, 3).T,
         tuple((place, ids) for place, ids in enumerate(drafts) if ids),
-        tuple(dataclasses.replace(admission, params=_needed(admission.params)) for admission in step.admitted),
+        tuple(admission._replace(params=_needed(admission.params)) for admission in step.admitted),
         step.encode,
         step.released,
         step.forget,

@@ -21,7 +21,7 @@ from beheld.platform.host_copy import copied
 from beheld.pool.methods import METHODS, ONE_STATE
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class PoolingRow:
     """A prompt that is being pooled.
 

@@ -168,8 +168,18 @@ def _tokens(slices: list[SeqSlice], first_token: list[int], total: int, rows: Ro
     sampled = starts >= rows.known_R[row_index]
     if not sampled.any():
         own = [rows[s.row] for s in slices]
-        ids = np.concatenate([row.token_ids[s.start : s.stop] for row, s in zip(own, slices, strict=True)])
-        parts = [row.positions_XN[:, s.start : s.stop] for row, s in zip(own, slices, strict=True)]
+        known = rows.known_R[row_index].tolist()
+        whole = [s.start == 0 and s.stop == count for s, count in zip(slices, known, strict=True)]
+        ids = np.concatenate(
+            [
+                row.token_ids if all_of_it else row.token_ids[s.start : s.stop]
+                for row, s, all_of_it in zip(own, slices, whole, strict=True)
+            ]
+        )
+        parts = [
+            row.positions_XN if all_of_it else row.positions_XN[:, s.start : s.stop]
+            for row, s, all_of_it in zip(own, slices, whole, strict=True)
+        ]
         for row, piece, first in zip(own, slices, first_token, strict=True):
             if row.spans:
                 _blank_embeds(ids, first, piece, rows)

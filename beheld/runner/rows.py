@@ -21,7 +21,7 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import ModelAdapter
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Row:
     """What the device side keeps of one sequence.
 
@@ -103,7 +103,8 @@ class Rows:
     def _take_slot(self, row: int, lora: LoRARequest | None) -> None:
         slots = self._adapter.lora
         assert slots is not None or lora is None, "an adapter for a model without slots"
-        self.lora_slots_R[row] = 0 if slots is None else slots.acquire(row, lora)
+        if slots is not None:
+            self.lora_slots_R[row] = slots.acquire(row, lora)
 
     def admit(self, admission: Admission) -> None:
         """Fill a row; filling it again with the same sequence changes nothing.
@@ -116,15 +117,16 @@ class Rows:
         second = params.second if isinstance(params, Pooling) else None
         prompt_ids = admission.token_ids[: admission.num_prompt]
         positions_XN, delta = self._adapter.positions(prompt_ids, admission.spans, second)
-        extra = len(admission.token_ids) - admission.num_prompt
+        count = len(admission.token_ids)
+        extra = count - admission.num_prompt
         if extra:
-            tail = self.position_of(np.arange(admission.num_prompt, len(admission.token_ids)), delta)
+            tail = self.position_of(np.arange(admission.num_prompt, count), delta)
             positions_XN = np.concatenate([positions_XN, np.broadcast_to(tail, (len(positions_XN), extra))], axis=1)
         row = admission.row
         self.num_admitted += 1
         for group, blocks in enumerate(admission.blocks):
             self._write(group, row, 0, blocks)
-        self.known_R[row] = len(admission.token_ids)
+        self.known_R[row] = count
         self.delta_R[row] = delta
         self.media_stop_R[row] = admission.spans[-1].stop if admission.spans else 0
         self._rows[row] = Row(

@@ -37,7 +37,7 @@ class EncoderRefs:
         for item in sorted(sequence.state_items, key=lambda item: item.digest not in self._budget):
             if self._budget.hold(item):
                 step.encode_item(item)
-            sequence.states.append(item)
+            sequence.states = (*sequence.states, item)
 
     def limit(self, sequence: Sequence, start: int, stop: int, step: StepBuilder) -> int:
         """How far the slice can go, up to `stop`, before it needs embeddings that there is no room for."""
@@ -77,7 +77,7 @@ class EncoderRefs:
         for item in self._held(sequence):
             self._budget.release(item.digest)
         sequence.held = None
-        sequence.states.clear()
+        sequence.states = ()
 
     def lose(self, digest: bytes, running: Iterable[Sequence]) -> None:
         """The device does not have this item."""
@@ -85,14 +85,15 @@ class EncoderRefs:
         for sequence in running:
             if sequence.held is not None and sequence.held.digest == digest:
                 sequence.held = None
-            sequence.states = [item for item in sequence.states if item.digest != digest]
+            if sequence.states:
+                sequence.states = tuple(item for item in sequence.states if item.digest != digest)
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert every invariant; only running sequences hold items."""
         self._budget.check(item.digest for sequence in running for item in self._held(sequence))
 
-    def _held(self, sequence: Sequence) -> list[MediaItem]:
-        return sequence.states if sequence.held is None else [*sequence.states, sequence.held]
+    def _held(self, sequence: Sequence) -> tuple[MediaItem, ...]:
+        return sequence.states if sequence.held is None else (*sequence.states, sequence.held)
 
 
 def _touched(sequence: Sequence, start: int, stop: int) -> list[EmbedRange]:

@@ -45,7 +45,7 @@ def refuse(
             or_engine="raise max_num_batched_tokens or set enable_chunked_prefill=True",
         )
     joint = joint_range(request, info)
-    if not config.chunked_prefill or joint is not None:
+    if request.spans and (not config.chunked_prefill or joint is not None):
         _refuse_media_at_once(request, max_encoder_tokens)
     if joint is not None and joint[1] - joint[0] > config.max_num_batched_tokens:
         raise PromptTooLongError(
@@ -120,7 +120,8 @@ def _refuse_blocks(request: Request, config: EngineConfig, info: ModelInfo, cach
             or_engine="give the cache more memory",
         )
     piece = length if not config.chunked_prefill else 1
-    piece = max([piece, *(high - low for low, high in atomic_ranges(request, info))])
+    for low, high in atomic_ranges(request, info):
+        piece = max(piece, high - low)
     params = request.params
     total = length + (params.max_tokens if isinstance(params, Sampling) else 0)
     if not cache.fits(piece, total):

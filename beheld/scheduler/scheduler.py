@@ -23,7 +23,6 @@ import time
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -90,6 +89,7 @@ class Scheduler:
         )
         most = self._cache.most_positions()
         self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
+        self._keeps_states = config.prefix_caching and any(group.state is not None for group in info.kv_groups)
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
@@ -138,6 +138,9 @@ class Scheduler:
         if self._config.policy == "priority":
             order = (request.priority, request.arrival, self._next_order)
         self._next_order += 1
+        num_drafts = self._config.num_draft_tokens
+        if num_drafts and not self._cache.can_truncate:
+            num_drafts = 0
         sequence = Sequence.born(
             request,
             order,
@@ -145,12 +148,12 @@ class Scheduler:
             self._config.max_model_len,
             self._most_positions,
             self._info.rope_switch,
-            self._config.num_draft_tokens if self._cache.can_truncate else 0,
+            num_drafts,
             settles=self._config.pipeline_parallel_size > 1,
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
-        if self._config.prefix_caching:
+        if self._keeps_states:
             sequence.checkpoints = checkpoint_blocks(request, self._info, self._config.block_size)
         self._sequences[request.id] = sequence
         self._clients[request.client] += 1
@@ -517,7 +520,10 @@ class Scheduler:
         step.admitted.append(
             Admission(
                 row=sequence.row,
-                token_ids=tuple(sequence.token_ids),
+                # Nothing was generated at its first admission.
+                token_ids=sequence.request.token_ids
+                if len(sequence.token_ids) == sequence.num_prompt
+                else tuple(sequence.token_ids),
                 num_prompt=sequence.num_prompt,
                 spans=sequence.views,
                 params=sequence.params,
@@ -544,9 +550,10 @@ class Scheduler:
 
     def _cut(self, sequence: Sequence, start: int, stop: int) -> int:
         """Shorten a slice that would end inside a range that this model computes in one step."""
-        for low, high in sequence.atomic:
-            if low < stop < high:
-                return max(start, low)
+        if stop < sequence.num_prompt:
+            for low, high in sequence.atomic:
+                if low < stop < high:
+                    return max(start, low)
         return stop
 
     # ---- results -----------------------------------------------------------------------------------------------------
@@ -769,7 +776,7 @@ class Scheduler:
         pooled: np.ndarray | None = None,
     ) -> TokenEvent:
         if not sequence.silent:
-            return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, error=error, pooled=pooled)
+            return TokenEvent(sequence.request.id, given, finish, stop_id, logprobs, None, 0, error, 0.0, pooled)
         sequence.silent = False
         prompt = None
         if given and sequence.prompt_logprobs is not None:
@@ -907,7 +914,7 @@ def _stand_in(sequence: Sequence, piece: SeqSlice, admission: Admission | None) 
         params = Sampling(prompt_logprobs=params.prompt_logprobs)
     zeros = (0,) * max(sequence.num_prompt, piece.stop)
     if admission is not None:
-        return replace(admission, token_ids=(0,) * len(admission.token_ids), spans=(), params=params)
+        return admission._replace(token_ids=(0,) * len(admission.token_ids), spans=(), params=params)
     if piece.start >= sequence.num_prompt and piece.stop - piece.start == (len(piece.token_ids) or 1):
         # A token that the host does not know remains one.
         zeros = zeros[: piece.start]

@@ -143,7 +143,7 @@ class Sequence:
     num_keyed: int = 0
     next_range: int = 0
     held: MediaItem | None = None
-    states: list[MediaItem] = field(default_factory=list)
+    states: tuple[MediaItem, ...] = ()
     valid_epoch: int = 0
     num_redone: int = 0
     num_cached: int | None = None

@@ -5,8 +5,17 @@ from __future__ import annotations
 import atexit
 import gc
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+from beheld.utils.interrupts import uninterrupted
+
+T = TypeVar("T")
+
+# How long no collection begins in `seldom_collected`.
+_PAUSE_S = 0.25
 
 
 @contextmanager
@@ -61,16 +70,39 @@ _uncollected = threading.Lock()
 def uncollected() -> Iterator[None]:
     """Begin no collection inside the block, for work that makes many objects and soon drops most of them.
 
-    Parsing a body of 40,000 keys would start some fifty collections, and every other such body one of all objects: that
-    goes through the long lists of all requests in work, and keeps the interpreter meanwhile. Of several such blocks at
-    a time only the first has this effect, so that collections begin again when it ends.
+    A collection begins with every few hundred objects that are made and not dropped, and about every hundredth goes
+    through all, among them the long lists of all requests in work: it keeps the interpreter for up to a third of a
+    second. What is dropped in cycles inside the block waits for its end, so the block must be brief: a body that is
+    parsed, a step. Of several such blocks at a time only the first has this effect, so that collections begin again
+    when it ends. Where another thread of the program turns collections off meanwhile, they are on after the block.
     """
-    if not gc.isenabled() or not _uncollected.acquire(blocking=False):
-        yield
-        return
-    gc.disable()
+    ours = False
     try:
+        with uninterrupted():
+            ours = gc.isenabled() and _uncollected.acquire(blocking=False)
+            if ours:
+                gc.disable()
         yield
     finally:
-        gc.enable()
-        _uncollected.release()
+        if ours:
+            # Ctrl-C may raise after either.
+            try:
+                gc.enable()
+            finally:
+                _uncollected.release()
+
+
+def seldom_collected(items: Iterable[T]) -> Iterator[T]:
+    """Yield the same items; a collection begins between two of them, at most every quarter of a second.
+
+    For many items that are kept: each collection goes through all that were made since the last one, and each tenth
+    once more, every number of a list included. Code that takes the items runs without collections as well.
+    """
+    with ExitStack() as pause:
+        until = float("-inf")
+        for item in items:
+            if (now := time.monotonic()) >= until:
+                pause.close()
+                pause.enter_context(uncollected())
+                until = now + _PAUSE_S
+            yield item

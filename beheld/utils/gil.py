@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 
 # Launching a step makes hundreds of calls, and each releases the interpreter lock and takes it again. By default a
@@ -27,6 +27,7 @@ class _ThreadTurn(threading.local):
 
 
 _mine = _ThreadTurn()
+_FREELY = nullcontext()
 _free: SimpleQueue[None] = SimpleQueue()
 
 
@@ -51,15 +52,16 @@ def take_turns() -> None:
     _mine.counted = True
 
 
-@contextmanager
-def in_turn() -> Iterator[None]:
+def in_turn() -> AbstractContextManager[None]:
     """Let only a few of the threads that take turns into the block at once; other threads pass freely.
 
     Each thread that waits for the interpreter slows the thread that drives the device.
     """
-    if not _mine.counted or _mine.held:
-        yield
-        return
+    return _FREELY if not _mine.counted or _mine.held else _turn()
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
     free = _free
     free.get()
     _mine.held = True

@@ -35,6 +35,31 @@ def test_an_answer_may_end_with_its_audio(asked: int | None, most: int, made: in
     assert resolve(SamplingParams(max_tokens=asked, min_tokens=0), range(10), 7, most=most).max_tokens == made
 
 
+def test_equal_parameters_in_a_row_are_resolved_for_their_own_prompts() -> None:
+    resolve = pipes.shared(FAMILY)._sampling.resolve
+    params = SamplingParams(max_tokens=50, min_tokens=20, temperature=0.5)
+    made = [resolve(params, range(prompt), seed) for prompt, seed in ((10, 7), (1020, 8), (10, 7))]
+    assert [(one.max_tokens, one.min_tokens, one.seed) for one in made] == [(50, 20, 7), (4, 4, 8), (50, 20, 7)]
+    assert made[0] == made[2] == resolve(SamplingParams(max_tokens=50, min_tokens=20, temperature=0.5), range(10), 7)
+
+
+def test_parameters_that_changed_since_are_resolved_anew() -> None:
+    resolve = pipes.shared(FAMILY)._sampling.resolve
+    params = SamplingParams(top_k=1, stop_token_ids=[3])
+    resolve(params, range(10), 7)
+    assert params.stop_token_ids is not None
+    params.stop_token_ids.append(4)
+    assert resolve(params, range(10), 7).own_stop_ids == {3, 4}
+    params.stop_token_ids = None
+    assert resolve(params, range(10), 7).own_stop_ids == frozenset()
+    params.top_k = 2
+    assert resolve(params, range(10), 7).top_k == 2
+    for wrong in (True, 2.0, "2"):
+        params.top_k = wrong  # type: ignore[assignment]
+        with pytest.raises(ParamsError, match="top_k"):
+            resolve(params, range(10), 7)
+
+
 def test_seeds() -> None:
     assert seal().seed == 7
     assert seal(seed=7).seed == 7

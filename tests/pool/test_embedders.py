@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from beheld.core.errors import (
     PromptTooLongError,
     UserError,
 )
+from beheld.core.outputs import EmbeddingRequestOutput, PoolingRequestOutput
 from beheld.core.request import Request
 from beheld.engine.messages import Submit
 from beheld.inputs.pipeline import InputPipeline, RequestOrder
@@ -209,6 +212,42 @@ def test_a_wrong_prompt_of_a_run_fails_alone(llm: LLM) -> None:
     with pytest.raises(UserError, match="empty"):
         llm.embed(mixed, use_tqdm=False)
     assert [output.error for output in llm.embed(right, use_tqdm=False)] == [None] * len(right)
+
+
+def test_outputs_of_a_run_are_of_their_call_and_keep_no_others_alive(llm: LLM) -> None:
+    mixed = [TEXTS[0], "a\ud800b", TEXTS[3]]
+    found = llm.embed(mixed, on_error="return", use_tqdm=False)
+    pooled = llm.encode(mixed, on_error="return", use_tqdm=False)
+    assert {type(output) for output in found} == {EmbeddingRequestOutput}
+    assert {type(output) for output in pooled} == {PoolingRequestOutput}
+    for one, other in zip(found[::2], pooled[::2], strict=True):
+        assert one.outputs.embedding == other.outputs.data.tolist()
+        assert one.prompt == other.prompt is not None
+        assert other.outputs.data.untyped_storage().nbytes() == 4 * one.outputs.hidden_size
+    with pytest.raises(TypeError, match="pooling_task"):
+        llm.embed(mixed, pooling_task="classify", use_tqdm=False)
+
+
+def test_a_run_starts_few_collections_of_garbage(llm: LLM) -> None:
+    """Each tenth goes through what the last ones left, each hundredth through all objects of the process."""
+    begun: list[int] = []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            begun.append(info["generation"])
+
+    prompts = [[1, 2 + number % 7] for number in range(2000)]
+    llm.embed(prompts, use_tqdm=False)
+    gc.callbacks.append(collected)
+    try:
+        start = time.monotonic()
+        llm.embed(prompts, use_tqdm=False)
+        seconds = time.monotonic() - start
+    finally:
+        gc.callbacks.remove(collected)
+    # Without the pauses some fifty begin.
+    assert len(begun) <= 3 + seconds / 0.25
+    assert gc.isenabled()
 
 
 class PanicException(BaseException):

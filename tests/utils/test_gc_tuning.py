@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
 from beheld.utils import gc_tuning
 from beheld.utils.bounded_json import JsonBounds, parse
-from beheld.utils.gc_tuning import paused_collector, set_aside, uncollected
+from beheld.utils.gc_tuning import paused_collector, seldom_collected, set_aside, uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -189,3 +190,51 @@ def test_a_collector_that_is_off_stays_off_in_such_a_block() -> None:
     with uncollected():
         pass
     assert not gc.isenabled()
+
+
+@pytest.mark.parametrize("call", ["disable", "enable"])
+def test_an_interrupt_while_it_is_switched_turns_it_on_again(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = getattr(gc, call)
+
+    def interrupted() -> None:
+        switch()
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gc, call, interrupted)
+        with pytest.raises(KeyboardInterrupt), uncollected():
+            assert call == "enable", "the interrupt comes before the block"
+    assert gc.isenabled()
+    with uncollected():
+        assert not gc.isenabled(), "the lock was lost"
+
+
+def test_a_collection_begins_seldom_while_items_are_taken(
+    collections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: seconds)
+    kept: list[list[int]] = []
+    found: list[int] = []
+    for number in seldom_collected(iter(range(40))):
+        found.append(number)
+        kept += [[number] for _ in range(1000)]
+        seconds += 0.02
+    # 40,000 lists by themselves start some fifty.
+    assert found == list(range(40))
+    assert 1 <= len(collections) <= 4
+    assert gc.isenabled()
+
+
+def test_collections_go_on_after_an_item_that_fails() -> None:
+    def failing() -> Iterator[int]:
+        yield 1
+        assert not gc.isenabled()
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        list(seldom_collected(failing()))
+    assert gc.isenabled()
+    for _ in seldom_collected(range(3)):
+        break
+    assert gc.isenabled()

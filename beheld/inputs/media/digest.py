@@ -43,14 +43,14 @@ class Digest:
             self._frame(b"s", value.encode("utf-8", "surrogatepass"))
         elif isinstance(value, bytes | bytearray | memoryview):
             self._frame(b"y", value)
-        elif isinstance(value, Mapping):
-            self._frame(b"m", _LENGTH.pack(len(value)))
-            for key in sorted(value, key=str):
-                self.add(key).add(value[key])
         elif isinstance(value, list | tuple):
             self._frame(b"l", _LENGTH.pack(len(value)))
             for entry in value:
                 self.add(entry)
+        elif isinstance(value, Mapping):
+            self._frame(b"m", _LENGTH.pack(len(value)))
+            for key in sorted(value, key=str):
+                self.add(key).add(value[key])
         elif isinstance(value, frozenset | set):
             self._frame(b"u", _LENGTH.pack(len(value)))
             for entry in sorted(value, key=repr):

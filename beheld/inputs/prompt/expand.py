@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 from beheld.core.errors import PlaceholderError
 from beheld.core.media import MediaItem, MediaSpan
@@ -28,12 +28,15 @@ def find_places(token_ids: Sequence[int], places: Mapping[str, tuple[int, ...]])
             if tuple(ids[start:stop]) == place:
                 found.append((modality, start, stop))
             start += 1
-    return sorted(found, key=lambda one: one[1])
+    return sorted(found, key=itemgetter(1))
 
 
 def count_placeholders(token_ids: Sequence[int], places: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Count the places of items in the ids, by modality; modalities without any are left out."""
-    return dict(Counter(modality for modality, _, _ in find_places(token_ids, places)))
+    found: dict[str, int] = {}
+    for modality, _, _ in find_places(token_ids, places):
+        found[modality] = found.get(modality, 0) + 1
+    return found
 
 
 def check_counts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -461,9 +461,15 @@ def _usual(tokenizer: Any) -> bool:
     """Return whether a call of transformers' tokenizer equals its backend's result."""
     if not getattr(tokenizer, "is_fast", False) or tokenizer.split_special_tokens:
         return False
+    return _calls_as_usual(tokenizer.__class__)
+
+
+@cache
+def _calls_as_usual(kind: type) -> bool:
+    """Return whether a class of tokenizers has transformers' own steps."""
     from transformers import PreTrainedTokenizerFast
 
-    return all(getattr(type(tokenizer), name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
+    return all(getattr(kind, name) is getattr(PreTrainedTokenizerFast, name) for name in _CALLS)
 
 
 def _check_letters(text: str) -> None:

@@ -44,6 +44,11 @@ class EngineProcessors:
                     param="logits_processors",
                 )
 
+    @property
+    def common(self) -> bool:
+        """True if requests that bring none have the same."""
+        return not self._makers
+
     def of(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
         """Return all processors of one request: the engine's, then its own.
 

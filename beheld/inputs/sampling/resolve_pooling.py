@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Pooling, PoolingParams
+from beheld.core.params import Pooling, PoolingParams, snapshot
 from beheld.core.pooling import PoolerInfo
 
 _PER_POSITION = ("token_embed", "token_classify")
@@ -63,14 +63,11 @@ class CommonPooling:
         Raises:
             ParamsError: as `resolve`.
         """
-        # Types, too: True equals 1, and only one of them is right.
-        given = tuple([(type(value), value) for value in vars(params).values()])
-        last = self._last
-        if last is not None and last[0] == given:
+        given, last = snapshot(params), self._last
+        if given is not None and last is not None and last[0] == given:
             return last[1]
         made = resolve(params, self._info)
-        if params.returned_token_ids is None and params.extra_kwargs is None:
-            # A list could change its entries later.
+        if given is not None:
             self._last = (given, made)
         return made
 

@@ -11,7 +11,15 @@ from typing import Any
 from beheld.checkpoint.files import read_json
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import ConfigError, ParamsError
-from beheld.core.params import GREEDY_BELOW, Grammar, ReasoningFormat, Sampling, SamplingParams, ThinkingBudget
+from beheld.core.params import (
+    GREEDY_BELOW,
+    Grammar,
+    ReasoningFormat,
+    Sampling,
+    SamplingParams,
+    ThinkingBudget,
+    snapshot,
+)
 from beheld.core.repetition import RepetitionDetectionParams
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
@@ -71,6 +79,8 @@ class SamplingResolver:
         family = registry.inputs(info.family)
         self._rules = None if args.generation_config == "vllm" else family.rules
         self._repetition = None if args.generation_config == "vllm" else family.repetition
+        # What was given last and the habits, as they were then, and what they gave.
+        self._last: tuple[object, Habits, Sampling] | None = None
         if self._repetition is not None:
             logger.info(
                 "Answers that repeat themselves end with the finish reason 'repetition', as the model's card advises: "
@@ -109,22 +119,31 @@ class SamplingResolver:
             ParamsError: a parameter is out of range for this model, or not available.
             Cancelled: the request was cancelled.
         """
-        params.verify()
-        self._verify(params)
+        given, last = snapshot(params), self._last
+        if last is None or given != last[0]:
+            params.verify()
+            given = snapshot(params)
         num_prompt = len(prompt_ids)
         room = self._config.max_model_len - num_prompt
         assert room > 0, "the length of the prompt was not checked"
         room = room if most is None else min(room, most)
         # The one of an answer without tokens is computed, and left out where it is collected.
         longest = room if params.max_tokens is None else min(max(1, params.max_tokens), room)
+        forced = self._habits.forced_ids(num_prompt, longest)
+        fewest = min(max(params.min_tokens, self._habits.fewest), longest)
+        seed = (seed if params.seed is None else params.seed) % 2**64
+        # What depends on nothing else of the prompt is resolved once for requests in a row with equal parameters.
+        if reasoning is not None or self._rules is not None or not self._processors.common:
+            given = None
+        if given is not None and last is not None and last[:2] == (given, self._habits):
+            return last[2].of_prompt(seed, longest, fewest, forced)
+        self._verify(params)
         own = frozenset(params.stop_token_ids or ())
         grammar = self._grammar(params, reasoning, cancel)
         penalised = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-        forced = self._habits.forced_ids(num_prompt, longest)
         rules = AnswerRules() if self._rules is None else self._rules(prompt_ids, self._generation)
         if (self._habits.bind(forced) or rules.timestamps is not None) and grammar is not None:
             raise _no_grammar()
-        fewest = min(max(params.min_tokens, self._habits.fewest), longest)
         # Where a grammar is complete only the end can follow, whatever was said of it.
         stop_ids = own if params.ignore_eos and grammar is None else own | self._eos
         bad_words_ids = tuple(
@@ -133,12 +152,12 @@ class SamplingResolver:
         reported = tuple(dict.fromkeys(params.logprob_token_ids or ()))
         if params.allowed_token_ids is not None:
             _check_allowed(params.allowed_token_ids, bad_words_ids, stop_ids if fewest else frozenset())
-        return Sampling(
+        made = Sampling(
             temperature=0.0 if params.temperature < GREEDY_BELOW else float(params.temperature),
             top_p=float(params.top_p),
             top_k=max(params.top_k, 0),
             min_p=float(params.min_p),
-            seed=(seed if params.seed is None else params.seed) % 2**64,
+            seed=seed,
             max_tokens=longest,
             min_tokens=fewest,
             stop_ids=stop_ids,
@@ -161,6 +180,9 @@ class SamplingResolver:
             thinking=self._thinking(params, reasoning, longest),
             repetition=self._ends_repetition(params),
         )
+        if given is not None:
+            self._last = given, self._habits, made
+        return made
 
     def _ends_repetition(self, params: SamplingParams) -> RepetitionDetectionParams | None:
         """Return when an answer ends that repeats itself: as the request says, or else as the family's cards do."""
@@ -314,6 +336,8 @@ class Habits:
 
     def forced_ids(self, num_prompt: int, max_tokens: int) -> tuple[tuple[int, int], ...]:
         """Return pairs (position, token id); the last one comes first, because it takes precedence in transformers."""
+        if self.forced_first is None and self.forced_last is None:
+            return ()
         last = (num_prompt + max_tokens - 1, self.forced_last)
         pairs = (last, (1, self.forced_first)) if num_prompt == 1 else (last,)
         return tuple((position, token) for position, token in pairs if token is not None)

@@ -27,16 +27,17 @@ class CacheCoordinator:
         self._block_size = block_size
         self._caching = caching
         self.no_blocks: tuple[tuple[int, ...], ...] = ((),) * len(self.groups)
+        bounds = [most for group in self.groups if (most := group.most_positions()) is not None]
+        self._most_positions = min(bounds, default=None)
 
     @property
     def has_room(self) -> bool:
         """False if a group has no block left to give."""
-        return all(group.has_room for group in self.groups)
+        return not self.groups or all(group.has_room for group in self.groups)
 
     def most_positions(self) -> int | None:
         """Positions that one sequence alone can ever hold; None if there is no bound."""
-        bounds = [most for group in self.groups if (most := group.most_positions()) is not None]
-        return min(bounds, default=None)
+        return self._most_positions
 
     def fits(self, length: int, total: int) -> bool:
         """True if one sequence of `total` positions, alone, can compute a slice of `length` wherever it starts."""

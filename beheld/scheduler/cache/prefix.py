@@ -40,7 +40,13 @@ def block_key(parent: bytes, token_ids: Ordered[int], start: int, spans: Ordered
 
         parent (32) | token ids (8 each, a fixed number) | digest (32), span.start - start (8) | ...
     """
-    parts = [parent, array("q", token_ids).tobytes()]
+    return _key(parent, array("q", token_ids).tobytes(), start, spans)
+
+
+def _key(parent: bytes, packed_ids: bytes, start: int, spans: Ordered[MediaSpan]) -> bytes:
+    if not spans:
+        return blake3(parent + packed_ids).digest()
+    parts = [parent, packed_ids]
     for span in spans:
         assert len(span.item.digest) == KEY_BYTES, "a digest has 32 bytes"
         parts.append(span.item.digest)
@@ -55,9 +61,10 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
         return keys
     spans = sequence.request.spans
     parent = keys[-1] if keys else root_key(sequence.request, sequence.rope_scale)
-    for index in range(len(keys), num_blocks):
+    joint, known, size = sequence.joint, len(keys), 8 * block_size
+    packed = array("q", sequence.token_ids[known * block_size : num_blocks * block_size]).tobytes()
+    for index in range(known, num_blocks):
         start, stop = index * block_size, (index + 1) * block_size
-        joint = sequence.joint
         if joint is not None and start <= joint[0] < stop:
             # What the block holds depends on all positions of the range, later ones too.
             parent = block_key(parent, sequence.token_ids[slice(*joint)], joint[0], _within(spans, joint))
@@ -67,7 +74,8 @@ def extend_keys(sequence: Sequence, num_blocks: int, block_size: int) -> list[by
         sequence.key_span = last = first
         while last < len(spans) and spans[last].start < stop:
             last += 1
-        parent = block_key(parent, sequence.token_ids[start:stop], start, spans[first:last])
+        own = packed[(index - known) * size : (index - known + 1) * size]
+        parent = _key(parent, own, start, spans[first:last])
         keys.append(parent)
     return keys
 
