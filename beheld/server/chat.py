@@ -19,7 +19,7 @@ from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
-from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
+from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, ThinkingPart, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
@@ -299,9 +299,13 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         made["content"] = refusal
     if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
+    thought: list[str] = []
     for place, (part, plain) in enumerate(zip(message.content, made["content"], strict=True)):
         if isinstance(part, RefusalPart):
             plain["type"], plain["text"] = "text", plain.pop("refusal")
+            continue
+        if isinstance(part, ThinkingPart):
+            thought.append(part.thinking)
             continue
         extra = part.model_extra
         if extra and not options.trust_processor_options:
@@ -316,11 +320,31 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         source = plain.get(plain["type"])
         if isinstance(source, str) and plain["type"].endswith("_url"):
             plain[plain["type"]] = {"url": source}
+    if thought:
+        _tell_thought(made, "".join(thought), number)
     return made
+
+
+def _tell_thought(made: dict[str, Any], text: str, number: int) -> None:
+    """Put what an assistant's parts say of its reasoning where templates look for it.
+
+    Raises:
+        HttpError: the message is not the assistant's, or says its reasoning twice.
+    """
+    if made["role"] != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
+        raise HttpError(
+            400,
+            "Reasoning stands in a part of another's message, or beside the message's own.",
+            "Send it once, as a thinking part or as reasoning of the assistant.",
+            param=f"messages.{number}.content",
+        )
+    made["reasoning_content"] = text
+    made["content"] = [part for part in made["content"] if part["type"] != "thinking"] or ""
 
 
 # Modality -> options of reading a file that a request may set.
 _READING = {"video": ("num_frames", "fps")}
+_VIDEOS = frozenset(("video", "video_url", "input_video"))
 
 
 def read_as(
@@ -351,7 +375,7 @@ def read_as(
                 )
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
-            if part["type"] == "video_url" and not part.keys() & set(_READING["video"]):
+            if part["type"] in _VIDEOS and not part.keys() & set(_READING["video"]):
                 part.update(given.get("video", {}))
 
 

@@ -115,7 +115,7 @@ class TextPart(Body):
 
     without_effect = _CACHED
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -166,12 +166,74 @@ class MediaUrl(Body):
     uuid: Name | None = None
 
 
+class ThinkingPart(Body):
+    """A text that the assistant reasoned earlier."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {"closed": "Templates close it.", "signature": "Nothing is signed."}
+
+    type: Literal["thinking"]
+    thinking: str
+
+
 class ImagePart(Paged):
     """An image, or a document whose pages are images."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     type: Literal["image_url"]
     image_url: ImageUrl | str
+    uuid: Name | None = None
+
+
+class _Sources(Body):
+    """Where an item may stand in a part that is named after its modality, as in transformers' messages."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    url: str | None = None
+    path: str | None = None
+    base64: str | None = None
+    data: str | None = None
+    uuid: Name | None = None
+
+
+class NamedImagePart(_Sources):
+    """An image in a part of the type `image`; `image_pil`, which holds an object in Python, holds a URL or base64."""
+
+    type: Literal["image", "image_pil"]
+    image: ImageUrl | str | None = None
+    image_pil: str | None = None
+    detail: Detail | None = None
+
+
+class NamedVideoPart(_Sources):
+    """A video in a part of the type `video`."""
+
+    type: Literal["video"]
+    video: MediaUrl | str | None = None
+
+
+class NamedAudioPart(_Sources):
+    """Audio in a part of the type `audio`."""
+
+    type: Literal["audio"]
+    audio: MediaUrl | str | None = None
+
+
+class InputImagePart(Paged):
+    """An image as in the Responses API."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    type: Literal["input_image"]
+    image_url: ImageUrl | str
+    detail: Detail | None = None
+    uuid: Name | None = None
+
+
+class InputVideoPart(Body):
+    """A video, named as an image of the Responses API is."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    type: Literal["input_video"]
+    video_url: MediaUrl | str
     uuid: Name | None = None
 
 
@@ -256,8 +318,14 @@ class EmbedsPart(Body):
 Part = Annotated[
     TextPart
     | RefusalPart
+    | ThinkingPart
     | ImagePart
+    | NamedImagePart
+    | InputImagePart
     | VideoPart
+    | NamedVideoPart
+    | InputVideoPart
+    | NamedAudioPart
     | AudioPart
     | InputAudioPart
     | EmbedsPart
