@@ -14,6 +14,7 @@ from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
+from beheld.server.custom_tools import CustomCalls
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
@@ -334,7 +335,7 @@ def _tell_thought(made: dict[str, Any], text: str, number: int) -> None:
     if made["role"] != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
         raise HttpError(
             400,
-            "Reasoning stands in a part of another's message, or beside the message's own.",
+            "Reasoning stands in a part of another's message, or twice in one.",
             "Send it once, as a thinking part or as reasoning of the assistant.",
             param=f"messages.{number}.content",
         )
@@ -418,6 +419,7 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
+    calls: dict[int, CustomCalls] = {}
     total = 0
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
     try:
@@ -425,6 +427,7 @@ async def _chunks(
             if not parsers:
                 head.begun(output)
                 parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
+                calls = {index: CustomCalls(tools.custom) for index in parsers}
                 opening = {"role": "assistant", "content": begun}
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
@@ -441,7 +444,7 @@ async def _chunks(
                 total += len(answer.token_ids)
                 head.grown(total)
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parsers[answer.index], calls[answer.index], body, head.bytes_of):
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -488,12 +491,17 @@ def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None,
 
 
 def _choices(
-    answer: CompletionOutput, parser: DeltaParser, body: ChatRequest, bytes_of: Callable[[int], bytes]
+    answer: CompletionOutput,
+    parser: DeltaParser,
+    calls: CustomCalls,
+    body: ChatRequest,
+    bytes_of: Callable[[int], bytes],
 ) -> list[dict[str, Any]]:
     """The choices of the chunks with the new part of one answer."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
+    deltas = list(calls.read(deltas, ended=answer.finish_reason is not None))
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
 from beheld.server import limits
+from beheld.server.custom_tools import arguments_of, function_of
 from beheld.server.notes import Notes
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -363,6 +364,52 @@ class ToolCall(Body):
     function: CalledFunction
 
 
+class CalledCustom(Body):
+    """The custom tool of a call, and its input."""
+
+    without_effect = _MARKED
+
+    name: Name
+    input: str
+
+
+class CustomCall(Body):
+    """An earlier call of a custom tool."""
+
+    without_effect = _MARKED
+
+    id: Name | None = None
+    type: Literal["custom"]
+    index: int | None = None
+    custom: CalledCustom
+
+
+def _as_call(given: ToolCall | CustomCall) -> ToolCall:
+    """The call of the function that the model sees in a custom tool's place."""
+    if isinstance(given, ToolCall):
+        return given
+    called = CalledFunction(name=given.custom.name, arguments=arguments_of(given.custom.input))
+    return ToolCall(id=given.id, index=given.index, function=called)
+
+
+def _kind_of_tool(given: Any) -> str:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return CUSTOM if kind == "custom" else ALLOWED if kind == "allowed_tools" else FUNCTION
+
+
+# Tags of unions that are keys of nothing, so that errors name the client's own fields. What the validators make of such
+# a union is a function's form in any case, which the aliases below say.
+FUNCTION, CUSTOM, ALLOWED = "type: function", "type: custom", "type: allowed_tools"
+if TYPE_CHECKING:
+    _Call = ToolCall
+else:
+    _Call = Annotated[
+        Annotated[ToolCall, Tag(FUNCTION)] | Annotated[CustomCall, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_call),
+    ]
+
+
 class Message(Body):
     """One message of a conversation."""
 
@@ -379,7 +426,7 @@ class Message(Body):
     role: Annotated[str, Field(max_length=64)]
     content: str | Parts | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[_Call], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -399,12 +446,74 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A tool; functions are the only kind."""
+    """A function among the tools."""
 
     without_effect = _CACHED
 
     type: Literal["function"]
     function: Function
+
+
+class InputGrammar(Body):
+    """What the input of a custom tool follows."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(max_length=1 << 16)]
+
+
+class CustomFormat(Body):
+    """What the input of a custom tool looks like."""
+
+    type: Literal["text", "grammar"]
+    grammar: InputGrammar | None = None
+
+
+class Custom(Body):
+    """A tool whose input is a text."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    format: CustomFormat | None = None
+
+
+class ChatCustomTool(Body):
+    """A custom tool among the tools."""
+
+    without_effect = _CACHED
+
+    type: Literal["custom"]
+    custom: Custom
+
+
+class SeenCustom(Tool):
+    """The function that the model sees in a custom tool's place; its calls come back as calls of that."""
+
+
+def _as_tool(given: Tool | ChatCustomTool, info: ValidationInfo) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    own = given.custom
+    given_form = None if own.format is None else own.format.grammar
+    grammar: tuple[str, str] | None = None
+    if given_form is not None:
+        grammar = (given_form.syntax, given_form.definition)
+        words = f"The model is shown the grammar of {own.name}; its calls may still not follow it."
+        if isinstance(info.context, Notes) and info.context.strict:
+            raise wrong(words, "Send the tool without a format.")
+        if isinstance(info.context, Notes):
+            info.context.tell("tools", words)
+    seen = function_of(own.name, own.description, grammar)
+    return SeenCustom(type="function", function=Function(**seen))
+
+
+if TYPE_CHECKING:
+    AnyTool = Tool
+else:
+    AnyTool = Annotated[
+        Annotated[Tool, Tag(FUNCTION)] | Annotated[ChatCustomTool, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_tool),
+    ]
 
 
 class FunctionName(Body):
@@ -420,21 +529,51 @@ class ToolChoice(Body):
     function: FunctionName
 
 
+class CustomChoice(Body):
+    """The one custom tool that must be called."""
+
+    type: Literal["custom"]
+    custom: FunctionName
+
+
+def _as_choice(given: Any) -> Any:
+    return ToolChoice(type="function", function=given.custom) if isinstance(given, CustomChoice) else given
+
+
+if TYPE_CHECKING:
+    _Named = ToolChoice
+else:
+    _Named = Annotated[
+        Annotated[ToolChoice, Tag(FUNCTION)] | Annotated[CustomChoice, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_choice),
+    ]
+
+
 class AllowedTools(Body):
-    """Those of the functions that may be called, and whether one must be."""
+    """Those of the tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=limits.MAX_TOOLS)]
+    tools: Annotated[list[_Named], Field(min_length=1, max_length=limits.MAX_TOOLS)]
 
 
 class AllowedChoice(Body):
-    """A choice among some of the functions; the model sees no others."""
+    """A choice among some of the tools; the model sees no others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-Choice = Annotated[ToolChoice | AllowedChoice, Field(discriminator="type")]
+if TYPE_CHECKING:
+    Choice = ToolChoice | AllowedChoice
+else:
+    Choice = Annotated[
+        Annotated[ToolChoice, Tag(FUNCTION)]
+        | Annotated[CustomChoice, Tag(CUSTOM)]
+        | Annotated[AllowedChoice, Tag(ALLOWED)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_choice),
+    ]
 
 
 class JsonSchema(Body):
@@ -641,7 +780,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Variables = Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES), AfterValidator(_variables)]
-Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 

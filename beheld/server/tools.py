@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import AllowedChoice, ChatRequest, Tool, ToolChoice
+from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
 from beheld.text.tools import FORMATS
 
 
@@ -25,6 +25,7 @@ class ToolUse:
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
         short_ids: calls have ids of nine letters and digits, the only ones that some templates take back.
+        custom: the functions that stand for custom tools.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -34,6 +35,7 @@ class ToolUse:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
     short_ids: bool = False
+    custom: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         HttpError: fields contradict each other, or there are too many tools.
     """
     body = allowed_only(body)
+    custom = frozenset(tool.function.name for tool in body.tools or () if isinstance(tool, SeenCustom))
+    return replace(_tool_use(body, form, max_tools), custom=custom)
+
+
+def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
