@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beheld.api.feed import Job
-from beheld.api.llm import LLM, check_chat_tokenization
+from beheld.api.llm import LLM, check_chat_tokenization, tokenization_of, with_entries
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
@@ -201,13 +201,18 @@ class ScriptEngine:
         tokenization_kwargs: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
-        **_: Any,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> str:
-        """Queue a request; forms of the prompt as for `generate`.
+        """Queue a request; forms of the prompt and `tokenization_kwargs` as for `generate`.
+
+        The arguments that say when it came, whose session it is of and what others could keep of it change no answer.
 
         Raises:
             UserError, EngineError: it cannot run.
         """
+        prompt = with_entries(prompt, tokenization_of(tokenization_kwargs))
         job = self._llm._job(prompt, params, lora_request, priority)
         self._run.submit(Job(str(request_id), params, partial(_named, job, str(request_id)), job.tokenizer, job.light))
         return str(request_id)

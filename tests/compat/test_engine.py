@@ -190,3 +190,31 @@ def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     place, error = capsys.readouterr().err.splitlines()
     assert place == f"{script}:2: {line}"
     assert told in error
+
+
+def test_the_tokenizers_options_reach_each_way_of_asking(llm: ScriptLLM) -> None:
+    bare = {"add_special_tokens": False}
+    (expected,) = llm.generate(PROMPT, params(), tokenization_kwargs=bare, use_tqdm=False)
+    (usual,) = llm.generate(PROMPT, params(), use_tqdm=False)
+    assert expected.prompt_token_ids != usual.prompt_token_ids
+    engine = llm.llm_engine
+    engine.add_request("bare", PROMPT, params(), tokenization_kwargs=bare, prompt_text="x", session_id="s")
+    found = []
+    while engine.has_unfinished_requests():
+        found = engine.step() or found
+    assert found[0].prompt_token_ids == expected.prompt_token_ids
+    with pytest.raises(ParamsError, match="tokenization_kwargs cannot say 'padding'"):
+        engine.add_request("other", PROMPT, params(), tokenization_kwargs={"padding": True})
+    with pytest.raises(TypeError, match="colour"):
+        engine.add_request("other", PROMPT, params(), colour=1)  # type: ignore[call-arg]
+
+    async def run() -> list[int]:
+        made = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+        try:
+            asked = made.generate(PROMPT, params(), "one", tokenization_kwargs=bare, trace_headers={}, session_id="s")
+            outputs = [output async for output in asked]
+            return list(outputs[-1].prompt_token_ids or ())
+        finally:
+            made.shutdown()
+
+    assert asyncio.run(run()) == expected.prompt_token_ids
