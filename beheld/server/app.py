@@ -138,12 +138,13 @@ class Service:
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/load", self._guarded(self.load), methods=["GET"]),
-            Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]),
-            Route("/docs", self._guarded(self.docs), methods=["GET"]),
         ]
         routes += [
             Route(path, self._guarded(handler), methods=[method]) for method, path, handler in self._operators_routes()
         ]
+        if not self.options.hides_docs:
+            routes.append(Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]))
+            routes.append(Route("/docs", self._guarded(self.docs), methods=["GET"]))
         if self.options.show_page:
             routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
         if self.options.show_dashboard:

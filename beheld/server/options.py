@@ -228,6 +228,9 @@ class ServerOptions:
     show_dashboard: bool = _option(
         False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
     )
+    hides_docs: bool = _option(
+        False, "disable-fastapi-docs", "leave out `/docs` and `/openapi.json`; the name is vLLM's", shown="off"
+    )
     operator_routes: bool = _option(
         False,
         "operator-routes",

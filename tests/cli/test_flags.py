@@ -274,3 +274,23 @@ def test_patterns_of_files_that_are_never_read_change_nothing() -> None:
 @pytest.mark.parametrize("value", ['{"backend": "xgrammar"}', '{"backend":"xgrammar"}'])
 def test_json_is_read_however_it_is_written(value: str) -> None:
     assert vllm_flags.answer("structured-outputs-config", value) == 1
+
+
+def test_logits_processors_by_name_find_vllms_modules() -> None:
+    name = "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor"
+    script = f"""
+from beheld.cli.flags import engine_options
+from beheld.cli.serve import add_arguments
+from beheld.cli.parser import Parser
+from beheld.core.config import EngineConfig
+from beheld.core.params import SamplingParams
+from beheld.inputs.sampling.logits_processors import EngineProcessors
+parser = Parser(prog="beheld serve")
+add_arguments(parser)
+options = engine_options(parser.parse_args(["mote", "--logits_processors", "{name}"]))
+assert options == {{"logits_processors": ["{name}"]}}, options
+made = EngineProcessors(options["logits_processors"], None)
+assert len(made.of(SamplingParams(extra_args={{"ngram_size": 2}}))) == 1
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
