@@ -27,6 +27,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
     completions,
+    fill_in,
     generate,
     invocations,
     limits,
@@ -277,7 +278,7 @@ class Service:
         folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
     ) -> Response:
         """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
-        body = with_all(body, self.llm.info.vocab_size)
+        body = fill_in.filled(with_all(body, self.llm.info.vocab_size), self.llm.tokenizer)
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)

@@ -72,8 +72,9 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse the first unknown field by name, before other checks; drop the fields that ask for nothing."""
-        if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
+        if not isinstance(value, dict):
             return value
+        allows = cls.model_config.get("extra") == "allow"
         known = {field.alias or name for name, field in cls.model_fields.items()}
         notes = info.context if isinstance(info.context, Notes) else Notes()
         silent = set()
@@ -88,6 +89,8 @@ class Body(BaseModel):
             if name in cls.without_effect and not notes.strict:
                 notes.tell(name, cls.without_effect[name])
                 silent.add(name)
+                continue
+            if allows:
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
             # Braces would be taken for format fields.
@@ -180,6 +183,7 @@ class ImagePart(Paged):
     """An image, or a document whose pages are images."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["image_url"]
     image_url: ImageUrl | str
     uuid: Name | None = None
@@ -189,6 +193,7 @@ class _Sources(Body):
     """Where an item may stand in a part that is named after its modality, as in transformers' messages."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     url: str | None = None
     path: str | None = None
     base64: str | None = None
@@ -223,6 +228,7 @@ class InputImagePart(Paged):
     """An image as in the Responses API."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["input_image"]
     image_url: ImageUrl | str
     detail: Detail | None = None
@@ -233,6 +239,7 @@ class InputVideoPart(Body):
     """A video, named as an image of the Responses API is."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["input_video"]
     video_url: MediaUrl | str
     uuid: Name | None = None
@@ -259,10 +266,25 @@ class FilePart(Paged):
     uuid: Name | None = None
 
 
+class InputFilePart(Paged):
+    """A file as in the Responses API."""
+
+    remedies: ClassVar[Mapping[str, str]] = FileContent.remedies
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = FileContent.says_nothing
+    without_effect = _CACHED
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: Name | None = None
+    uuid: Name | None = None
+
+
 class VideoPart(Body):
     """A video."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["video_url"]
     video_url: MediaUrl | str
     uuid: Name | None = None
@@ -272,6 +294,7 @@ class AudioPart(Body):
     """Audio by its URL."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["audio_url"]
     audio_url: MediaUrl | str
     uuid: Name | None = None
@@ -287,6 +310,8 @@ class InputAudio(Body):
 class InputAudioPart(Body):
     """An audio clip within the request."""
 
+    without_effect = _CACHED
+
     type: Literal["input_audio"]
     input_audio: InputAudio
     uuid: Name | None = None
@@ -294,6 +319,8 @@ class InputAudioPart(Body):
 
 class AudioEmbedsPart(Body):
     """An audio clip's embeddings, computed elsewhere."""
+
+    without_effect = _CACHED
 
     type: Literal["audio_embeds"]
     audio_embeds: str | dict[str, str]
@@ -303,6 +330,8 @@ class AudioEmbedsPart(Body):
 class VideoEmbedsPart(Body):
     """A video's embeddings, computed elsewhere."""
 
+    without_effect = _CACHED
+
     type: Literal["video_embeds"]
     video_embeds: str | dict[str, str]
     uuid: Name | None = None
@@ -310,6 +339,8 @@ class VideoEmbedsPart(Body):
 
 class EmbedsPart(Body):
     """An image's embeddings, computed elsewhere."""
+
+    without_effect = _CACHED
 
     type: Literal["image_embeds"]
     image_embeds: str | dict[str, str]
@@ -332,7 +363,8 @@ Part = Annotated[
     | EmbedsPart
     | AudioEmbedsPart
     | VideoEmbedsPart
-    | FilePart,
+    | FilePart
+    | InputFilePart,
     Field(discriminator="type"),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
@@ -663,7 +695,7 @@ _REMEDIES = {
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
     "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
-    "suffix": "Write it into the prompt, with the model's own tokens for it.",
+    "suffix": "Completions have it: /v1/completions.",
     "verbosity": "Write it in the messages.",
     "web_search_options": "Leave it out: this server searches nothing.",
 }
@@ -841,6 +873,7 @@ class CompletionRequest(Sampled):
     logprobs: Whole | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
 
 _ManyTexts = Annotated[list[str], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]

@@ -91,3 +91,18 @@ def test_reasoning_in_parts_is_the_messages() -> None:
 def test_reasoning_in_parts_of_a_user_is_refused(running: Running) -> None:
     answer = running.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "Hm"}]}]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.0.content")
+
+
+def test_marks_of_caches_on_items_are_told(running: Running) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    expected = asked(running, {"type": "image_url", "image_url": {"url": PICTURE}}, WORDS)
+    for part in (
+        {"type": "image_url", "image_url": {"url": PICTURE}, **mark},
+        {"type": "image", "image": PICTURE, **mark},
+        {"type": "input_file", "file_data": PICTURE, "filename": "a.png", **mark},
+    ):
+        messages = [{"role": "user", "content": [part, WORDS]}]
+        answer = running.post(CHAT, {"messages": messages, "max_tokens": 4, "temperature": 0}).json()
+        assert [one["param"] for one in answer["warnings"]] == ["cache_control"]
+        assert answer["usage"]["prompt_tokens"] == expected[0]
+        assert [item["digest"] for item in answer["media"]] == expected[2]
