@@ -50,9 +50,9 @@ def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] |
         else:
             words = partial(vllm_flags.same, metadata["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words
-            how = {"type": kind, "choices": metadata.get("choices")} | (
-                {} if "choices" in metadata else {"metavar": "VALUE"}
-            )
+            # Where a plug-in may have others, ServerOptions checks the value.
+            choices = None if "plugin" in metadata else metadata.get("choices")
+            how = {"type": kind, "choices": choices} | ({} if choices else {"metavar": "VALUE"})
         how["help"] = plain(metadata["meaning"])
         made.append(group.add_argument(*spellings(metadata["flag"]), default=None, dest=field.name, **how))
     return made

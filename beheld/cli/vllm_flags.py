@@ -45,7 +45,6 @@ FLAGS: dict[str, VllmOption] = {
     "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1, only=("1",)),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
-    "tool-parser-plugin": VllmOption(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),
     "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
     "enable-per-request-metrics": VllmOption(remedy="Leave it out; /metrics has the times of requests."),
@@ -78,8 +77,8 @@ FLAGS: dict[str, VllmOption] = {
     },
 }
 
-# Options of the engine; the server has a flag of its own for one, and vLLM keeps two to itself.
-_OWN = frozenset({"reasoning_parser"})
+# Options of the engine; the server has flags of its own for two, and vLLM keeps two to itself.
+_OWN = frozenset({"reasoning_parser", "reasoning_parser_plugin"})
 FLAGS.update(
     {
         name.replace("_", "-"): option

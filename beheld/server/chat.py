@@ -19,13 +19,14 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
+from beheld.server.parser_plugins import add_format, marks_of
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, ThinkingPart, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
-from beheld.text.tools import FORMATS, form_of
+from beheld.text.tools import form_of, format_named
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
@@ -72,9 +73,16 @@ class AnswerMarks:
 def answer_marks(llm: AsyncLLM, options: ServerOptions) -> AnswerMarks:
     """What the operator chose, or else what the model's family and its chat template say."""
     template, info = llm.chat_template, llm.info
+    if options.reasoning_plugin is not None and options.reasoning_parser is not None:
+        marks: ReasoningMarks | None = marks_of(options.reasoning_parser, options.reasoning_plugin, llm.tokenizer)
+    else:
+        marks = REASONING.get(options.reasoning_parser or reasoning_of(template, info.reasoning_formats) or NONE)
+    if options.tool_plugin is not None and options.tool_parser is not None:
+        # What marks its calls is not known here, and may be a special token.
+        own = add_format(options.tool_parser, options.tool_plugin, llm.tokenizer)
+        return AnswerMarks(ToolForm(own, special=True), marks)
     calls = options.tool_parser or form_of(template, info.call_formats)
-    named = options.reasoning_parser or reasoning_of(template, info.reasoning_formats)
-    return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), REASONING.get(named or NONE))
+    return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), marks)
 
 
 def ends_reasoning(llm: AsyncLLM, marks: ReasoningMarks | None) -> bool:
@@ -480,7 +488,7 @@ def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> Reasonin
 def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None, body: ChatRequest) -> DeltaParser:
     forced = tools.grammar is not None and tools.grammar.calls is None
     # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
-    calls = () if forced or tools.form is None else FORMATS[tools.form].openings
+    calls = () if forced or tools.form is None else format_named(tools.form).openings
     split: Splitter | None = None
     if marks is not None:
         nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True

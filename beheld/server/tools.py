@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
-from beheld.text.tools import FORMATS
+from beheld.text.tools import format_named
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
         return None
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     special = {token.content for token in added if token.special}
-    return ToolForm(name, not special.isdisjoint(FORMATS[name].marks))
+    return ToolForm(name, not special.isdisjoint(format_named(name).marks))
 
 
 def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], ...]:
@@ -127,7 +127,7 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
-    short = form is not None and FORMATS[form.name].short_ids
+    short = form is not None and format_named(form.name).short_ids
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:
