@@ -54,6 +54,43 @@ class ScriptLLM(LLM):
             embedding_size=None if pooler is None or pooler.scores else pooler.width,
         )
 
+    def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: Any = None,
+        *older: Any,
+        prompt_token_ids: Any = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """As LLM.generate, and in the forms of older scripts.
+
+        Args:
+            older: `prompt_token_ids`, `use_tqdm` and `lora_request` by position; the first may be left out.
+            prompt_token_ids: the ids of one prompt or of several, in place of `prompts`.
+
+        Raises:
+            ParamsError: there are prompts and ids.
+        """
+        names = (
+            ("use_tqdm",) if older and isinstance(older[0], bool) else ("prompt_token_ids", "use_tqdm", "lora_request")
+        )
+        if len(older) > len(names):
+            raise TypeError(f"generate() takes at most {2 + len(names)} arguments by position.")
+        given = dict(zip(names, older, strict=False))
+        for name in given.keys() & options.keys():
+            raise TypeError(f"generate() got {name!r} twice.")
+        options |= given
+        ids = options.pop("prompt_token_ids", None) if prompt_token_ids is None else prompt_token_ids
+        if ids is not None:
+            if prompts is not None:
+                raise ParamsError(
+                    "A call has prompts or prompt_token_ids.", "Leave one of them out.", param="prompt_token_ids"
+                )
+            prompts = ids
+        if prompts is None:
+            raise ParamsError("There are no prompts.", "Send texts or token ids.", param="prompts")
+        return super().generate(prompts, sampling_params, **options)
+
     def get_metrics(self) -> list[metrics.Metric]:
         """The engine's counters under vLLM's names."""
         return metrics.of(self.stats(), str(self._args.model or "mote"))
@@ -171,6 +208,34 @@ class ScriptLLM(LLM):
     def apply_model(self, func: Any) -> Any:
         """Refused as `collective_rpc`."""
         return self.collective_rpc(f"apply_model: {getattr(func, '__name__', func)}")
+
+
+_SAME_WEIGHTS = "Weights do not change while an engine runs; make a new LLM, or read others with collective_rpc."
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *("finish_weight_update", "get_weight_version", "init_weight_transfer_engine", "start_weight_update"),
+            *("shutdown_weight_transfer_engine", "start_draft_weight_update", "update_weight_version"),
+            "update_weights",
+        ),
+        _SAME_WEIGHTS,
+    ),
+    "release_kv_cache_memory": "sleep(1) gives back the cache of keys and values, and wake_up takes it again.",
+}
+"""Methods of vLLM's LLM that are not built: what there is instead."""
+
+
+def _refusing(name: str, remedy: str) -> Callable[..., Any]:
+    def refuse(self: ScriptLLM, *_: Any, **__: Any) -> Any:
+        raise ConfigError(f"LLM.{name} is not available here.", remedy, param=name)
+
+    refuse.__name__ = name
+    refuse.__doc__ = f"Refused: {remedy}"
+    return refuse
+
+
+for _name, _remedy in REFUSED.items():
+    setattr(ScriptLLM, _name, _refusing(_name, _remedy))
 
 
 class ScriptEngine:
