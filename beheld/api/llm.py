@@ -123,7 +123,7 @@ class LLM:
             One output per prompt, in order.
         """
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
-        common = _tokenization(tokenization_kwargs)
+        common = tokenization_of(tokenization_kwargs)
         if mm_processor_kwargs is not None:
             common["mm_processor_kwargs"] = mm_processor_kwargs
         jobs = self._jobs(items, sampling_params, lora_request, priority, common=common, grounding=grounding)
@@ -630,7 +630,7 @@ class LLM:
                     own = _entry_or_common(params, index)
                     # Without a budget, a grammar shapes the whole answer, its reasoning too.
                     fields = dict(chat or {}) if _has_budget(own) else {**(chat or {}), "reasoning": None}
-                    prompt = _with(item, common) if chat is None else Chat(item, **fields)
+                    prompt = with_entries(item, common) if chat is None else Chat(item, **fields)
                     yield self._job(
                         prompt,
                         own,
@@ -773,7 +773,7 @@ def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str | dict | Chat) or _is_ids(prompts)
 
 
-def _tokenization(given: Mapping[str, Any] | None) -> dict[str, Any]:
+def tokenization_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check the tokenizer's options of a call.
 
     Raises:
@@ -795,11 +795,11 @@ def check_chat_tokenization(given: Mapping[str, Any] | None) -> None:
     Raises:
         ParamsError: they ask for what a conversation cannot have.
     """
-    if _tokenization(given).get("add_special_tokens"):
+    if tokenization_of(given).get("add_special_tokens"):
         raise ParamsError("The chat template writes the special tokens.", "Leave it out.", param="tokenization_kwargs")
 
 
-def _with(prompt: Any, common: Mapping[str, Any] | None) -> Any:
+def with_entries(prompt: Any, common: Mapping[str, Any] | None) -> Any:
     """A prompt with entries that all have; its own go first."""
     if not common:
         return prompt

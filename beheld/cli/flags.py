@@ -21,7 +21,13 @@ from beheld.flags.json_values import json_value
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the engine options that were given, by field name."""
     names = {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
-    return {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    found = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    if found.get("logits_processors"):
+        from beheld.compat.finder import install
+
+        # Classes that were written for vLLM import its modules, and those of vLLM's own are named by them.
+        install()
+    return found
 
 
 def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] | None = None) -> list[argparse.Action]:
@@ -44,9 +50,9 @@ def add_server_flags(group: argparse._ArgumentGroup, *, names: Collection[str] |
         else:
             words = partial(vllm_flags.same, metadata["flag"])
             kind = type(field.default) if isinstance(field.default, int | float) else words
-            how = {"type": kind, "choices": metadata.get("choices")} | (
-                {} if "choices" in metadata else {"metavar": "VALUE"}
-            )
+            # Where a plug-in may have others, ServerOptions checks the value.
+            choices = None if "plugin" in metadata else metadata.get("choices")
+            how = {"type": kind, "choices": choices} | ({} if choices else {"metavar": "VALUE"})
         how["help"] = plain(metadata["meaning"])
         made.append(group.add_argument(*spellings(metadata["flag"]), default=None, dest=field.name, **how))
     return made

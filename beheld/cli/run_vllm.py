@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import runpy
 import sys
 import sysconfig
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from beheld.core.errors import ConfigError
@@ -28,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the script like `python SCRIPT ARGS...`, with `import vllm` giving beheld; returns 0 at its end.
 
+    Programs that the script starts find a command `vllm`, which is beheld, unless a real one is installed. A line such
+    as `vllm serve MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
+
     Raises:
         ConfigError: the file does not exist.
         BeheldError: an error of beheld in the script.
@@ -36,6 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.compat.finder import install
 
     script = Path(arguments.script)
+    if arguments.script == "vllm" and not script.is_file():
+        # In place of this process, so that signals reach the command.
+        os.execv(sys.executable, [sys.executable, "-m", "beheld", *arguments.arguments])
     if not script.is_file():
         raise ConfigError(f"There is no file {arguments.script!r}.", "Name a Python file.", param="script")
     install()
@@ -43,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     sys.argv = [arguments.script, *arguments.arguments]
     sys.path[:1] = [str(script.resolve().parent)]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with _command():
+            runpy.run_path(str(script), run_name="__main__")
     except ModuleNotFoundError as error:
         _show_places(error)
         raise _absent(error) from error
@@ -53,6 +64,22 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         sys.argv, sys.path[:1] = words, folder
     return 0
+
+
+@contextlib.contextmanager
+def _command() -> Iterator[None]:
+    """Within the block, programs find `vllm`: after all others, so that a real one goes first."""
+    paths = os.environ.get("PATH", os.defpath)
+    with tempfile.TemporaryDirectory(prefix="beheld-command-") as folder:
+        file = Path(folder) / "vllm"
+        code = "from beheld.cli.main import command\ncommand()\n"
+        file.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
+        file.chmod(0o755)
+        os.environ["PATH"] = f"{paths}{os.pathsep}{folder}"
+        try:
+            yield
+        finally:
+            os.environ["PATH"] = paths
 
 
 def _absent(error: ModuleNotFoundError) -> ConfigError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import add_server_flags, apply_file, engine_options, server_values
+from beheld.cli.plugins import with_plugins
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.flags.engine import add_engine_flags
@@ -239,6 +240,7 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
         )
     # `--root-path /` is none.
     said |= {"root_path": ""} if said.get("root_path") == "/" else {}
+    said = with_plugins(said)
     return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, allowed_hosts=hosts, **said)
 
 

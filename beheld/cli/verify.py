@@ -17,7 +17,7 @@ _OPTIONS = frozenset(
     (
         *("tokenizer", "tokenizer_mode", "trust_remote_code", "revision", "tokenizer_revision", "download_dir"),
         *("hf_token", "hf_overrides", "dtype", "quantization", "max_model_len", "max_num_batched_tokens", "block_size"),
-        *("num_gpu_blocks_override", "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs"),
+        *("num_gpu_blocks_override", "kv_cache_dtype", "limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs"),
     )
 )
 
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compare and print; the status is 1 if a stage differs. With weights quantized at load, print what that loses."""
+    """Compare and print; the status is 1 if a stage differs. Print what rounding loses where weights are
+    quantized at load or keys and values are rounded."""
     if arguments.max_tokens < 1:
         raise UserError(f"--max-tokens must be at least 1, got {arguments.max_tokens}.")
     refs = references(arguments.media)
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--text-only was said, and media were given.", "Leave one of the two out.")
     from beheld.core.config import EngineArgs
     from beheld.tools.verify.questions import made_up_of, question_of
-    from beheld.tools.verify.run import is_rounded_at_load, quantization_loss, verify
+    from beheld.tools.verify.run import is_rounded_at_load, quantization_loss, rounds_cache, verify
 
     options: dict[str, Any] = {"dtype": "float32", **engine_options(arguments)}
     args = EngineArgs(model=arguments.model, **options)
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = question_of(
         args, refs, text=arguments.question, prompt=arguments.prompt, max_tokens=arguments.max_tokens
     )
-    if arguments.unquantized is not None or is_rounded_at_load(args):
+    if arguments.unquantized is not None or is_rounded_at_load(args) or rounds_cache(args):
         # The stages of the same weights unquantized are compared without the option.
         lost = quantization_loss(args, question, arguments.unquantized)
         print(json.dumps({**dataclasses.asdict(lost), "share_equal": lost.share_equal}) if arguments.json else lost)

@@ -29,8 +29,7 @@ FLAGS: dict[str, VllmOption] = {
     "enable-request-id-headers": VllmOption("every answer has an X-Request-Id"),
     "exclude-tools-when-tool-choice-none": VllmOption("that is so here"),
     "disable-access-log-for-endpoints": VllmOption(_LOG, values=1),
-    "disable-fastapi-docs": VllmOption("there is no such page; /openapi.json is the document"),
-    "enable-offline-docs": VllmOption("there is no such page; /openapi.json is the document"),
+    "enable-offline-docs": VllmOption("/docs needs no other server"),
     "enable-log-deltas": VllmOption("what models say is never logged"),
     "log-error-stack": VllmOption("the log has the stack of each error of the server's own"),
     "h11-max-incomplete-event-size": VllmOption("headers have limits of this server's", values=1),
@@ -46,7 +45,6 @@ FLAGS: dict[str, VllmOption] = {
     "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1, only=("1",)),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
-    "tool-parser-plugin": VllmOption(remedy="Use --tool-call-parser with one of the forms that it lists.", values=1),
     "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
     "enable-per-request-metrics": VllmOption(remedy="Leave it out; /metrics has the times of requests."),
@@ -79,8 +77,8 @@ FLAGS: dict[str, VllmOption] = {
     },
 }
 
-# Options of the engine; the server has a flag of its own for one, and vLLM keeps two to itself.
-_OWN = frozenset({"reasoning_parser"})
+# Options of the engine; the server has flags of its own for two, and vLLM keeps two to itself.
+_OWN = frozenset({"reasoning_parser", "reasoning_parser_plugin"})
 FLAGS.update(
     {
         name.replace("_", "-"): option

@@ -30,7 +30,7 @@ AUDIOS: Mapping[str, str] = {
 }
 # The video was renamed; both names refer to the same file.
 VIDEOS: Mapping[str, str] = {"baby_reading": "sample_demo_1.mp4", "sample_demo_1.mp4": "sample_demo_1.mp4"}
-_LIMITS = MediaLimits()
+_LIMITS = MediaLimits(image_formats="all")
 _RULES = FetchRules(limits=_LIMITS)
 
 

@@ -29,7 +29,7 @@ class MediaConnector:
         allowed_media_domains: list[str] | None = None,
     ) -> None:
         self._options = media_io_kwargs or {}
-        self._rules = FetchRules.of(allowed_local_media_path, allowed_media_domains, MediaLimits())
+        self._rules = FetchRules.of(allowed_local_media_path, allowed_media_domains, MediaLimits(image_formats="all"))
 
     def fetch_image(self, image_url: str, *, image_mode: str = "RGB") -> Any:
         """See compat.media.fetch_image."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beheld.api.feed import Job
-from beheld.api.llm import LLM, check_chat_tokenization
+from beheld.api.llm import LLM, check_chat_tokenization, tokenization_of, with_entries
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
@@ -53,6 +53,43 @@ class ScriptLLM(LLM):
             max_model_len=self._config.max_model_len,
             embedding_size=None if pooler is None or pooler.scores else pooler.width,
         )
+
+    def generate(
+        self,
+        prompts: Any = None,
+        sampling_params: Any = None,
+        *older: Any,
+        prompt_token_ids: Any = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """As LLM.generate, and in the forms of older scripts.
+
+        Args:
+            older: `prompt_token_ids`, `use_tqdm` and `lora_request` by position; the first may be left out.
+            prompt_token_ids: the ids of one prompt or of several, in place of `prompts`.
+
+        Raises:
+            ParamsError: there are prompts and ids.
+        """
+        names = (
+            ("use_tqdm",) if older and isinstance(older[0], bool) else ("prompt_token_ids", "use_tqdm", "lora_request")
+        )
+        if len(older) > len(names):
+            raise TypeError(f"generate() takes at most {2 + len(names)} arguments by position.")
+        given = dict(zip(names, older, strict=False))
+        for name in given.keys() & options.keys():
+            raise TypeError(f"generate() got {name!r} twice.")
+        options |= given
+        ids = options.pop("prompt_token_ids", None) if prompt_token_ids is None else prompt_token_ids
+        if ids is not None:
+            if prompts is not None:
+                raise ParamsError(
+                    "A call has prompts or prompt_token_ids.", "Leave one of them out.", param="prompt_token_ids"
+                )
+            prompts = ids
+        if prompts is None:
+            raise ParamsError("There are no prompts.", "Send texts or token ids.", param="prompts")
+        return super().generate(prompts, sampling_params, **options)
 
     def get_metrics(self) -> list[metrics.Metric]:
         """The engine's counters under vLLM's names."""
@@ -173,6 +210,34 @@ class ScriptLLM(LLM):
         return self.collective_rpc(f"apply_model: {getattr(func, '__name__', func)}")
 
 
+_SAME_WEIGHTS = "Weights do not change while an engine runs; make a new LLM, or read others with collective_rpc."
+REFUSED = {
+    **dict.fromkeys(
+        (
+            *("finish_weight_update", "get_weight_version", "init_weight_transfer_engine", "start_weight_update"),
+            *("shutdown_weight_transfer_engine", "start_draft_weight_update", "update_weight_version"),
+            "update_weights",
+        ),
+        _SAME_WEIGHTS,
+    ),
+    "release_kv_cache_memory": "sleep(1) gives back the cache of keys and values, and wake_up takes it again.",
+}
+"""Methods of vLLM's LLM that are not built: what there is instead."""
+
+
+def _refusing(name: str, remedy: str) -> Callable[..., Any]:
+    def refuse(self: ScriptLLM, *_: Any, **__: Any) -> Any:
+        raise ConfigError(f"LLM.{name} is not available here.", remedy, param=name)
+
+    refuse.__name__ = name
+    refuse.__doc__ = f"Refused: {remedy}"
+    return refuse
+
+
+for _name, _remedy in REFUSED.items():
+    setattr(ScriptLLM, _name, _refusing(_name, _remedy))
+
+
 class ScriptEngine:
     """vLLM's LLMEngine: requests are added one by one, and the script steps the engine.
 
@@ -201,13 +266,18 @@ class ScriptEngine:
         tokenization_kwargs: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
-        **_: Any,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        kv_hints: Any = None,
     ) -> str:
-        """Queue a request; forms of the prompt as for `generate`.
+        """Queue a request; forms of the prompt and `tokenization_kwargs` as for `generate`.
+
+        The arguments that say when it came, whose session it is of and what others could keep of it change no answer.
 
         Raises:
             UserError, EngineError: it cannot run.
         """
+        prompt = with_entries(prompt, tokenization_of(tokenization_kwargs))
         job = self._llm._job(prompt, params, lora_request, priority)
         self._run.submit(Job(str(request_id), params, partial(_named, job, str(request_id)), job.tokenizer, job.light))
         return str(request_id)

@@ -13,7 +13,7 @@ from beheld.inputs.fetch.url_mirror import places
 from beheld.inputs.media import audio, decode, video
 from beheld.utils import env
 
-_LIMITS = MediaLimits()
+_LIMITS = MediaLimits(image_formats="all")
 _RULES = FetchRules(limits=_LIMITS)
 
 

@@ -39,6 +39,25 @@ _LOGITS = {
         "RequestLogitsProcessor",
     )
 }
+_PARSERS = {
+    name: f"beheld.compat.parsers:{name}"
+    for name in (
+        *("DeltaFunctionCall", "DeltaMessage", "DeltaToolCall", "ExtractedToolCallInformation", "FunctionCall"),
+        *("ChatCompletionRequest", "ChatCompletionToolsParam", "FunctionDefinition"),
+    )
+} | {
+    "ToolCall": "beheld.compat.parsers:ReadCall",
+    "ResponsesRequest": "beheld.compat.parsers:ParsedResponsesRequest",
+}
+_TOOL_PARSERS = {
+    "ToolParser": "beheld.compat.parsers:ToolParser",
+    "ToolParserManager": "beheld.compat.parsers:ToolParsers",
+}
+_REASONING_PARSERS = {
+    "ReasoningParser": "beheld.compat.parsers:ReasoningParser",
+    "ReasoningParserManager": "beheld.compat.parsers:ReasoningParsers",
+}
+_THINKING = {"BaseThinkingReasoningParser": "beheld.compat.parsers:MarkedReasoningParser"}
 _METRICS = {name: f"beheld.compat.metrics:{name}" for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")}
 _BEAMS = {name: f"beheld.core.beams:{name}" for name in ("BeamSearchOutput", "BeamSearchSequence")}
 _PARSER = {"FlexibleArgumentParser": "beheld.compat.arguments:FlexibleArgumentParser"}
@@ -174,6 +193,44 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.v1.sample": {},
     "vllm.v1.sample.logits_processor": _LOGITS,
+    **dict.fromkeys(
+        (
+            *("vllm.tool_parsers", "vllm.tool_parsers.abstract_tool_parser"),
+            *(
+                "vllm.entrypoints.openai.tool_parsers",
+                "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser",
+            ),
+        ),
+        _TOOL_PARSERS,
+    ),
+    "vllm.reasoning": _REASONING_PARSERS,
+    "vllm.reasoning.abs_reasoning_parsers": _REASONING_PARSERS,
+    "vllm.reasoning.basic_parsers": _THINKING,
+    "vllm.reasoning.deepseek_r1_reasoning_parser": {
+        "DeepSeekR1ReasoningParser": "beheld.compat.parsers:DeepSeekR1ReasoningParser"
+    },
+    "vllm.reasoning.qwen3_reasoning_parser": {"Qwen3ReasoningParser": "beheld.compat.parsers:Qwen3ReasoningParser"},
+    **{
+        name: {}
+        for name in (
+            *("vllm.entrypoints.generate", "vllm.entrypoints.generate.base", "vllm.entrypoints.openai"),
+            *("vllm.entrypoints.openai.engine", "vllm.entrypoints.openai.chat_completion"),
+            "vllm.entrypoints.openai.responses",
+        )
+    },
+    **dict.fromkeys(
+        (
+            *("vllm.entrypoints.openai.protocol", "vllm.entrypoints.openai.engine.protocol"),
+            *(
+                "vllm.entrypoints.openai.chat_completion.protocol",
+                "vllm.entrypoints.openai.responses.protocol",
+            ),
+            "vllm.entrypoints.generate.base.protocol",
+        ),
+        _PARSERS,
+    ),
+    "vllm.tokenizers": {"TokenizerLike": "typing:Any"},
+    "vllm.transformers_utils.tokenizer": {"AnyTokenizer": "typing:Any"},
     "vllm.v1.sample.logits_processor.builtin": {
         "process_dict_updates": "beheld.compat.logits:process_dict_updates",
     },

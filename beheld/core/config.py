@@ -474,6 +474,8 @@ class MediaLimits:
         work_timeout_s: modality -> seconds for decoding and processing one item in a worker; "document": for inspecting
             one, whose pages are then images.
         max_work_bytes: memory that a worker may use for one item.
+        image_formats: "usual" are PNG, JPEG, WebP, GIF and BMP; "all" are TIFF (its first page), ICO, PPM, AVIF and,
+            where pillow-heif is installed, HEIC besides, whose decoders are looked at less often.
     """
 
     max_item_bytes: int = 256 << 20
@@ -491,6 +493,7 @@ class MediaLimits:
         default_factory=lambda: {"image": 20.0, "video": 120.0, "audio": 60.0, "document": 20.0}
     )
     max_work_bytes: int = 4 << 30
+    image_formats: str = "usual"
 
     @classmethod
     def within(cls, options: Mapping[str, Any] | None, num_bytes: int) -> dict[str, Any]:
@@ -527,6 +530,12 @@ class MediaLimits:
                 raise ConfigError(f"media_limits: there is no modality {modality!r}.", param="media_limits")
         for name, value in (*given.items(), *timeouts.items()):
             if name == "work_timeout_s":
+                continue
+            if name == "image_formats":
+                if value not in ("usual", "all"):
+                    raise ConfigError(
+                        f"media_limits: image_formats must be usual or all, got {value!r}.", param="media_limits"
+                    )
                 continue
             seconds = name in timeouts or name == "max_audio_s"
             if isinstance(value, bool) or not isinstance(value, int | float if seconds else int) or not 0 < value < inf:

@@ -206,7 +206,8 @@ _refused("`load_format` is auto, safetensors, sharded_state or dummy; leave it o
 OPTIONS["ignore_patterns"] = VllmOption(
     "", "Remove the files from the folder.", 1, unread=("original/", "consolidated")
 )
-_refused("`--reasoning-parser think` of the server separates reasoning.", "reasoning_parser_plugin reasoning_config")
+_refused("`--reasoning-parser think` of the server separates reasoning.", "reasoning_config")
+_refused("It is a flag of the server; scripts get the whole text.", "reasoning_parser_plugin")
 _refused("Texts are not marked; leave it out.", "watermark_config")
 _refused("Models answer token by token; leave it out.", "diffusion_config engram_config")
 _refused("Read /metrics or the server's log.", "otlp_traces_endpoint collect_detailed_traces")

@@ -13,8 +13,8 @@ from beheld.core.config import EngineArgs
 from beheld.flags.help import FLAG_HELP
 from beheld.flags.json_values import json_value
 
-# Fields without a flag: positional arguments, or Python objects.
-SKIPPED = frozenset({"model", "logits_processors"})
+# Fields without a flag: positional arguments.
+SKIPPED = frozenset({"model"})
 # Short spellings that scripts use.
 _SHORT = {
     "tensor_parallel_size": ("-tp",),

@@ -103,6 +103,11 @@ FLAG_HELP: dict[str, tuple[str, str]] = {
         "999 of each",
         'most items of a request, as `{"image": 4, "video": 1}`; towers of kinds with 0 are not loaded',
     ),
+    "logits_processors": (
+        "none",
+        "classes or functions as `module:name`, which change the logits of all requests; `vllm_xargs` of a request "
+        "reaches classes, in which `import vllm` gives beheld",
+    ),
     "mm_processor_kwargs": ("none", "JSON of options of the model's processor, for all requests"),
     "media_io_kwargs": ("none", 'how media are read, as `{"video": {"num_frames": 16}}`'),
     "mm_processor_cache_gb": ("1 on a CPU, else 4", "GiB of processed media that are kept"),

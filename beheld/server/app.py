@@ -27,6 +27,7 @@ from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
     completions,
+    fill_in,
     generate,
     invocations,
     limits,
@@ -140,12 +141,13 @@ class Service:
             Route("/version", self._guarded(self.version), methods=["GET"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/load", self._guarded(self.load), methods=["GET"]),
-            Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]),
-            Route("/docs", self._guarded(self.docs), methods=["GET"]),
         ]
         routes += [
             Route(path, self._guarded(handler), methods=[method]) for method, path, handler in self._operators_routes()
         ]
+        if not self.options.hides_docs:
+            routes.append(Route("/openapi.json", self._guarded(self.openapi), methods=["GET"]))
+            routes.append(Route("/docs", self._guarded(self.docs), methods=["GET"]))
         if self.options.show_page:
             routes.append(Route("/", self._guarded(self.page), methods=["GET"]))
         if self.options.show_dashboard:
@@ -278,7 +280,7 @@ class Service:
         folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
     ) -> Response:
         """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
-        body = with_all(body, self.llm.info.vocab_size)
+        body = fill_in.filled(with_all(body, self.llm.info.vocab_size), self.llm.tokenizer)
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)

@@ -14,17 +14,19 @@ from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
 from beheld.core.request import ForeignTemplate, LoRARequest
 from beheld.server import limits
+from beheld.server.custom_tools import CustomCalls
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.long_json import LongList
 from beheld.server.options import NONE, ServerOptions
+from beheld.server.parser_plugins import add_format, marks_of
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
-from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, TokenizeRequest
+from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, ThinkingPart, TokenizeRequest
 from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
-from beheld.text.tools import FORMATS, form_of
+from beheld.text.tools import form_of, format_named
 
 # The template variable of models whose reasoning can be made longer or shorter.
 EFFORT = "reasoning_effort"
@@ -71,9 +73,16 @@ class AnswerMarks:
 def answer_marks(llm: AsyncLLM, options: ServerOptions) -> AnswerMarks:
     """What the operator chose, or else what the model's family and its chat template say."""
     template, info = llm.chat_template, llm.info
+    if options.reasoning_plugin is not None and options.reasoning_parser is not None:
+        marks: ReasoningMarks | None = marks_of(options.reasoning_parser, options.reasoning_plugin, llm.tokenizer)
+    else:
+        marks = REASONING.get(options.reasoning_parser or reasoning_of(template, info.reasoning_formats) or NONE)
+    if options.tool_plugin is not None and options.tool_parser is not None:
+        # What marks its calls is not known here, and may be a special token.
+        own = add_format(options.tool_parser, options.tool_plugin, llm.tokenizer)
+        return AnswerMarks(ToolForm(own, special=True), marks)
     calls = options.tool_parser or form_of(template, info.call_formats)
-    named = options.reasoning_parser or reasoning_of(template, info.reasoning_formats)
-    return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), REASONING.get(named or NONE))
+    return AnswerMarks(tool_form(None if calls == NONE else calls, llm.tokenizer), marks)
 
 
 def ends_reasoning(llm: AsyncLLM, marks: ReasoningMarks | None) -> bool:
@@ -299,9 +308,13 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         made["content"] = refusal
     if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
+    thought: list[str] = []
     for place, (part, plain) in enumerate(zip(message.content, made["content"], strict=True)):
         if isinstance(part, RefusalPart):
             plain["type"], plain["text"] = "text", plain.pop("refusal")
+            continue
+        if isinstance(part, ThinkingPart):
+            thought.append(part.thinking)
             continue
         extra = part.model_extra
         if extra and not options.trust_processor_options:
@@ -316,11 +329,31 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         source = plain.get(plain["type"])
         if isinstance(source, str) and plain["type"].endswith("_url"):
             plain[plain["type"]] = {"url": source}
+    if thought:
+        _tell_thought(made, "".join(thought), number)
     return made
+
+
+def _tell_thought(made: dict[str, Any], text: str, number: int) -> None:
+    """Put what an assistant's parts say of its reasoning where templates look for it.
+
+    Raises:
+        HttpError: the message is not the assistant's, or says its reasoning twice.
+    """
+    if made["role"] != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
+        raise HttpError(
+            400,
+            "Reasoning stands in a part of another's message, or twice in one.",
+            "Send it once, as a thinking part or as reasoning of the assistant.",
+            param=f"messages.{number}.content",
+        )
+    made["reasoning_content"] = text
+    made["content"] = [part for part in made["content"] if part["type"] != "thinking"] or ""
 
 
 # Modality -> options of reading a file that a request may set.
 _READING = {"video": ("num_frames", "fps")}
+_VIDEOS = frozenset(("video", "video_url", "input_video"))
 
 
 def read_as(
@@ -351,7 +384,7 @@ def read_as(
                 )
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():
-            if part["type"] == "video_url" and not part.keys() & set(_READING["video"]):
+            if part["type"] in _VIDEOS and not part.keys() & set(_READING["video"]):
                 part.update(given.get("video", {}))
 
 
@@ -394,6 +427,7 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
+    calls: dict[int, CustomCalls] = {}
     total = 0
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
     try:
@@ -401,6 +435,7 @@ async def _chunks(
             if not parsers:
                 head.begun(output)
                 parsers = {index: _parser(output, tools, marks, body) for index in range(body.n or 1)}
+                calls = {index: CustomCalls(tools.custom) for index in parsers}
                 opening = {"role": "assistant", "content": begun}
                 first: Chunk = {**base, "choices": [_choice(index, opening) for index in parsers]}
                 if output.media:
@@ -417,7 +452,7 @@ async def _chunks(
                 total += len(answer.token_ids)
                 head.grown(total)
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parsers[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parsers[answer.index], calls[answer.index], body, head.bytes_of):
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -453,7 +488,7 @@ def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> Reasonin
 def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None, body: ChatRequest) -> DeltaParser:
     forced = tools.grammar is not None and tools.grammar.calls is None
     # A grammar of calls begins after the reasoning; otherwise the model may call a tool before it closes the reasoning.
-    calls = () if forced or tools.form is None else FORMATS[tools.form].openings
+    calls = () if forced or tools.form is None else format_named(tools.form).openings
     split: Splitter | None = None
     if marks is not None:
         nonempty = not forced and (body.chat_template_kwargs or {}).get(NONEMPTY) is True
@@ -464,12 +499,17 @@ def _parser(output: RequestOutput, tools: ToolUse, marks: ReasoningMarks | None,
 
 
 def _choices(
-    answer: CompletionOutput, parser: DeltaParser, body: ChatRequest, bytes_of: Callable[[int], bytes]
+    answer: CompletionOutput,
+    parser: DeltaParser,
+    calls: CustomCalls,
+    body: ChatRequest,
+    bytes_of: Callable[[int], bytes],
 ) -> list[dict[str, Any]]:
     """The choices of the chunks with the new part of one answer."""
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
+    deltas = list(calls.read(deltas, ended=answer.finish_reason is not None))
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from beheld.text.reasoning import Splitter
-from beheld.text.tools import FORMATS, Piece, Schemas, ToolReader
+from beheld.text.tools import Piece, Schemas, ToolReader, format_named
 
 Delta = dict[str, Any]
 
@@ -38,7 +38,7 @@ class DeltaParser:
         forced: bool = False,
     ) -> None:
         self._reasoning = reasoning
-        self._reader: ToolReader | None = None if tools is None else FORMATS[tools].reader(schemas or {})
+        self._reader: ToolReader | None = None if tools is None else format_named(tools).reader(schemas or {})
         self._named = named
         self._max_calls = max_calls
         self._short_ids = short_ids

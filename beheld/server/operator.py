@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import ConfigError, EngineDeadError, EngineError, UserError
+from beheld.core.errors import EngineDeadError, EngineError, UserError
 from beheld.server.adapters import Adapters
 from beheld.server.errors import HttpError
 from beheld.server.read import Reader
@@ -172,8 +172,10 @@ def _told(handler: Handler) -> Handler:
         except EngineDeadError:
             raise
         except (UserError, EngineError) as error:
-            wrong = isinstance(error, UserError) and not isinstance(error, ConfigError)
-            raise HttpError(400 if wrong else 503, error.reason, error.remedy, param=error.param) from error
+            # What may succeed later is the server's state, and no error of the request.
+            raise HttpError(
+                400 if isinstance(error, UserError) else 503, error.reason, error.remedy, param=error.param
+            ) from error
 
     told.__name__ = handler.__name__
     return told

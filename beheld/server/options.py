@@ -24,8 +24,9 @@ def _option(default: Any, flag: str, meaning: str, **more: Any) -> Any:
         default: the field's default.
         flag: the command-line flag without dashes, also the key in a --config file.
         meaning: text for --help and the documentation; `shown` describes a default in words.
-        more: `low`, `high`, `choices`: valid values; `unit`: how much of the field one unit of the flag is; `many`:
-            several values are accepted; `json`: the value is JSON; `metavar`.
+        more: `low`, `high`, `choices`: valid values; `plugin`: the field by which others are valid, too; `unit`: how
+            much of the field one unit of the flag is; `many`: several values are accepted; `json`: the value is JSON;
+            `metavar`.
     """
     return field(default=default, metadata={"flag": flag, "meaning": meaning, **more})
 
@@ -47,6 +48,7 @@ class ServerOptions:
             `paced`).
         send_s: seconds that a client may leave a response unread.
         keep_alive_s: seconds that an idle connection is kept.
+        tool_plugin, reasoning_plugin: the classes that plug-ins have for the parsers' names.
         health_s: seconds without a sign of the engine after which /health says that it hangs.
 
     Raises:
@@ -161,6 +163,7 @@ class ServerOptions:
         "tool-call-parser",
         f"format of the model's tool calls: {', '.join(f'`{name}`' for name in FORMATS)}; `none` reads none",
         choices=(*FORMATS, NONE),
+        plugin="tool_plugin",
         shown="from the model's family and its chat template",
     )
     reasoning_parser: str | None = _option(
@@ -169,8 +172,24 @@ class ServerOptions:
         "format of the model's reasoning, which becomes `reasoning_content`: "
         f"{', '.join(f'`{name}`' for name in reasoning.FORMATS)}; `none` leaves it in the text",
         choices=(*reasoning.FORMATS, NONE),
+        plugin="reasoning_plugin",
         shown="from the model's family and its chat template",
     )
+    tool_parser_plugin: str | None = _option(
+        None,
+        "tool-parser-plugin",
+        "a Python file or a module with a parser of calls that was written for vLLM, which `--tool-call-parser` names; "
+        "it gets whole answers",
+        shown="none",
+    )
+    reasoning_parser_plugin: str | None = _option(
+        None,
+        "reasoning-parser-plugin",
+        "the same of a parser of reasoning, which `--reasoning-parser` names",
+        shown="none",
+    )
+    tool_plugin: type | None = None
+    reasoning_plugin: type | None = None
     trust_templates: bool = _option(
         False, "trust-request-chat-template", "requests may contain a chat template", shown="off"
     )
@@ -228,6 +247,9 @@ class ServerOptions:
     show_dashboard: bool = _option(
         False, "dashboard", "a live page of queue, KV cache, rates and latencies at /dashboard", shown="off"
     )
+    hides_docs: bool = _option(
+        False, "disable-fastapi-docs", "leave out `/docs` and `/openapi.json`; the name is vLLM's", shown="off"
+    )
     operator_routes: bool = _option(
         False,
         "operator-routes",
@@ -260,7 +282,9 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            _check(one.metadata, getattr(self, one.name))
+            plugin = one.metadata.get("plugin")
+            if plugin is None or getattr(self, plugin) is None:
+                _check(one.metadata, getattr(self, one.name))
         if not self.host.strip():
             # The system would take an empty host for all addresses.
             raise ConfigError("--host is empty.", "Give an address; 0.0.0.0 means all of them.", param="host")

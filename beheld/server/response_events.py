@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from typing import Any
 
 from beheld.server.chat import ChunkHead
+from beheld.server.custom_tools import arguments_of, input_of
 from beheld.server.errors import HttpError, http_error
 from beheld.server.notes import Notes
 from beheld.server.response_requests import (
@@ -17,9 +18,7 @@ from beheld.server.response_requests import (
     NamedFunction,
     NamespaceTool,
     ResponseAsked,
-    arguments_of,
     flat_name,
-    input_of,
 )
 from beheld.server.response_store import ResponseStore, Stored
 from beheld.server.stream import Chunk

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from beheld.server import limits
+from beheld.server.custom_tools import arguments_of, function_of
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
@@ -205,11 +204,10 @@ class FreeformTool(Body):
 
     def as_function(self) -> dict[str, Any]:
         """The function that the model sees."""
-        words = self.description or ""
+        grammar = None
         if self.format is not None and self.format.definition:
-            words += f"\n\nThe input follows this grammar ({self.format.syntax}):\n{self.format.definition}"
-        text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-        return {"name": self.name, "description": words, "parameters": text | {"additionalProperties": False}}
+            grammar = (self.format.syntax or "lark", self.format.definition)
+        return function_of(self.name, self.description, grammar)
 
 
 class NamespaceTool(Body):
@@ -582,41 +580,6 @@ class _Items:
         if len(self.messages) == self._own or self.messages[-1]["role"] != "assistant":
             self.say({"role": "assistant", "content": ""}, path)
         return self.messages[-1]
-
-
-def arguments_of(text: str) -> str:
-    """The input of a custom tool as the arguments of its function."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
-# How the arguments of a custom tool's function begin.
-_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# The longest part of an escape that may be at the end of arguments that were cut off, and the closing `"}` with blanks.
-_MOST_OVER = 8
-
-
-def input_of(arguments: str) -> str:
-    """The reverse; of arguments that were cut off the input so far. Those of another form stay as they are."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return _input_so_far(arguments)
-    return str(found["input"]) if isinstance(found, dict) and isinstance(found.get("input"), str) else arguments
-
-
-def _input_so_far(arguments: str) -> str:
-    begun = _INPUT.match(arguments)
-    if begun is None:
-        return "" if '{"input":"'.startswith("".join(arguments.split())) else arguments
-    text = arguments[begun.end() :]
-    for over in range(min(_MOST_OVER, len(text)) + 1):
-        try:
-            found = str(json.loads(f'"{text[: len(text) - over]}"', strict=False))
-        except ValueError:
-            continue
-        # The first half of a character that is escaped in two parts.
-        return found[:-1] if "\ud800" <= found[-1:] <= "\udbff" else found
-    return arguments
 
 
 def _content(given: str | list[Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
 from beheld.server import limits
+from beheld.server.custom_tools import arguments_of, function_of
 from beheld.server.notes import Notes
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -74,8 +75,9 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse the first unknown field by name, before other checks; drop the fields that ask for nothing."""
-        if not isinstance(value, dict) or cls.model_config.get("extra") == "allow":
+        if not isinstance(value, dict):
             return value
+        allows = cls.model_config.get("extra") == "allow"
         known = {field.alias or name for name, field in cls.model_fields.items()}
         notes = info.context if isinstance(info.context, Notes) else Notes()
         silent = set()
@@ -90,6 +92,8 @@ class Body(BaseModel):
             if name in cls.without_effect and not notes.strict:
                 notes.tell(name, cls.without_effect[name])
                 silent.add(name)
+                continue
+            if allows:
                 continue
             remedy = cls.remedies.get(name) or nearest(name, known) or "Leave it out."
             # Braces would be taken for format fields.
@@ -118,7 +122,7 @@ class TextPart(Body):
 
     without_effect = _CACHED
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
 
 
@@ -169,12 +173,78 @@ class MediaUrl(Body):
     uuid: Name | None = None
 
 
+class ThinkingPart(Body):
+    """A text that the assistant reasoned earlier."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {"closed": "Templates close it.", "signature": "Nothing is signed."}
+
+    type: Literal["thinking"]
+    thinking: str
+
+
 class ImagePart(Paged):
     """An image, or a document whose pages are images."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["image_url"]
     image_url: ImageUrl | str
+    uuid: Name | None = None
+
+
+class _Sources(Body):
+    """Where an item may stand in a part that is named after its modality, as in transformers' messages."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
+    url: str | None = None
+    path: str | None = None
+    base64: str | None = None
+    data: str | None = None
+    uuid: Name | None = None
+
+
+class NamedImagePart(_Sources):
+    """An image in a part of the type `image`; `image_pil`, which holds an object in Python, holds a URL or base64."""
+
+    type: Literal["image", "image_pil"]
+    image: ImageUrl | str | None = None
+    image_pil: str | None = None
+    detail: Detail | None = None
+
+
+class NamedVideoPart(_Sources):
+    """A video in a part of the type `video`."""
+
+    type: Literal["video"]
+    video: MediaUrl | str | None = None
+
+
+class NamedAudioPart(_Sources):
+    """Audio in a part of the type `audio`."""
+
+    type: Literal["audio"]
+    audio: MediaUrl | str | None = None
+
+
+class InputImagePart(Paged):
+    """An image as in the Responses API."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
+    type: Literal["input_image"]
+    image_url: ImageUrl | str
+    detail: Detail | None = None
+    uuid: Name | None = None
+
+
+class InputVideoPart(Body):
+    """A video, named as an image of the Responses API is."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
+    type: Literal["input_video"]
+    video_url: MediaUrl | str
     uuid: Name | None = None
 
 
@@ -199,10 +269,25 @@ class FilePart(Paged):
     uuid: Name | None = None
 
 
+class InputFilePart(Paged):
+    """A file as in the Responses API."""
+
+    remedies: ClassVar[Mapping[str, str]] = FileContent.remedies
+    says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = FileContent.says_nothing
+    without_effect = _CACHED
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: Name | None = None
+    uuid: Name | None = None
+
+
 class VideoPart(Body):
     """A video."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["video_url"]
     video_url: MediaUrl | str
     uuid: Name | None = None
@@ -212,6 +297,7 @@ class AudioPart(Body):
     """Audio by its URL."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    without_effect: ClassVar[Mapping[str, str]] = _CACHED
     type: Literal["audio_url"]
     audio_url: MediaUrl | str
     uuid: Name | None = None
@@ -227,6 +313,8 @@ class InputAudio(Body):
 class InputAudioPart(Body):
     """An audio clip within the request."""
 
+    without_effect = _CACHED
+
     type: Literal["input_audio"]
     input_audio: InputAudio
     uuid: Name | None = None
@@ -234,6 +322,8 @@ class InputAudioPart(Body):
 
 class AudioEmbedsPart(Body):
     """An audio clip's embeddings, computed elsewhere."""
+
+    without_effect = _CACHED
 
     type: Literal["audio_embeds"]
     audio_embeds: str | dict[str, str]
@@ -243,6 +333,8 @@ class AudioEmbedsPart(Body):
 class VideoEmbedsPart(Body):
     """A video's embeddings, computed elsewhere."""
 
+    without_effect = _CACHED
+
     type: Literal["video_embeds"]
     video_embeds: str | dict[str, str]
     uuid: Name | None = None
@@ -250,6 +342,8 @@ class VideoEmbedsPart(Body):
 
 class EmbedsPart(Body):
     """An image's embeddings, computed elsewhere."""
+
+    without_effect = _CACHED
 
     type: Literal["image_embeds"]
     image_embeds: str | dict[str, str]
@@ -259,14 +353,21 @@ class EmbedsPart(Body):
 Part = Annotated[
     TextPart
     | RefusalPart
+    | ThinkingPart
     | ImagePart
+    | NamedImagePart
+    | InputImagePart
     | VideoPart
+    | NamedVideoPart
+    | InputVideoPart
+    | NamedAudioPart
     | AudioPart
     | InputAudioPart
     | EmbedsPart
     | AudioEmbedsPart
     | VideoEmbedsPart
-    | FilePart,
+    | FilePart
+    | InputFilePart,
     Field(discriminator="type"),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
@@ -298,6 +399,52 @@ class ToolCall(Body):
     function: CalledFunction
 
 
+class CalledCustom(Body):
+    """The custom tool of a call, and its input."""
+
+    without_effect = _MARKED
+
+    name: Name
+    input: str
+
+
+class CustomCall(Body):
+    """An earlier call of a custom tool."""
+
+    without_effect = _MARKED
+
+    id: Name | None = None
+    type: Literal["custom"]
+    index: int | None = None
+    custom: CalledCustom
+
+
+def _as_call(given: ToolCall | CustomCall) -> ToolCall:
+    """The call of the function that the model sees in a custom tool's place."""
+    if isinstance(given, ToolCall):
+        return given
+    called = CalledFunction(name=given.custom.name, arguments=arguments_of(given.custom.input))
+    return ToolCall(id=given.id, index=given.index, function=called)
+
+
+def _kind_of_tool(given: Any) -> str:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return CUSTOM if kind == "custom" else ALLOWED if kind == "allowed_tools" else FUNCTION
+
+
+# Tags of unions that are keys of nothing, so that errors name the client's own fields. What the validators make of such
+# a union is a function's form in any case, which the aliases below say.
+FUNCTION, CUSTOM, ALLOWED = "type: function", "type: custom", "type: allowed_tools"
+if TYPE_CHECKING:
+    _Call = ToolCall
+else:
+    _Call = Annotated[
+        Annotated[ToolCall, Tag(FUNCTION)] | Annotated[CustomCall, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_call),
+    ]
+
+
 class Message(Body):
     """One message of a conversation."""
 
@@ -314,7 +461,7 @@ class Message(Body):
     role: Annotated[str, Field(max_length=64)]
     content: str | Parts | None = None
     name: Name | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[_Call], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: Name | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -334,12 +481,74 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A tool; functions are the only kind."""
+    """A function among the tools."""
 
     without_effect = _CACHED
 
     type: Literal["function"]
     function: Function
+
+
+class InputGrammar(Body):
+    """What the input of a custom tool follows."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(max_length=1 << 16)]
+
+
+class CustomFormat(Body):
+    """What the input of a custom tool looks like."""
+
+    type: Literal["text", "grammar"]
+    grammar: InputGrammar | None = None
+
+
+class Custom(Body):
+    """A tool whose input is a text."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Annotated[str, Field(max_length=1 << 16)] | None = None
+    format: CustomFormat | None = None
+
+
+class ChatCustomTool(Body):
+    """A custom tool among the tools."""
+
+    without_effect = _CACHED
+
+    type: Literal["custom"]
+    custom: Custom
+
+
+class SeenCustom(Tool):
+    """The function that the model sees in a custom tool's place; its calls come back as calls of that."""
+
+
+def _as_tool(given: Tool | ChatCustomTool, info: ValidationInfo) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    own = given.custom
+    given_form = None if own.format is None else own.format.grammar
+    grammar: tuple[str, str] | None = None
+    if given_form is not None:
+        grammar = (given_form.syntax, given_form.definition)
+        words = f"The model is shown the grammar of {own.name}; its calls may still not follow it."
+        if isinstance(info.context, Notes) and info.context.strict:
+            raise wrong(words, "Send the tool without a format.")
+        if isinstance(info.context, Notes):
+            info.context.tell("tools", words)
+    seen = function_of(own.name, own.description, grammar)
+    return SeenCustom(type="function", function=Function(**seen))
+
+
+if TYPE_CHECKING:
+    AnyTool = Tool
+else:
+    AnyTool = Annotated[
+        Annotated[Tool, Tag(FUNCTION)] | Annotated[ChatCustomTool, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_tool),
+    ]
 
 
 class FunctionName(Body):
@@ -355,21 +564,51 @@ class ToolChoice(Body):
     function: FunctionName
 
 
+class CustomChoice(Body):
+    """The one custom tool that must be called."""
+
+    type: Literal["custom"]
+    custom: FunctionName
+
+
+def _as_choice(given: Any) -> Any:
+    return ToolChoice(type="function", function=given.custom) if isinstance(given, CustomChoice) else given
+
+
+if TYPE_CHECKING:
+    _Named = ToolChoice
+else:
+    _Named = Annotated[
+        Annotated[ToolChoice, Tag(FUNCTION)] | Annotated[CustomChoice, Tag(CUSTOM)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_choice),
+    ]
+
+
 class AllowedTools(Body):
-    """Those of the functions that may be called, and whether one must be."""
+    """Those of the tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[ToolChoice], Field(min_length=1, max_length=limits.MAX_TOOLS)]
+    tools: Annotated[list[_Named], Field(min_length=1, max_length=limits.MAX_TOOLS)]
 
 
 class AllowedChoice(Body):
-    """A choice among some of the functions; the model sees no others."""
+    """A choice among some of the tools; the model sees no others."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-Choice = Annotated[ToolChoice | AllowedChoice, Field(discriminator="type")]
+if TYPE_CHECKING:
+    Choice = ToolChoice | AllowedChoice
+else:
+    Choice = Annotated[
+        Annotated[ToolChoice, Tag(FUNCTION)]
+        | Annotated[CustomChoice, Tag(CUSTOM)]
+        | Annotated[AllowedChoice, Tag(ALLOWED)],
+        Discriminator(_kind_of_tool),
+        AfterValidator(_as_choice),
+    ]
 
 
 class JsonSchema(Body):
@@ -459,7 +698,7 @@ _REMEDIES = {
     "safety_identifier": "Use user.",
     "store": "This server stores nothing; leave it out.",
     "spaces_between_special_tokens": "Leave it out: texts are as the tokenizer writes them.",
-    "suffix": "Write it into the prompt, with the model's own tokens for it.",
+    "suffix": "Completions have it: /v1/completions.",
     "verbosity": "Write it in the messages.",
     "web_search_options": "Leave it out: this server searches nothing.",
 }
@@ -576,7 +815,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Variables = Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES), AfterValidator(_variables)]
-Tools = Annotated[list[Tool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 
@@ -637,6 +876,7 @@ class CompletionRequest(Sampled):
     logprobs: Whole | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
+    suffix: str | None = None
 
 
 _ManyTexts = Annotated[list[str], Field(max_length=limits.MAX_INPUTS, fail_fast=True)]

@@ -94,10 +94,11 @@ def _merge(known: dict[str, Any], fresh: dict[str, Any]) -> None:
 
 def _merge_calls(known: list[dict[str, Any]], fresh: list[dict[str, Any]]) -> None:
     for call in fresh:
+        kind, holder = ("custom", "input") if "custom" in call else ("function", "arguments")
         if call["index"] == len(known):
-            known.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
+            known.append({"id": call["id"], "type": kind, kind: dict(call[kind])})
         else:
-            known[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+            known[call["index"]][kind][holder] += call[kind][holder]
 
 
 def _as_message(choice: dict[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beheld.core.params import StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import AllowedChoice, ChatRequest, Tool, ToolChoice
-from beheld.text.tools import FORMATS
+from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
+from beheld.text.tools import format_named
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ToolUse:
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
         short_ids: calls have ids of nine letters and digits, the only ones that some templates take back.
+        custom: the functions that stand for custom tools.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None
@@ -34,6 +35,7 @@ class ToolUse:
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
     short_ids: bool = False
+    custom: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def tool_form(name: str | None, tokenizer: Any) -> ToolForm | None:
         return None
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     special = {token.content for token in added if token.special}
-    return ToolForm(name, not special.isdisjoint(FORMATS[name].marks))
+    return ToolForm(name, not special.isdisjoint(format_named(name).marks))
 
 
 def shown_tools(tools: Sequence[Tool], max_tools: int) -> tuple[dict[str, Any], ...]:
@@ -107,6 +109,11 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         HttpError: fields contradict each other, or there are too many tools.
     """
     body = allowed_only(body)
+    custom = frozenset(tool.function.name for tool in body.tools or () if isinstance(tool, SeenCustom))
+    return replace(_tool_use(body, form, max_tools), custom=custom)
+
+
+def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUse:
     choice = body.tool_choice
     if not body.tools:
         if choice not in (None, "none"):
@@ -120,7 +127,7 @@ def tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolUs
         return ToolUse()
     schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
     most = 1 if body.parallel_tool_calls is False else None
-    short = form is not None and FORMATS[form.name].short_ids
+    short = form is not None and format_named(form.name).short_ids
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
         if wanted not in names:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ class ReasoningMarks:
         verbatim: whether blank lines around the marks belong to the parts.
         closely: with `verbatim`, blanks before the closing mark belong to neither part, and those before an
             opening mark that the prompt holds already to the reasoning.
+        whole: splits a whole answer into reasoning and answer, in place of the marks.
     """
 
     open: str
@@ -34,6 +35,7 @@ class ReasoningMarks:
     again: bool = False
     verbatim: bool = False
     closely: bool = False
+    whole: Callable[[str], tuple[str, str]] | None = None
 
     @property
     def template(self) -> str:
@@ -91,7 +93,28 @@ class Splitter(Protocol):
 def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = (), nonempty: bool = False) -> Splitter:
     """A splitter of one answer; see ReasoningSplit, and with `nonempty` NonemptySplit."""
     made: Splitter = ChannelSplit() if marks.channels else ReasoningSplit(marks, inside=inside, calls=calls)
+    if marks.whole is not None:
+        made = WholeSplit(marks.whole)
     return NonemptySplit(made) if nonempty else made
+
+
+class WholeSplit:
+    """A splitter that reads an answer when it is whole."""
+
+    undecided = False
+
+    def __init__(self, split: Callable[[str], tuple[str, str]]) -> None:
+        self._split = split
+        self._texts: list[str] = []
+
+    def push(self, text: str) -> tuple[str, str]:
+        """As Splitter; nothing is certain before the end."""
+        self._texts.append(text)
+        return "", ""
+
+    def finish(self) -> tuple[str, str]:
+        """As Splitter."""
+        return self._split("".join(self._texts))
 
 
 class NonemptySplit:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from beheld.compat.llm import ScriptLLM
+from beheld.compat.llm import REFUSED, ScriptLLM
 from beheld.compat.names import MODULES
 from beheld.core.config import EngineArgs
 from beheld.core.outputs import CompletionOutput, RequestOutput
@@ -135,7 +135,7 @@ def our_names() -> Names:
     found = {
         "EngineArgs": {each.name for each in fields(EngineArgs)}
         | {name for name in OPTIONS if not name.startswith("_")},
-        "LLM": {name for name in dir(ScriptLLM) if not name.startswith("_")},
+        "LLM": {name for name in dir(ScriptLLM) if not name.startswith("_") and name not in REFUSED},
         "imports": {f"{module}.{name}" for module, names in MODULES.items() for name in names},
         "routes": routes,
     }

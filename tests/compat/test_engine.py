@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,16 @@ import torch
 from beheld.cli.main import main
 from beheld.compat import logits, metrics
 from beheld.compat.async_engine import ScriptAsyncLLM
-from beheld.compat.llm import ScriptLLM
+from beheld.compat.llm import REFUSED, ScriptLLM
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import RequestOutputKind, SamplingParams
 from tests import tiny
 
 PROMPT = "A cat sat on"
+
+
+ROOT = str(Path(__file__).parents[2])
 
 
 class OneToken(logits.LogitsProcessor):
@@ -190,3 +196,87 @@ def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     place, error = capsys.readouterr().err.splitlines()
     assert place == f"{script}:2: {line}"
     assert told in error
+
+
+def test_the_tokenizers_options_reach_each_way_of_asking(llm: ScriptLLM) -> None:
+    bare = {"add_special_tokens": False}
+    (expected,) = llm.generate(PROMPT, params(), tokenization_kwargs=bare, use_tqdm=False)
+    (usual,) = llm.generate(PROMPT, params(), use_tqdm=False)
+    assert expected.prompt_token_ids != usual.prompt_token_ids
+    engine = llm.llm_engine
+    engine.add_request("bare", PROMPT, params(), tokenization_kwargs=bare, prompt_text="x", session_id="s")
+    found = []
+    while engine.has_unfinished_requests():
+        found = engine.step() or found
+    assert found[0].prompt_token_ids == expected.prompt_token_ids
+    with pytest.raises(ParamsError, match="tokenization_kwargs cannot say 'padding'"):
+        engine.add_request("other", PROMPT, params(), tokenization_kwargs={"padding": True})
+    with pytest.raises(TypeError, match="colour"):
+        engine.add_request("other", PROMPT, params(), colour=1)  # type: ignore[call-arg]
+
+    async def run() -> list[int]:
+        made = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+        try:
+            asked = made.generate(PROMPT, params(), "one", tokenization_kwargs=bare, trace_headers={}, session_id="s")
+            outputs = [output async for output in asked]
+            return list(outputs[-1].prompt_token_ids or ())
+        finally:
+            made.shutdown()
+
+    assert asyncio.run(run()) == expected.prompt_token_ids
+
+
+def test_older_forms_of_generate(llm: ScriptLLM) -> None:
+    ids = llm.generate(PROMPT, params(), use_tqdm=False)[0].prompt_token_ids
+    expected = llm.generate([{"prompt_token_ids": ids}] * 2, params(), use_tqdm=False)
+    wanted = [output.outputs[0].token_ids for output in expected]
+    several = [list(ids), list(ids)]
+    for found in (
+        llm.generate(prompt_token_ids=several, sampling_params=params(), use_tqdm=False),
+        llm.generate(None, params(), several, False),
+        llm.generate([PROMPT, PROMPT], params(), False),
+        llm.generate([PROMPT, PROMPT], params(), None, False),
+        llm.chat([[{"role": "user", "content": PROMPT}]] * 2, params(), False) and expected,
+    ):
+        assert [output.outputs[0].token_ids for output in found] == wanted
+    assert len(llm.generate(prompt_token_ids=list(ids), sampling_params=params(), use_tqdm=False)) == 1
+    with pytest.raises(ParamsError, match="prompts or prompt_token_ids"):
+        llm.generate(PROMPT, params(), prompt_token_ids=[1])
+    with pytest.raises(ParamsError, match="no prompts"):
+        llm.generate()
+    with pytest.raises(TypeError, match="use_tqdm"):
+        llm.generate(PROMPT, params(), False, use_tqdm=True)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_that_are_not_built_say_what_there_is(llm: ScriptLLM, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"LLM\.{name} is not available here\. \S"):
+        getattr(llm, name)({"a": 1})
+
+
+def test_programs_that_a_script_starts_find_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, subprocess\n"
+        "said = subprocess.run(['vllm', '--version'], capture_output=True, text=True).stdout\n"
+        f"pathlib.Path({str(tmp_path / 'said')!r}).write_text(said)\n"
+    )
+    before = os.environ["PATH"]
+    assert main(["run-vllm", str(script)]) == 0
+    assert (tmp_path / "said").read_text().startswith("beheld ")
+    assert os.environ["PATH"] == before
+    # A real one goes first.
+    own = tmp_path / "bin"
+    own.mkdir()
+    (own / "vllm").write_text("#!/bin/sh\necho another\n")
+    (own / "vllm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{own}{os.pathsep}{before}")
+    assert main(["run-vllm", str(script)]) == 0
+    assert (tmp_path / "said").read_text() == "another\n"
+
+
+def test_a_line_of_the_command_itself(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "beheld", "run-vllm", "vllm", "serve", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
+    assert done.returncode == 0, done.stderr
+    assert "--max-model-len" in done.stdout

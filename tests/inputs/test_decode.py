@@ -6,6 +6,7 @@ import ast
 import contextlib
 import io
 import struct
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin
+from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin, features
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
@@ -22,6 +23,7 @@ from tests import tiny
 from tests.inputs import pipes
 
 LIMITS = MediaLimits()
+ALL = MediaLimits(image_formats="all")
 PICTURE = tiny.picture(84, 56, 1)
 
 
@@ -357,3 +359,73 @@ def test_arrays_of_another_shape_are_refused_with_what_to_do(array: np.ndarray, 
     with pytest.raises(DecodeError) as caught:
         decode.from_array(array, LIMITS)
     assert helps in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("file_format", "mode"), [("PPM", "RGB"), ("PPM", "L"), ("PPM", "1"), ("TIFF", "RGB"), ("TIFF", "L")]
+)
+def test_formats_that_an_operator_allows_lose_nothing(file_format: str, mode: str) -> None:
+    image = PICTURE.convert(mode)
+    picture = decode.open_bytes(pipes.encoded(image, file_format), ALL)
+    assert same(picture.image, image.convert("RGB"))
+    assert (picture.lost, picture.given["format"]) == ((), file_format)
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
+def test_avif_is_what_pillow_reads() -> None:
+    data = pipes.encoded(PICTURE, "AVIF", quality=90)
+    picture = decode.open_bytes(data, ALL)
+    assert same(picture.image, Image.open(io.BytesIO(data)).convert("RGB"))
+    assert picture.given["format"] == "AVIF"
+    with pytest.raises(LimitError, match="84 x 56"):
+        decode.open_bytes(data, MediaLimits(max_pixels=1000, image_formats="all"))
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp"])
+def test_the_largest_icon_is_read(kind: str) -> None:
+    square = PICTURE.resize((48, 48))
+    data = pipes.encoded(square, "ICO", sizes=[(16, 16), (48, 48)], bitmap_format=kind)
+    picture = decode.open_bytes(data, ALL)
+    assert (picture.image.size, picture.given["format"]) == ((48, 48), "ICO")
+    assert same(picture.image, decode.to_rgb(Image.open(io.BytesIO(data)), []))
+    for length in range(len(data)):
+        if length % 7 == 0:
+            # Of a file that is cut off, what remains is read or refused.
+            with contextlib.suppress(MediaError):
+                decode.open_bytes(data[:length], ALL)
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp"])
+def test_an_icon_is_as_large_as_its_picture_says(kind: str) -> None:
+    """The table of icons names a byte for each side, and Pillow decodes a picture of any size behind it."""
+    picture = bytearray(pipes.encoded(Image.new("RGB", (8, 8)), "PNG"))
+    if kind == "png":
+        struct.pack_into(">II", picture, 16, 30000, 30000)
+        struct.pack_into(">I", picture, 29, zlib.crc32(picture[12:29]))
+    else:
+        picture = bytearray(struct.pack("<IiiHHIIiiII", 40, 30000, 60000, 1, 32, 0, 0, 0, 0, 0, 0) + b"\0" * 64)
+    entry = struct.pack("<BBBBHHII", 8, 8, 0, 0, 1, 32, len(picture), 22)
+    data = struct.pack("<HHH", 0, 1, 1) + entry + bytes(picture)
+    with pytest.raises(LimitError, match="30000 x 30000"):
+        decode.open_bytes(data, ALL)
+    with pytest.raises(LimitError, match="30000 x 30000"):
+        decode.check_header(data, ALL)
+
+
+def test_heic_takes_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = struct.pack(">I", 24) + b"ftypheic" + b"\0" * 4 + b"mif1heic" + b"\0" * 64
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(DecodeError, match="needs the package pillow-heif"):
+        decode.open_bytes(data, ALL)
+
+
+def test_heic_with_the_package() -> None:
+    heif = pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    heif.from_pillow(PICTURE).save(file, quality=90)
+    picture = decode.open_bytes(file.getvalue(), ALL)
+    assert (picture.image.size, picture.given["format"]) == (PICTURE.size, "HEIF")
+    with pytest.raises(LimitError, match="84 x 56"):
+        decode.open_bytes(file.getvalue(), MediaLimits(max_pixels=1000, image_formats="all"))
+    with pytest.raises(DecodeError, match="broken"):
+        decode.open_bytes(file.getvalue()[:200], ALL)

@@ -529,3 +529,9 @@ def test_an_image_of_many_wrong_tags_writes_no_lines(monkeypatch: pytest.MonkeyP
         decode_one = tasks.load_decoder(MediaLimits())
         assert decode_one(tasks.DecodeTask("image", Source("bytes", bytes(32), data))).opened is not None
     assert written == []
+
+
+def test_image_formats_are_usual_or_all() -> None:
+    assert MediaLimits.of({"image_formats": "all"}).image_formats == "all"
+    with pytest.raises(ConfigError, match="image_formats must be usual or all, got 5"):
+        MediaLimits.of({"image_formats": 5})

@@ -39,6 +39,12 @@ PARTS: dict[str, dict[str, Any]] = {
     "audio_url": {"audio_url": {"url": "data:,"}},
     "input_audio": {"input_audio": {"data": "AAAA", "format": "wav"}},
     "image_embeds": {"image_embeds": "AAAA"},
+    "image": {"image": "data:,"},
+    "image_pil": {"image_pil": "data:,"},
+    "input_image": {"image_url": "data:,"},
+    "video": {"video": "data:,"},
+    "input_video": {"video_url": "data:,"},
+    "audio": {"audio": "data:,"},
 }
 
 

@@ -244,3 +244,11 @@ def test_a_budget_needs_reasoning_outside_the_grammar() -> None:
         for budget in (None, -1):
             params = SamplingParams(thinking_token_budget=budget, structured_outputs=asked)
             assert _reasoning_before(params, THINK) is None
+
+
+def test_documents_of_the_routes_can_be_left_out() -> None:
+    bare = Running("llama", hides_docs=True)
+    try:
+        assert [bare.get(path).status_code for path in ("/docs", "/openapi.json", "/version")] == [404, 404, 200]
+    finally:
+        bare.close()

@@ -19,10 +19,12 @@ from beheld.cli import serve as command
 from beheld.core.errors import ConfigError
 from beheld.server import limits
 from beheld.server.options import ServerOptions
+from tests import ranks
 from tests.lora import adapters
 from tests.lora.adapters import Adapter
 from tests.server.running import ENGINE, Running
 from tests.server.test_docs import SERVER
+from tests.server.test_rank_kills import RANKS
 
 FAMILY = "llama"
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 4}
@@ -227,3 +229,20 @@ def test_the_command_line_and_vllm_s_variables_turn_them_on(monkeypatch: pytest.
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
     assert [getattr(options_of("--enable-lora"), name) for name in names] == [True, True, False]
+
+
+def test_ranks_do_not_sleep_and_go_on() -> None:
+    with ranks.forked():
+        shared = Running(FAMILY, RANKS | {"tensor_parallel_size": 2}, operator_routes=True)
+        try:
+            refused = shared.post("/sleep", None)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["param"] == "tensor_parallel_size"
+            assert "several ranks" in error["message"]
+            assert shared.get("/is_sleeping").json() == {"is_sleeping": False}
+            assert shared.post("/v1/completions", BODY).status_code == 200
+            assert shared.post("/sleep?level=0", None).status_code == 200
+            assert shared.post("/wake_up", None).status_code == 200
+        finally:
+            shared.close()

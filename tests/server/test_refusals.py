@@ -209,9 +209,10 @@ def test_41_internal_and_unknown_fields_are_named(running: Running, name: str) -
     [
         {"type": "image_url", "image_url": {"url": "data:,"}, "max_pixels": 10**9},
         {"type": "image_url", "image_url": {"url": "data:,", "path": "/etc/passwd"}},
-        {"type": "image", "image": "/etc/passwd"},
-        {"type": "image_pil", "image_pil": "x"},
-        {"type": "video", "path": "/etc/passwd"},
+        {"type": "image", "image": "data:,", "max_pixels": 10**9},
+        {"type": "image", "image": {"path": "/etc/passwd"}},
+        {"type": "image", "image": ["x"]},
+        {"type": "video"},
         {"type": "text"},
         {"type": "text", "text": 5},
         {"type": "input_audio", "input_audio": "x"},
@@ -223,6 +224,22 @@ def test_41_internal_and_unknown_fields_are_named(running: Running, name: str) -
 )
 def test_41_parts_of_unknown_kinds_or_with_options(running: Running, part: Any) -> None:
     refused(running.post(CHAT, {"messages": [{"role": "user", "content": [part]}]}), 400)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "/etc/passwd"},
+        {"type": "image", "image": "file:///etc/passwd"},
+        {"type": "image_pil", "image_pil": "x"},
+        {"type": "input_image", "image_url": "/etc/passwd"},
+        {"type": "video", "path": "/etc/passwd"},
+        {"type": "input_video", "video_url": "/etc/passwd"},
+    ],
+)
+def test_41_parts_of_any_name_read_no_files(running: Running, part: Any) -> None:
+    error = refused(running.post(CHAT, {"messages": [{"role": "user", "content": [part]}]}), 422)
+    assert "ocal files may not be read" in error["message"]
 
 
 # ---------------------------------------------------------------------- media

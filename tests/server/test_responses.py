@@ -14,11 +14,12 @@ import pytest
 
 from beheld.server import errors
 from beheld.server.chat import ChunkHead
+from beheld.server.custom_tools import input_of
 from beheld.server.errors import HttpError
 from beheld.server.notes import Notes
 from beheld.server.read import checked
 from beheld.server.response_events import ResponseEvents
-from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked, input_of
+from beheld.server.response_requests import ResponseAsked, ResponsesRequest, asked
 from beheld.server.response_store import ResponseStore, Stored, size_of
 from tests.server.running import ENGINE, Running, data_url, talk
 from tests.server.test_forms import OPENED

@@ -43,7 +43,7 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
         ({"messages": [{"content": "x"}]}, "messages.0.role", "must be given"),
         (user({"type": "text", "text": 5}), "messages.0.content.0.text", "Send a text"),
         (user({"type": "text"}), "messages.0.content.0.text", "must be given"),
-        (user({"type": "words", "text": "x"}), "messages.0.content.0", "'text', 'refusal'"),
+        (user({"type": "words", "text": "x"}), "messages.0.content.0", "'text', 'input_text'"),
         (
             user({"type": "input_audio", "input_audio": {"data": "", "format": "midi"}}),
             "messages.0.content.0.input_audio.format",

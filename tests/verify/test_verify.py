@@ -330,3 +330,18 @@ def test_a_report_for_programs_says_why_nothing_was_compared(
     assert report["stages"] == []
     assert "features and tokens do not match" in report["error"]
     assert report["error"] in said.err
+
+
+def test_rounded_keys_and_values_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["verify", str(tiny.checkpoint("llama")), "--prompt", "A cat sat", "--max-tokens", "6", "--json"]
+    assert main([*words, "--kv-cache-dtype", "fp8"]) == 0
+    lost = json.loads(capsys.readouterr().out)
+    assert lost["method"] == "keys and values in fp8"
+    assert max(lost["kl"]) > 0
+    assert main([*words, "--kv-cache-dtype", "fp8", "--quantization", "int8"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["method"] == "int8, keys and values in fp8"
+    assert both["kl"] != lost["kl"]
+    # The type that they have anyway rounds nothing, so stages are compared.
+    assert main([*words, "--kv-cache-dtype", "float32"]) == 0
+    assert json.loads(capsys.readouterr().out)["first_difference"] is None

@@ -20,6 +20,9 @@ from beheld.core.errors import DecodeError, LimitError, first_line
 from beheld.inputs.media import header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# Those that an operator may allow besides; icons and HEIC are read in ways of their own.
+_FURTHER = ("TIFF", "PPM", "AVIF")
+_HEIF = "HEIF"
 _ORIENTATION = 0x0112
 # Below this many pixels, a file of any size is accepted.
 _ANY_PIXELS = 16_000_000
@@ -78,18 +81,67 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
     """
     from PIL import Image
 
+    every = limits.image_formats == "all"
+    icon = header.largest_icon(data) if every else None
+    if icon is not None:
+        return _from_icon(data, *icon, limits)
+    if every and header.is_heif(data):
+        return _from_heif(data, limits)
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=(*FORMATS, *_FURTHER) if every else FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LimitError("The image has too many pixels.", _SHRINK) from error
     except Exception as error:
-        known = f"Known formats: {', '.join(FORMATS)}."
+        known = f"Known formats: {', '.join((*FORMATS, *_FURTHER, 'ICO', 'HEIC') if every else FORMATS)}."
         if header.is_pdf(data) or header.is_tiff(data):
             known = f"Send it as a part of the type 'file' of a chat message, which becomes its pages. {known}"
-        raise DecodeError("The bytes are not an image that can be read.", known) from error
+        words = "" if every else "allow TIFF, ICO, PPM, AVIF and HEIC with media_limits={'image_formats': 'all'}"
+        raise DecodeError("The bytes are not an image that can be read.", known, or_engine=words) from error
     check_size(*image.size, limits, len(data))
     check_scans(data, image.width * image.height, limits)
     return from_pil(image, limits, image.format)
+
+
+def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: MediaLimits) -> DecodedImage:
+    """Decode the largest picture of a file of icons, which its own bytes measure: Pillow decodes it at once."""
+    from PIL import Image
+
+    check_size(*size, limits, len(data))
+    if header.is_png(picture):
+        decoded = open_bytes(picture, limits)
+        return DecodedImage(decoded.image, {**decoded.given, "format": "ICO"}, decoded.treated, decoded.lost)
+    try:
+        image = Image.open(io.BytesIO(data), formats=("ICO",))
+    except Exception as error:
+        raise DecodeError("The icon is broken.", "Send the complete file.", detail=first_line(error)) from error
+    return from_pil(image, limits, "ICO")
+
+
+def _from_heif(data: bytes, limits: MediaLimits) -> DecodedImage:
+    """Decode HEIC and its kin, which Pillow reads with another package alone.
+
+    Raises:
+        DecodeError: the package is not installed, or the file is broken.
+        LimitError: more pixels than allowed.
+    """
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise DecodeError(
+            "This is HEIC, which needs the package pillow-heif.",
+            "Send it as JPEG.",
+            or_engine="pip install pillow-heif",
+        ) from error
+    try:
+        file = pillow_heif.open_heif(data, convert_hdr_to_8bit=True)
+        width, height = file.size
+        check_size(width, height, limits, len(data))
+        image = file.to_pillow()
+    except (LimitError, MemoryError):
+        raise
+    except Exception as error:
+        raise DecodeError("The image is broken.", "Send the complete file.", detail=first_line(error)) from error
+    return from_pil(image, limits, _HEIF)
 
 
 def check_header(data: bytes, limits: MediaLimits) -> None:

@@ -27,13 +27,50 @@ def is_tiff(data: bytes) -> bool:
     return data[:4] in _TIFF
 
 
+_HEIF = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
+_PNG = b"\x89PNG\r\n\x1a\n"
+# A file of icons may name so many; each is a picture of at most 256 pixels a side by its own word.
+_MAX_ICONS = 256
+
+
+def is_heif(data: bytes) -> bool:
+    """Return whether bytes begin like HEIC or another HEIF, whose brand is not AVIF's."""
+    return data[4:8] == b"ftyp" and data[8:12] in _HEIF
+
+
+def largest_icon(data: bytes) -> tuple[bytes, tuple[int, int]] | None:
+    """Return the largest picture of a file of icons: its bytes, and its size as these say; None if there is none."""
+    try:
+        reserved, kind, count = struct.unpack_from("<HHH", data, 0)
+        if (reserved, kind) != (0, 1) or not 0 < count <= _MAX_ICONS:
+            return None
+        entries = []
+        for number in range(count):
+            width, height = data[6 + 16 * number], data[7 + 16 * number]
+            size, offset = struct.unpack_from("<II", data, 14 + 16 * number)
+            entries.append(((width or 256) * (height or 256), data[offset : offset + size]))
+        _, picture = max(entries, key=lambda entry: entry[0])
+        if picture[:8] == _PNG:
+            return picture, _pair(">II", picture, 16)
+        width, height = _pair("<ii", picture, 4)
+        # Its rows are followed by those of a mask.
+        return picture, (abs(width), abs(height) // 2)
+    except (struct.error, IndexError):
+        return None
+
+
+def is_png(data: bytes) -> bool:
+    """Return whether bytes begin like a PNG."""
+    return data[:8] == _PNG
+
+
 def size_of(data: bytes) -> tuple[int, int] | None:
     """Return the header's width and height in pixels; None if not found.
 
-    It reads PNG, JPEG, GIF, BMP and WebP. The decoder checks again before it decodes.
+    It reads PNG, JPEG, GIF, BMP, WebP and ICO. The decoder checks again before it decodes.
     """
     try:
-        if data[:8] == b"\x89PNG\r\n\x1a\n":
+        if is_png(data):
             return _pair(">II", data, 16)
         if data[:3] == b"GIF":
             return _pair("<HH", data, 6)
@@ -43,6 +80,9 @@ def size_of(data: bytes) -> tuple[int, int] | None:
             return _webp(data)
         if data[:2] == b"\xff\xd8":
             return _jpeg(data)
+        icon = largest_icon(data)
+        if icon is not None:
+            return icon[1]
     except (struct.error, IndexError):
         return None
     return None

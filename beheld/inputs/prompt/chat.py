@@ -28,11 +28,13 @@ _MEDIA_TYPES = {
     "image": "image",
     "image_url": "image",
     "image_pil": "image",
+    "input_image": "image",
     "image_embeds": "image",
     "audio_embeds": "audio",
     "video_embeds": "video",
     "video": "video",
     "video_url": "video",
+    "input_video": "video",
     "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
@@ -318,12 +320,14 @@ def _media(
     """Return a part's item, which follows the items `before`; the part's other keys are processing options."""
     modality = _MEDIA_TYPES[kind]
     uuid = part.get("uuid")
-    used = [kind]
-    source = part.get(kind)
+    # Parts of these types hold the item's URL under the name that other parts have for it.
+    written = f"{modality}_url" if kind in ("input_image", "input_video") else kind
+    used = [written]
+    source = part.get(written)
     if source is None and kind == modality:
         used = [name for name in _SOURCES if part.get(name) is not None]
         source = _wrapped(used[0], part[used[0]], modality) if used else None
-    place = f"{where.path}.{used[0] if used else kind}"
+    place = f"{where.path}.{used[0] if used else written}"
     if kind.endswith("_embeds"):
         source = _embeddings(source, modality, place, before, limits) if source is not None else None
     elif kind == "input_audio" and isinstance(source, Mapping):
@@ -331,12 +335,12 @@ def _media(
     elif isinstance(source, Mapping) and "url" in source:
         uuid = source.get("uuid", uuid)
         source = source.get("url")
-    elif isinstance(source, Mapping) and kind.endswith("_url"):
+    elif isinstance(source, Mapping) and written.endswith("_url"):
         source = None
     if source is None:
         raise PromptError(
             f"{where} holds no {modality}.",
-            f'Write it under {kind!r}, for example {{"type": {kind!r}, ...}}.',
+            f'Write it under {written!r}, for example {{"type": {kind!r}, {written!r}: ...}}.',
             param=place,
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}

@@ -131,9 +131,9 @@ def _found(part: Mapping[str, Any], message: int, place: int) -> FoundDocument |
     except ParamsError as error:
         raise ParamsError(error.reason, error.remedy, param=f"{where}.{error.param}") from error
     options = {name: value for name, value in part.items() if name not in _OWN and name not in _NOT_OPTIONS}
-    inner = part.get(kind)
+    inner = part.get(_key(kind))
     uuid = inner.get("uuid", part.get("uuid")) if isinstance(inner, Mapping) else part.get("uuid")
-    ref = MediaRef("document", source, uuid=None if uuid is None else str(uuid), place=f"{where}.{kind}")
+    ref = MediaRef("document", source, uuid=None if uuid is None else str(uuid), place=f"{where}.{_key(kind)}")
     return FoundDocument(message, place, ref, wish, filename, media_type, options)
 
 
@@ -155,13 +155,20 @@ def _check_none(part: Mapping[str, Any], where: str) -> None:
 _NOT_OPTIONS = frozenset(("type", "uuid", "detail", "format", "cache_control"))
 
 
+def _key(kind: str) -> str:
+    """Return under which name a part of that type holds its file."""
+    return "image_url" if kind == "input_image" else kind
+
+
 def _source(part: Mapping[str, Any], kind: str, where: str) -> tuple[Any, str]:
     """Return a part's file and its name."""
-    inner = part.get(kind)
+    inner = part.get(_key(kind))
     named = inner if isinstance(inner, Mapping) else part
     filename = named.get("filename")
     filename = filename if isinstance(filename, str) else ""
     if kind in _IMAGES:
+        if inner is None and kind == "image":
+            inner = next((part[name] for name in ("url", "path") if part.get(name) is not None), None)
         return (inner.get("url") if isinstance(inner, Mapping) else inner), filename
     if named.get("file_id") is not None:
         raise PromptError(

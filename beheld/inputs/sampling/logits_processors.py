@@ -59,7 +59,7 @@ class EngineProcessors:
         if params.extra_args and not self._makers:
             raise ParamsError(
                 f"extra_args ({', '.join(map(repr, params.extra_args))}) would not be read.",
-                "Load a class that reads them with LLM(logits_processors=[...]).",
+                "Load a class that reads them with LLM(logits_processors=[...]), or with --logits-processors.",
                 param="extra_args",
             )
         made = [self._for_request(maker, params) for maker in self._makers]

@@ -149,6 +149,15 @@ FORMATS: dict[str, CallFormat] = {
 }
 
 
+# Formats of operators' plug-ins.
+PLUGGED: dict[str, CallFormat] = {}
+
+
+def format_named(name: str) -> CallFormat:
+    """The format of that name, be it a plug-in's."""
+    return PLUGGED[name] if name in PLUGGED else FORMATS[name]
+
+
 def form_of(template: str | None, stated: Collection[str] = ()) -> str | None:
     """The format that a chat template teaches its model; None if it has none.
 

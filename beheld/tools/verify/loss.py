@@ -1,6 +1,6 @@
-"""What an answer loses by quantization at load: the same weights unquantized, position by position.
+"""What an answer loses where weights, or keys and values, are rounded, position by position.
 
-The unquantized model answers greedily; the quantized one is given that answer's tokens, and the prompt's, so that both
+The unrounded model answers greedily; the rounded one is given that answer's tokens, and the prompt's, so that both
 see the same input at each position.
 
 Shapes: V vocabulary.
@@ -24,7 +24,8 @@ class Loss:
     """How two models differ over one answer.
 
     Attributes:
-        method: the value of the option `quantization`, or the quantized model's name.
+        method: what is rounded: the value of the option `quantization`, or the quantized model's name, and the type of
+            rounded keys and values.
         equal: for each position, whether both would choose the same token.
         kl: for each position, the Kullback-Leibler divergence of the quantized model's distribution from the
             unquantized model's, in nats.
@@ -44,22 +45,25 @@ class Loss:
 
     def __str__(self) -> str:
         words = (
-            f"{self.method}: of {len(self.equal)} greedy tokens {self.share_equal:.1%} are those of the unquantized "
-            f"weights; KL per position: mean {statistics.fmean(self.kl):.3g}, largest {max(self.kl):.3g} nats."
+            f"{self.method}: of {len(self.equal)} greedy tokens {self.share_equal:.1%} are those of the unrounded "
+            f"model; KL per position: mean {statistics.fmean(self.kl):.3g}, largest {max(self.kl):.3g} nats."
         )
         return words if self.same_prompt else f"{words} Its own tokenizer makes other tokens of the question."
 
 
 def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = None) -> Loss:
-    """Return what the weights of `args` lose; one model is freed before the other is loaded.
+    """Return what the weights of `args` lose, and its keys and values; one model is freed before the other is loaded.
 
     Args:
         unquantized: selects the unquantized model; by default it is that of `args` without `args.quantization`.
+            Its keys and values are not rounded.
 
     Raises:
         BeheldError: a model cannot be loaded or cannot answer.
     """
-    whole = WatchedEngine(unquantized or dataclasses.replace(args, quantization=None))
+    whole = WatchedEngine(
+        dataclasses.replace(unquantized or dataclasses.replace(args, quantization=None), kv_cache_dtype="auto")
+    )
     try:
         wanted = whole.trace(question)
     finally:
@@ -72,7 +76,14 @@ def loss(args: EngineArgs, question: Question, unquantized: EngineArgs | None = 
     pairs = list(zip(wanted.logits, found, strict=True))
     equal = tuple(bool(want_V.argmax() == got_V.argmax()) for want_V, got_V in pairs)
     kl = tuple(_divergence(want_V, got_V) for want_V, got_V in pairs)
-    return Loss(args.quantization or str(args.model), equal, kl, same_prompt)
+    return Loss(_method(args, unquantized), equal, kl, same_prompt)
+
+
+def _method(args: EngineArgs, unquantized: EngineArgs | None) -> str:
+    """Return the name of what is rounded."""
+    named = "" if unquantized is not None and unquantized.model == args.model else args.quantization or str(args.model)
+    cache = "" if args.kv_cache_dtype == "auto" else f"keys and values in {args.kv_cache_dtype}"
+    return ", ".join(filter(None, (named, cache)))
 
 
 def _divergence(want_V: Tensor, got_V: Tensor) -> float:

@@ -72,8 +72,13 @@ def is_rounded_at_load(args: EngineArgs) -> bool:
     return own.get("quant_method") != args.quantization
 
 
+def rounds_cache(args: EngineArgs) -> bool:
+    """Return whether `args.kv_cache_dtype` rounds keys and values: the stages of such an engine differ anyway."""
+    return args.kv_cache_dtype not in ("auto", _on_cpu(args).dtype)
+
+
 def quantization_loss(args: EngineArgs, question: Question, unquantized: str | None = None) -> Loss:
-    """Return what the answer loses by `args.quantization`, computed on the CPU.
+    """Return what the answer loses by `args.quantization` and `args.kv_cache_dtype`, computed on the CPU.
 
     Args:
         unquantized: the model of which `args.model` is a quantized form; then that is what is measured.
@@ -82,7 +87,10 @@ def quantization_loss(args: EngineArgs, question: Question, unquantized: str | N
         BeheldError: a model cannot be loaded or cannot answer.
     """
     args = _on_cpu(args)
-    return loss(args, question, None if unquantized is None else dataclasses.replace(args, model=unquantized))
+    if unquantized is not None:
+        return loss(args, question, dataclasses.replace(args, model=unquantized))
+    # A checkpoint's own quantization stays on both sides: the keys and values alone are compared then.
+    return loss(args, question, None if is_rounded_at_load(args) else args)
 
 
 def _on_cpu(args: EngineArgs) -> EngineArgs:

@@ -1,0 +1,142 @@
+"""Custom tools of chats: the model sees functions, and the client its own tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from beheld.server.custom_tools import CustomCalls, input_of
+from beheld.server.delta_parser import DeltaParser
+from beheld.server.stream import fold
+from tests.server.running import ENGINE, Running
+
+CHAT = "/v1/chat/completions"
+TEXT = "{% for m in messages %}{{ m['content'] }}{{ m['tool_calls'] | tojson if m['tool_calls'] }}{% endfor %}"
+TEMPLATE = TEXT + "{% if tools %}{{ tools | tojson }}{% endif %}"
+SHELL = {"type": "custom", "custom": {"name": "shell", "description": "Runs it."}}
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+SEEN = {
+    "name": "shell",
+    "description": "Runs it.",
+    "parameters": {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    },
+}
+ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    found = Running("llama", ENGINE | {"chat_template": TEMPLATE, "limit_mm_per_prompt": None})
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "custom", "custom": {"name": "shell"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "shell"}}]},
+        },
+    ],
+)
+def test_a_custom_tool_is_called_with_a_text(server: Running, choice: Any) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY")
+    options: Any = {**ASKED, "max_tokens": 40, "tools": [SHELL, OTHER], "tool_choice": choice}
+    message = client.chat.completions.create(**options).choices[0].message
+    assert message.tool_calls
+    call: Any = message.tool_calls[0]
+    assert (call.type, call.custom.name) == ("custom", "shell")
+    assert "function" not in call.model_dump(exclude_none=True)
+    # The function's arguments hold the same text.
+    as_function = {"tools": [{"type": "function", "function": SEEN}, OTHER]}
+    named = {"type": "function", "function": {"name": "shell"}}
+    inner = client.chat.completions.create(**{**options, **as_function, "tool_choice": named}).choices[0]
+    if choice["type"] == "custom":
+        assert call.custom.input == input_of(inner.message.tool_calls[0].function.arguments)
+        assert call.custom.input
+    pieces = [
+        piece
+        for chunk in client.chat.completions.create(**options, stream=True)
+        for one in chunk.choices
+        for piece in one.delta.model_dump(exclude_none=True).get("tool_calls", ())
+    ]
+    first = [piece for piece in pieces if piece["index"] == 0]
+    assert (first[0]["id"][:5], first[0]["type"]) == ("call_", "custom")
+    assert "".join(piece["custom"]["input"] for piece in first) == call.custom.input
+    server.idle()
+
+
+def test_its_calls_are_taken_back(server: Running) -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": 'ls "a"\n'}}
+    same = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": '{"input": "ls \\"a\\"\\n"}'}}
+    counts = []
+    for one in (call, same):
+        tail = {"role": "tool", "tool_call_id": "c", "content": "b"}
+        messages = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [one]}, tail]
+        tools = [SHELL if one is call else {"type": "function", "function": SEEN}]
+        counts.append(server.post("/tokenize", {"messages": messages, "tools": tools}).json()["tokens"])
+    assert counts[0] == counts[1]
+
+
+def test_a_grammar_is_told(server: Running) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}
+    tool = {"type": "custom", "custom": {"name": "shell", "format": form}}
+    answer = server.post(CHAT, {**ASKED, "max_tokens": 1, "tools": [tool], "tool_choice": "required"})
+    assert "may still not follow" in answer.json()["warnings"][0]["message"]
+    assert answer.json()["warnings"][0]["param"] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("own", "param"),
+    [
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools.0.custom.name"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}, "colour": 1}]}, "tools.0.colour"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}, "colour": 1}]}, "tools.0.colour"),
+        ({"tools": [{"type": "mcp"}]}, "tools.0.type"),
+        ({"tools": [SHELL], "tool_choice": {"type": "custom", "custom": {"name": 5}}}, "tool_choice.custom.name"),
+        ({"tools": [SHELL], "tool_choice": {"type": "function", "colour": 1}}, "tool_choice.colour"),
+        ({"tools": [SHELL], "tool_choice": {"type": "custom", "custom": {"name": "none"}}}, "tool_choice"),
+        ({"tools": [SHELL, {"type": "function", "function": SEEN}]}, "tools"),
+    ],
+)
+def test_what_is_wrong_is_named(server: Running, own: dict[str, Any], param: str) -> None:
+    answer = server.post(CHAT, {**ASKED, "max_tokens": 1, **own})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_calls_among_others(step: int) -> None:
+    """Of an answer with calls of both kinds, each comes in its own form, in any cut of the stream."""
+    calls = [{"name": "shell", "arguments": {"input": "ls"}}, {"name": "other", "arguments": {"a": 1}}]
+    text = "Hm." + "".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in [*calls, calls[0]])
+    parser = DeltaParser(None, "hermes")
+    reader = CustomCalls(frozenset({"shell"}))
+    deltas = []
+    for begin in range(0, len(text), step):
+        deltas += list(reader.read(parser.push(text[begin : begin + step]), ended=False))
+    deltas += list(reader.read(parser.finish(), ended=True))
+
+    async def chunks() -> Any:
+        for delta in deltas:
+            yield {"choices": [{"index": 0, "delta": delta}]}
+
+    async def whole() -> dict[str, Any]:
+        return await fold(chunks(), "chat.completion")
+
+    message = asyncio.run(whole())["choices"][0]["message"]
+    assert message["content"] == "Hm."
+    found = message["tool_calls"]
+    assert [one["type"] for one in found] == ["custom", "function", "custom"]
+    assert [one["custom"] for one in found if "custom" in one] == [{"name": "shell", "input": "ls"}] * 2
+    assert json.loads(found[1]["function"]["arguments"]) == {"a": 1}
