@@ -180,9 +180,10 @@ def _as_called(module: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
     What is called before the first of them is computed twice: Kosmos 2.5 multiplies by k, v and q, Falcon-H1 by up and
     gate.
     """
-    text = forward_text(type(module))
+    kind: Any = type(module)
+    text = forward_text(kind)
     places = {name: text.find(f"self.{name}(") for name in names}
-    return names if -1 in places.values() else tuple(sorted(names, key=places.__getitem__))
+    return names if -1 in places.values() else tuple(sorted(names, key=lambda name: places[name]))
 
 
 def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool]) -> None:
