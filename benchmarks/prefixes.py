@@ -2,10 +2,10 @@
 
     python -m benchmarks.prefixes [--family qwen3_5] [--scale 8] [--clock cpu]
 
-The family's tiny checkpoint with `scale` times the widths and heads, float32, one thread. The same questions are asked
-one by one with and without prefix caching, each engine with an image of its own that it has not seen. Prints one JSON
-line: milliseconds of the first question and of the median of the others until the first token, with and without, and
-the prompt tokens that were found.
+The family's tiny checkpoint, the census's where the oracle has none, with `scale` times the widths and heads, float32,
+one thread. The same questions are asked one by one with and without prefix caching, each engine with an image of its
+own that it has not seen. Prints one JSON line: milliseconds of the first question and of the median of the others until
+the first token, with and without, and the prompt tokens that were found.
 """
 
 from __future__ import annotations
@@ -27,24 +27,19 @@ SIZE = (448, 448)
 def measure(family: str, folder: Path, scale: int, clock: str) -> dict[str, Any]:
     """Return the figures; see above."""
     from beheld import LLM, SamplingParams
-    from tests import tiny
 
-    # After the module of checkpoints, which reads it.
-    from tests.oracle.cases import Ask
-    from tests.oracle.test_oracle import request
-
-    assert family in tiny.IMAGE_FAMILIES, f"{family} reads no images"
-
-    path, now = make(family, folder / family, scale), CLOCKS[clock]
+    path, now = folder / family, CLOCKS[clock]
+    own = make(family, path, scale)
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     made: dict[str, Any] = {"family": family, "scale": scale}
     for caching in (True, False):
         options: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_memory_bytes": 1 << 28, "disable_log_stats": True}
+        options |= own.options()
         with LLM(str(path), dtype="float32", enable_prefix_caching=caching, seed=0, **options) as llm:
-            llm.generate([request(family, Ask("{i}Warm up.", ((*SIZE, 1),)))], params, use_tqdm=False)
+            llm.generate([_question(family, 1, "Warm up.")], params, use_tqdm=False)
             taken, found, asked = [], 0, 0
             for number in range(QUESTIONS):
-                question = request(family, Ask(f"{{i}}Question {number}: what is in this image?", ((*SIZE, 2),)))
+                question = _question(family, 2, f"Question {number}: what is in this image?")
                 start = now()
                 (output,) = llm.generate([question], params, use_tqdm=False)
                 taken.append(1e3 * (now() - start))
@@ -54,6 +49,23 @@ def measure(family: str, folder: Path, scale: int, clock: str) -> dict[str, Any]
         made |= {f"first_ms_{name}": round(taken[0], 1), f"next_ms_{name}": round(statistics.median(taken[1:]), 1)}
         made |= {f"prompt_tokens_{name}": asked, f"found_{name}": found}
     return made
+
+
+def _question(family: str, seed: int, text: str) -> dict[str, Any]:
+    """Return a prompt of one image, made of a seed, and a text."""
+    from tests import census, census_media, tiny
+
+    # After the module of checkpoints, which reads it.
+    from tests.oracle.cases import Ask
+    from tests.oracle.test_oracle import request
+
+    if family in tiny.IMAGE_FAMILIES:
+        return request(family, Ask("{i}" + text, ((*SIZE, seed),)))
+    recipe = census.RECIPES.get(family)
+    assert recipe is not None, f"{family} has no tiny checkpoint that reads images"
+    assert recipe.image, f"{family} reads no images"
+    made = census_media.request(recipe, [tiny.picture(*SIZE, seed)])
+    return made | {"prompt": f"{made['prompt']} {text}"}
 
 
 def main(arguments: list[str] | None = None) -> None:

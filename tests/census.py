@@ -87,6 +87,11 @@ PECULIAR: dict[str, dict[str, Any]] = {
             kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in ("sliding_attention", "full_attention")
         },
     },
+    # As its checkpoint has them; transformers gives rope_theta no value of its own.
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8.0, "kv_n_heads": 2, "rope_theta": 500000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "falcon_h1": {"mamba_d_ssm": 128},
     "gemma3n_text": {
         "hidden_size_per_layer_input": 16,

@@ -1425,7 +1425,8 @@ RECIPES: dict[str, Recipe] = {
         lambda ids: {
             "image_token_id": ids["<|image_pad|>"],
             "text_config": {"model_type": "exaone4", **LANGUAGE},
-            "vision_config": {"fullatt_block_indexes": [1], "out_hidden_size": 64, "window_size": 56},
+            # Before 5.23, num_hidden_layers is no other name of it.
+            "vision_config": {"depth": 2, "fullatt_block_indexes": [1], "out_hidden_size": 64, "window_size": 56},
             "video_token_id": ids["<|video_pad|>"],
         },
         _grid("Exaone4_5_Processor"),

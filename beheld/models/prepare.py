@@ -16,6 +16,7 @@ from beheld.models.one_row import OneRowLinear, one_row_form
 from beheld.models.recurrent import compiles, recurs
 from beheld.models.surgery.compiled import compile_layers, settings
 from beheld.models.surgery.cpu_layer import compute_layers
+from beheld.models.surgery.elus import replace_elus
 from beheld.models.surgery.experts import replace_experts
 from beheld.models.surgery.fused_norms import fuse_norms
 from beheld.models.surgery.joined import fuse_linears
@@ -158,6 +159,10 @@ def _experts(target: Target, changes: Changes) -> None:
 def _pack_convolutions(target: Target, changes: Changes) -> None:
     found = pack_patch_convolutions(target.model, _dtype(target), changes)
     logger.debug("Replaced %d convolutions by matrix products.", found)
+
+
+def _replace_elus(target: Target, changes: Changes) -> None:
+    logger.debug("Replaced %d ELUs.", replace_elus(target.model, changes))
 
 
 def _pack(target: Target, changes: Changes) -> None:
@@ -346,6 +351,14 @@ OPERATIONS = (
         replaces="them, by matrix products with packed weights",
         apply=_pack_convolutions,
         suits=lambda target: _packs(target) and can_pack(),
+    ),
+    Operation(
+        "ELUs by tanh",
+        Stage.FUSE,
+        needs="a CPU; ELUs, as audio codecs have them",
+        replaces="them, by functions that the CPU computes with vectors in float32",
+        apply=_replace_elus,
+        suits=lambda target: _on_cpu(target) and env.FUSE(),
     ),
     Operation(
         "packed linears",

@@ -73,6 +73,30 @@ def test_a_fused_group_that_is_asked_about_different_inputs(packing: bool) -> No
     torch.testing.assert_close(compiled(x, x), same)
 
 
+def test_layers_that_are_called_in_another_order_are_one_product() -> None:
+    """Kosmos 2.5 multiplies by keys, values and queries in turn: each of the first two computed the whole product."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(8, n) for n in (12, 4, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.k_proj(x), self.v_proj(x), self.q_proj(x)], -1)
+
+    layer, x, changes = Layer(), torch.randn(3, 8), Changes()
+    before = layer(x)
+    assert joined.fuse_linears(layer, changes) == 1
+    assert fuse.replace_linears(layer, fuse.PackedLinear, torch.float32, changes) == 1
+    products = []
+    assert isinstance(layer.k_proj, joined.FirstOfFused)
+    layer.k_proj.product.register_forward_hook(lambda module, given, y: products.append(y))
+    torch.testing.assert_close(layer(x), before)
+    assert len(products) == 1
+    changes.take_back()
+    torch.testing.assert_close(layer(x), before)
+
+
 class Gated(torch.nn.Module):
     """The part of an MLP that is joined."""
 

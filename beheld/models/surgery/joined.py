@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models.cross import CrossAttention
+from beheld.models.surgery.linears import forward_text
 from beheld.models.surgery.operation import Changes
 from beheld.platform import host
 from beheld.quant.linear import StoredLinear, join, part, same_form
@@ -20,8 +21,8 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Linear layers with the same input, in the order in which transformers' layers, or our mixers, call them. Of several
-# groups with a layer in common, the first one whose layers have one form is joined.
+# Linear layers with the same input, in the order in which most of transformers' layers, or our mixers, call them. Of
+# several groups with a layer in common, the first one whose layers have one form is joined.
 _FUSABLE = (
     ("q_proj", "k_proj", "v_proj"),
     ("q", "k", "v"),
@@ -138,9 +139,10 @@ def fuse_linears(model: nn.Module, changes: Changes) -> int:
     pages = host.FilePages()
     for module in model.modules():
         groups = () if isinstance(module, CrossAttention) else _FUSABLE
-        joined = [names for names in groups if _fuse_group(module, names, changes, pages)]
+        found = (_fuse_group(module, names, changes, pages) for names in groups)
+        joined = [first for first in found if first is not None]
         fused += len(joined)
-        freed += sum(getattr(getattr(module, names[0]).product, "packed_bytes", 0) for names in joined)
+        freed += sum(getattr(first.product, "packed_bytes", 0) for first in joined)
         if freed > _FREED_AT_A_TIME:
             # Threads that rounded the layers took their memory from where this thread takes none.
             allocator.give_back_freed()
@@ -149,23 +151,39 @@ def fuse_linears(model: nn.Module, changes: Changes) -> int:
     return fused
 
 
-def _fuse_group(module: nn.Module, names: tuple[str, ...], changes: Changes, pages: host.FilePages) -> bool:
-    """Join the linear layers of these names, if the module has them all, of one kind and one input."""
+def _fuse_group(
+    module: nn.Module, names: tuple[str, ...], changes: Changes, pages: host.FilePages
+) -> FirstOfFused | None:
+    """Join the linear layers of these names, if the module has them all, of one kind and one input; returns them."""
     found: list[Any] = [getattr(module, name, None) for name in names]
     if not same_form(found):
-        return False
+        return None
+    names = _as_called(module, names)
+    found = [getattr(module, name) for name in names]
     first = FirstOfFused(names, found)
     layers = [first, *(RestOfFused(first, index) for index in range(len(names) - 1))]
     if not _alike(found, layers):
         logger.warning("%s of a %s stay separate: joined, they give other results.", names, type(module).__name__)
-        return False
+        return None
     biased = [linear.bias is not None for linear in found]
     for linear in found:
         pages.read(linear.weight.data_ptr(), linear.weight.nbytes)
     for name, layer in zip(names, layers, strict=True):
         setattr(module, name, layer)
     changes.undo_with(lambda: _part_again(module, names, biased))
-    return True
+    return first
+
+
+def _as_called(module: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in the order in which the module's forward calls these layers, as far as its text tells.
+
+    What is called before the first of them is computed twice: Kosmos 2.5 multiplies by k, v and q, Falcon-H1 by up and
+    gate.
+    """
+    kind: Any = type(module)
+    text = forward_text(kind)
+    places = {name: text.find(f"self.{name}(") for name in names}
+    return names if -1 in places.values() else tuple(sorted(names, key=lambda name: places[name]))
 
 
 def _part_again(module: nn.Module, names: tuple[str, ...], biased: Sequence[bool]) -> None:

@@ -177,11 +177,11 @@ def replace_linears(
 def _reads(module: nn.Module, name: str) -> bool:
     """Return whether a module multiplies a linear layer's weight itself, instead of calling the layer."""
     kind: Any = type(module)
-    return re.search(rf"\blinear\(.*\bself\.{name}\.weight\b", _source(kind)) is not None
+    return re.search(rf"\blinear\(.*\bself\.{name}\.weight\b", forward_text(kind)) is not None
 
 
 @functools.cache
-def _source(kind: Any) -> str:
+def forward_text(kind: Any) -> str:
     """Return the text of a class's forward; empty if it has none."""
     try:
         return inspect.getsource(kind.forward)
