@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"platform"},
     "sample": {"platform"},
     "pool": {"platform"},
-    "lora": {"attention", "parallel", "platform"},
+    "lora": {"attention", "parallel"},
     "quant": {"checkpoint", "families", "platform"},
     "models": {
         "models/surgery/operation",

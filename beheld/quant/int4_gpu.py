@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
@@ -90,9 +89,10 @@ def _linear_shape(
 
 
 # A registered operator, so that torch.compile sees an opaque call.
-operators.register(
-    "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? low, Tensor? bias) -> Tensor", _linear, _linear_shape
-)
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define("int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? low, Tensor? bias) -> Tensor")
+_library.impl("int4_linear", _linear, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::int4_linear", _linear_shape, lib=_library)
 
 
 class Int4GPULinear(StoredLinear):

@@ -15,7 +15,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
 from beheld.quant.float8 import FP8
@@ -154,12 +153,13 @@ def _grouped_shape(
 
 
 # A registered operator, so that torch.compile sees an opaque call.
-operators.register(
+_library = torch.library.Library("beheld", "FRAGMENT")
+_library.define(
     "mxfp4_grouped(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor order, Tensor starts, int share)"
-    " -> Tensor",
-    _grouped,
-    _grouped_shape,
+    " -> Tensor"
 )
+_library.impl("mxfp4_grouped", _grouped, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::mxfp4_grouped", _grouped_shape, lib=_library)
 
 
 def _row(
@@ -195,11 +195,11 @@ def _row_shape(
     return x_CK.new_empty((rows, weight_ENJ.shape[1]))
 
 
-operators.register(
-    "mxfp4_row(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor choices, Tensor? shares) -> Tensor",
-    _row,
-    _row_shape,
+_library.define(
+    "mxfp4_row(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor choices, Tensor? shares) -> Tensor"
 )
+_library.impl("mxfp4_row", _row, "CompositeExplicitAutograd")
+torch.library.register_fake("beheld::mxfp4_row", _row_shape, lib=_library)
 
 
 class MXFP4Experts(OneRowExperts):
