@@ -18,7 +18,7 @@ from PIL import GifImagePlugin, Image, ImageOps, PngImagePlugin, WebPImagePlugin
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import DecodeError, LimitError, MediaError, MediaLossError, ProcessError
-from beheld.inputs.media import decode
+from beheld.inputs.media import decode, header
 from tests import tiny
 from tests.inputs import pipes
 
@@ -410,6 +410,25 @@ def test_an_icon_is_as_large_as_its_picture_says(kind: str) -> None:
         decode.open_bytes(data, ALL)
     with pytest.raises(LimitError, match="30000 x 30000"):
         decode.check_header(data, ALL)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_icons_of_equal_size_the_one_that_was_measured_is_decoded(order: int) -> None:
+    """Pillow prefers the one of fewer bits by the table, whose picture may be of any size."""
+    small = pipes.encoded(PICTURE.resize((48, 48)), "ICO", sizes=[(48, 48)], bitmap_format="bmp")[22:]
+    pictures = [(32, small), (1, pipes.encoded(Image.new("RGB", (400, 300)), "PNG"))][::order]
+    data, place = struct.pack("<HHH", 0, 1, 2), 6 + 2 * 16
+    for bits, picture in pictures:
+        data += struct.pack("<BBBBHHII", 48, 48, 0, 0, 1, bits, len(picture), place)
+        place += len(picture)
+    data += b"".join(picture for _, picture in pictures)
+    measured = header.size_of(data)
+    limits = MediaLimits(max_pixels=48 * 48, image_formats="all")
+    if measured == (48, 48):
+        assert decode.open_bytes(data, limits).image.size == measured
+    else:
+        with pytest.raises(LimitError, match="400 x 300"):
+            decode.open_bytes(data, limits)
 
 
 def test_heic_takes_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,10 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
 
 
 def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: MediaLimits) -> DecodedImage:
-    """Decode the largest picture of a file of icons, which its own bytes measure: Pillow decodes it at once."""
+    """Decode the largest picture of a file of icons, which its own bytes measure: Pillow decodes it at once.
+
+    Pillow gets a file of that picture alone. Of several that are equally large by the table, it would take another one.
+    """
     from PIL import Image
 
     check_size(*size, limits, len(data))
@@ -111,7 +114,7 @@ def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: Media
         decoded = open_bytes(picture, limits)
         return DecodedImage(decoded.image, {**decoded.given, "format": "ICO"}, decoded.treated, decoded.lost)
     try:
-        image = Image.open(io.BytesIO(data), formats=("ICO",))
+        image = Image.open(io.BytesIO(header.icon_of(picture, size)), formats=("ICO",))
     except Exception as error:
         raise DecodeError("The icon is broken.", "Send the complete file.", detail=first_line(error)) from error
     return from_pil(image, limits, "ICO")

@@ -59,6 +59,17 @@ def largest_icon(data: bytes) -> tuple[bytes, tuple[int, int]] | None:
         return None
 
 
+def icon_of(picture: bytes, size: tuple[int, int]) -> bytes:
+    """Return a file of icons with this picture alone, which is a bitmap.
+
+    Raises:
+        struct.error: the picture is too short to be one.
+    """
+    width, height = (side if side < 256 else 0 for side in size)
+    (depth,) = struct.unpack_from("<H", picture, 14)
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, width, height, 0, 0, 1, depth, len(picture), 22) + picture
+
+
 def is_png(data: bytes) -> bool:
     """Return whether bytes begin like a PNG."""
     return data[:8] == _PNG
