@@ -464,7 +464,7 @@ def test_nobody_asks_for_a_kind_of_cache_group_by_name(path: Path) -> None:
 
 
 def test_no_private_places_in_the_repository() -> None:
-    """No path of a developer's machine, no host of a package registry, no lock file."""
+    """No path of a developer's machine, no host of a package registry, no lock file, no profile that a run left."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
@@ -473,7 +473,7 @@ def test_no_private_places_in_the_repository() -> None:
     )
     for line in listed.stdout.splitlines():
         path = ROOT / line
-        assert not line.endswith(".lock")
+        assert not line.endswith((".lock", ".trace.json"))
         if path.suffix in (".py", ".md", ".toml", ".json", ".txt", ".jinja", ""):
             found = pattern.search(path.read_text(encoding="utf-8", errors="ignore")) if path.is_file() else None
             assert not found, f"{line} holds {found.group(0) if found else ''}"
