@@ -340,7 +340,7 @@ def _tell_thought(made: dict[str, Any], text: str, number: int) -> None:
     Raises:
         HttpError: the message is not the assistant's, or says its reasoning twice.
     """
-    if made["role"] != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
+    if made.get("role") != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
         raise HttpError(
             400,
             "Reasoning stands in a part of another's message, or twice in one.",
