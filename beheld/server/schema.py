@@ -205,7 +205,7 @@ class _Sources(Body):
 
 
 class NamedImagePart(_Sources):
-    """An image in a part of the type `image`; `image_pil`, which holds an object in Python, holds a URL or base64."""
+    """An image in a part of the type `image`; `image_pil`, which holds an object in Python, holds a URL."""
 
     type: Literal["image", "image_pil"]
     image: ImageUrl | str | None = None

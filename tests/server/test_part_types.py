@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from beheld.server.chat import message_of
+from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
-from beheld.server.schema import Message
+from beheld.server.schema import Message, ScoredContent
 from tests.inputs import pipes
 from tests.server.running import Running, data_url
 
@@ -74,6 +75,9 @@ def test_a_video_by_any_name(running: Running, tmp_path: Path) -> None:
         ({"type": "image", "path": "/etc/passwd"}, "path"),
         ({"type": "image", "image": PICTURE, "detail": "best"}, "detail"),
         ({"type": "thinking"}, "thinking"),
+        ({"type": "image", "url": PICTURE, "base64": BASE64}, "base64"),
+        ({"type": "image", "image": PICTURE, "path": "/etc/passwd"}, "path"),
+        ({"type": "video", "url": PICTURE, "data": BASE64}, "data"),
     ],
 )
 def test_what_is_wrong_is_named(running: Running, part: dict[str, Any], param: str) -> None:
@@ -91,6 +95,13 @@ def test_reasoning_in_parts_is_the_messages() -> None:
 def test_reasoning_in_parts_of_a_user_is_refused(running: Running) -> None:
     answer = running.post(CHAT, {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "Hm"}]}]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages.0.content")
+
+
+def test_reasoning_in_a_side_of_a_pair_is_refused() -> None:
+    side = ScoredContent.model_validate({"content": [{"type": "thinking", "thinking": "Hm"}]})
+    with pytest.raises(HttpError) as found:
+        message_of(side, 0, ServerOptions())
+    assert found.value.status == 400
 
 
 def test_marks_of_caches_on_items_are_told(running: Running) -> None:

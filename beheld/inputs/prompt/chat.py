@@ -324,6 +324,8 @@ def _media(
     written = f"{modality}_url" if kind in ("input_image", "input_video") else kind
     used = [written]
     source = part.get(written)
+    if kind == modality:
+        _check_one_source(part, kind, where)
     if source is None and kind == modality:
         used = [name for name in _SOURCES if part.get(name) is not None]
         source = _wrapped(used[0], part[used[0]], modality) if used else None
@@ -345,6 +347,21 @@ def _media(
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
     return MediaRef(modality, source, options, None if uuid is None else str(uuid), place)
+
+
+def _check_one_source(part: Mapping[str, Any], kind: str, where: _Spot) -> None:
+    """Refuse a part that says twice where its item is: one of the two would be dropped.
+
+    Raises:
+        PromptError: it does.
+    """
+    given = [name for name in (kind, *_SOURCES) if part.get(name) is not None]
+    if len(given) > 1:
+        raise PromptError(
+            f"{where} holds its {kind} twice, under {given[0]!r} and {given[1]!r}.",
+            "Leave one of them out.",
+            param=f"{where.path}.{given[1]}",
+        )
 
 
 def _embeddings(source: Any, modality: str, place: str, before: Sequence[MediaRef], limits: MediaLimits) -> Any:
