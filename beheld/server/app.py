@@ -280,7 +280,8 @@ class Service:
         folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
     ) -> Response:
         """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
-        body = fill_in.filled(with_all(body, self.llm.info.vocab_size), self.llm.tokenizer)
+        body = with_all(body, self.llm.info.vocab_size)
+        body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
         self._note_priority(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)

@@ -24,11 +24,14 @@ FORMS: dict[tuple[str, ...], str] = {
 }
 
 
-def filled(body: CompletionRequest, tokenizer: Any) -> CompletionRequest:
+def filled(body: CompletionRequest, tokenizer: Any, most: int) -> CompletionRequest:
     """The same request with its suffix in the prompts.
 
+    Args:
+        most: the most letters of the suffix in all prompts together; a body says it once.
+
     Raises:
-        HttpError: the model has no marks for it, or a field speaks of the prompt as it was sent.
+        HttpError: the model has no marks for it, it is too long, or a field speaks of the prompt as it was sent.
     """
     if not body.suffix:
         return body
@@ -47,5 +50,12 @@ def filled(body: CompletionRequest, tokenizer: Any) -> CompletionRequest:
     texts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt)
     if not all(isinstance(text, str) for text in texts):
         raise HttpError(400, "A suffix needs a prompt of text.", "Send the prompt as text.", param="prompt")
+    if len(texts) * len(body.suffix) > most:
+        raise HttpError(
+            400,
+            f"The suffix stands in each of {len(texts)} prompts, which makes more than {most} letters.",
+            "Send a shorter suffix, or fewer prompts.",
+            param="suffix",
+        )
     made = [form.format(before=text, after=body.suffix) for text in texts]
     return body.model_copy(update={"prompt": made[0] if isinstance(body.prompt, str) else made, "suffix": None})
