@@ -54,10 +54,16 @@ def _imported(path: str) -> ModuleType:
     file = Path(path).expanduser()
     if file.suffix != ".py":
         return importlib.import_module(path)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # A name of its own: `json.py` and `tokenizers.py` are no modules that others import.
+    name = f"beheld_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ConfigError(f"There is no file {path!r}.", "Name a Python file.", param="plugin")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

@@ -49,8 +49,12 @@ def marks_of(name: str, kind: type, tokenizer: Any) -> ReasoningMarks:
 
     def split(text: str) -> tuple[str, str]:
         request = SimpleNamespace(tools=None, chat_template_kwargs=None)
-        thought, said = getattr(kind(tokenizer), own)(text, request)
-        return thought or "", said or ""
+        try:
+            thought, said = getattr(kind(tokenizer), own)(text, request)
+            return "".join((thought or "",)), "".join((said or "",))
+        except Exception:
+            logger.exception("%s failed on an answer, which is shown as it is.", kind.__name__)
+            return "", text
 
     return ReasoningMarks(begin, end, (begin, end), whole=split)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ class Own(DeepSeekR1ReasoningParser):
     def extract_reasoning(self, model_output, request):
         thought, said = super().extract_reasoning(model_output, request)
         return thought, said and said.upper()
+
+@ReasoningParserManager.register_module("fails")
+class Fails(DeepSeekR1ReasoningParser):
+    def extract_reasoning(self, model_output, request):
+        return model_output.split("</think>")[5], None
+
+@ReasoningParserManager.register_module("nothing")
+class Nothing(DeepSeekR1ReasoningParser):
+    def extract_reasoning(self, model_output, request):
+        return None
 
 ReasoningParserManager.register_module("none", module=type("None_", (), {"__init__": lambda *a: None}))
 """
@@ -145,6 +156,28 @@ def test_a_way_of_splitting_of_its_own(files: Path) -> None:
     split = splitter(marks, inside=False)
     assert [split.push(text) for text in ("<think>Hm</th", "ink>so")] == [("", "")] * 2
     assert split.finish() == ("Hm", "SO")
+
+
+@pytest.mark.parametrize("name", ["fails", "nothing"])
+def test_an_answer_that_cannot_be_split_is_shown(files: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    thoughts = str(files / "plugged_thoughts.py")
+    found = options("--reasoning-parser-plugin", thoughts, "--reasoning-parser", name)
+    assert found.reasoning_plugin is not None
+    split = splitter(marks_of(name, found.reasoning_plugin, Tokenizer()), inside=False)
+    split.push("<think>Hm</think>so")
+    assert split.finish() == ("", "<think>Hm</think>so")
+    assert "failed on an answer" in caplog.text
+
+
+def test_a_plug_in_takes_no_modules_place(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(CALLS.replace("import json, re", "import json, re; json.dumps"), encoding="utf-8")
+    (tmp_path / "colorsys.py").write_text("import no_such_module", encoding="utf-8")
+    before = set(sys.modules)
+    assert options("--tool-parser-plugin", str(tmp_path / "json.py"), "--tool-call-parser", "mine").tool_plugin
+    assert sys.modules["json"] is json
+    with pytest.raises(ConfigError, match="no_such_module"):
+        options("--tool-parser-plugin", str(tmp_path / "colorsys.py"), "--tool-call-parser", "mine")
+    assert not {name for name in set(sys.modules) - before if "colorsys" in name}
 
 
 @pytest.mark.parametrize(
