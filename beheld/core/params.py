@@ -220,11 +220,11 @@ _CONSTANT = frozenset((type(None), bool, int, float, str, RequestOutputKind))
 def snapshot(params: SamplingParams | PoolingParams) -> tuple[object, ...] | None:
     """Parameters as they are now, to be compared with later ones; None if an entry of theirs may change, as a list's.
 
-    Types belong to it: True equals 1, and only one of them is right.
+    Types belong to it: True equals 1, and only one of them is right. So does the class, which may check more.
     """
     values = tuple(vars(params).values())
     types = tuple(map(type, values))
-    return (values, types) if _CONSTANT.issuperset(types) else None
+    return (type(params), values, types) if _CONSTANT.issuperset(types) else None
 
 
 class _Verified:

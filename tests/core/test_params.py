@@ -68,3 +68,15 @@ def test_copies_are_equal_and_their_own() -> None:
     args = EngineArgs("x", limit_mm_per_prompt={"image": 2})
     again = EngineArgs(**(dataclasses.asdict(args) | {"seed": 1}))
     assert dataclasses.replace(again, seed=None) == args
+
+
+def test_a_class_that_checks_more_is_checked_whatever_was_found_right_before() -> None:
+    class Greedy(SamplingParams):
+        def _verify_floats(self) -> None:
+            super()._verify_floats()
+            if self.temperature:
+                raise ParamsError("not greedy")
+
+    SamplingParams(temperature=0.5)
+    with pytest.raises(ParamsError, match="not greedy"):
+        Greedy(temperature=0.5)
