@@ -25,6 +25,7 @@ from beheld.api.collectors import PooledOutput
 from beheld.core.outputs import PoolingRequestOutput
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import Request
+from beheld.utils.gc_tuning import collecting
 from beheld.utils.gil import take_turns
 from beheld.utils.interrupts import uninterrupted
 from beheld.utils.log import get_logger
@@ -195,7 +196,7 @@ class Feed:
         self._look_ahead()
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._ahead or self._dry)
+                self._wait(lambda: bool(self._ahead) or self._dry)
             if not self._ahead:
                 return None
             ahead = self._ahead[0]
@@ -203,11 +204,17 @@ class Feed:
             self._prepare(ahead)
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: ahead.done)
+                self._wait(lambda: ahead.done)
             elif not ahead.done:
                 return None
         self._count_taken(ahead)
         return Fed(ahead.index, ahead.job, ahead.made, ahead.error, ahead.times[0], ahead.times[1])
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait, with the lock held. The caller's own code makes the jobs meanwhile, or it decodes media."""
+        if not ready():
+            with collecting():
+                self._changed.wait_for(ready)
 
     def finish(self) -> None:
         """Call this when there are no more jobs: raises the source's error, if it had one."""

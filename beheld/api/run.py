@@ -16,7 +16,7 @@ from beheld.core.outputs import RequestOutput, TokenEvent, metrics_of
 from beheld.core.params import SamplingParams
 from beheld.core.request import FinishReason, Request
 from beheld.engine.core import EngineCore
-from beheld.utils.gc_tuning import uncollected
+from beheld.utils.gc_tuning import collect_if_due, uncollected
 from beheld.utils.gil import quick_turns
 from beheld.utils.interrupts import uninterrupted
 from beheld.utils.log import at_terminal
@@ -194,6 +194,7 @@ class OfflineRun:
         self._busy = True
         try:
             while feed.more or in_flight is not None or self.engine.has_work:
+                collect_if_due()
                 # The preparing threads need the interpreter as well.
                 with quick_turns(), uncollected():
                     failures = self._fill(

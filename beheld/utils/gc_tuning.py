@@ -18,6 +18,16 @@ T = TypeVar("T")
 _PAUSE_S = 0.25
 
 
+class _Uncollected:
+    """The thread whose block `uncollected` keeps collections off, and since when."""
+
+    owner: int | None = None
+    since = 0.0
+
+
+_now = _Uncollected()
+
+
 @contextmanager
 def paused_collector() -> Iterator[None]:
     """Pause cyclic garbage collection; objects made inside the block then count as old.
@@ -81,10 +91,12 @@ def uncollected() -> Iterator[None]:
         with uninterrupted():
             ours = gc.isenabled() and _uncollected.acquire(blocking=False)
             if ours:
+                _now.owner, _now.since = threading.get_ident(), time.monotonic()
                 gc.disable()
         yield
     finally:
         if ours:
+            _now.owner = None
             # Ctrl-C may raise after either.
             try:
                 gc.enable()
@@ -92,11 +104,39 @@ def uncollected() -> Iterator[None]:
                 _uncollected.release()
 
 
+@contextmanager
+def collecting() -> Iterator[None]:
+    """Let collections begin inside the block, which waits for others, though it stands in one of `uncollected`.
+
+    They may take any time, and what they drop in cycles would be kept as long. In a block of another thread it changes
+    nothing.
+    """
+    if _now.owner != threading.get_ident():
+        yield
+        return
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+
+
+def collect_if_due() -> None:
+    """Let a collection begin if this thread has kept them off for longer than it should, as between two items that
+    are far from each other."""
+    if _now.owner == threading.get_ident() and (now := time.monotonic()) >= _now.since + _PAUSE_S:
+        with collecting():
+            _now.since = now
+            # A collection that is due begins when something is made.
+            _Uncollected()
+
+
 def seldom_collected(items: Iterable[T]) -> Iterator[T]:
     """Yield the same items; a collection begins between two of them, at most every quarter of a second.
 
     For many items that are kept: each collection goes through all that were made since the last one, and each tenth
-    once more, every number of a list included. Code that takes the items runs without collections as well.
+    once more, every number of a list included. Code that takes the items runs without collections as well, and so does
+    what makes them, except where it calls `collect_if_due` or waits in a block of `collecting`.
     """
     with ExitStack() as pause:
         until = float("-inf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import io
 import itertools
 import threading
@@ -433,3 +434,20 @@ def test_a_generator_of_conversations_is_closed() -> None:
     assert not ended
     reading.close()
     assert ended == [True]
+
+
+def test_collections_go_on_while_a_source_is_at_work(llm: LLM) -> None:
+    found: list[bool] = []
+
+    def source() -> Iterator[str]:
+        yield "a"
+        # Once the first is answered there is nothing but this to wait for, and what it makes may hold much in cycles.
+        end = time.monotonic() + 20
+        while not gc.isenabled() and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        found.append(gc.isenabled())
+        yield "b"
+
+    assert len(llm.generate(source(), SamplingParams(max_tokens=1), use_tqdm=False)) == 2
+    assert found == [True]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,14 @@ from beheld.models.surgery.compiled import compile_layers
 from beheld.models.surgery.operation import Changes
 from beheld.utils import gc_tuning
 from beheld.utils.bounded_json import JsonBounds, parse
-from beheld.utils.gc_tuning import paused_collector, seldom_collected, set_aside, uncollected
+from beheld.utils.gc_tuning import (
+    collect_if_due,
+    collecting,
+    paused_collector,
+    seldom_collected,
+    set_aside,
+    uncollected,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -237,4 +245,52 @@ def test_collections_go_on_after_an_item_that_fails() -> None:
     assert gc.isenabled()
     for _ in seldom_collected(range(3)):
         break
+    assert gc.isenabled()
+
+
+def test_a_wait_inside_such_a_block_collects() -> None:
+    with collecting():
+        assert gc.isenabled()
+    with uncollected():
+        with collecting():
+            assert gc.isenabled()
+        assert not gc.isenabled()
+
+        def elsewhere() -> None:
+            with collecting():
+                found.append(gc.isenabled())
+
+        found: list[bool] = []
+        other = threading.Thread(target=elsewhere)
+        other.start()
+        other.join()
+        assert found == [False], "the block of this thread is another's"
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    with uncollected(), collecting():
+        assert not gc.isenabled(), "the program turned it off"
+
+
+def test_collections_begin_before_an_item_that_takes_long(
+    collections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    monkeypatch.setattr(gc_tuning.time, "monotonic", lambda: seconds)
+
+    def items() -> Iterator[int]:
+        nonlocal seconds
+        yield 0
+        kept = []
+        for _ in range(40):
+            collect_if_due()
+            kept += [[0] for _ in range(1000)]
+            seconds += 0.02
+        yield 1
+
+    before = 0
+    for number in seldom_collected(items()):
+        if number == 0:
+            before = len(collections)
+    assert 2 <= len(collections) - before <= 5
     assert gc.isenabled()
