@@ -78,6 +78,7 @@ def test_a_video_by_any_name(running: Running, tmp_path: Path) -> None:
         ({"type": "image", "url": PICTURE, "base64": BASE64}, "base64"),
         ({"type": "image", "image": PICTURE, "path": "/etc/passwd"}, "path"),
         ({"type": "video", "url": PICTURE, "data": BASE64}, "data"),
+        ({"type": "input_file", "file_data": PICTURE, "file_url": "https://example.org/a.png"}, "file_url"),
     ],
 )
 def test_what_is_wrong_is_named(running: Running, part: dict[str, Any], param: str) -> None:

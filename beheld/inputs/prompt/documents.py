@@ -49,6 +49,8 @@ _BASE64 = ("JVBER", "SUkqA", "TU0AK")
 _OPTIONS = ("pages", "dpi", "text_layer")
 # Keys of a part that name its file, and not options of the processor.
 _OWN = frozenset((*_OPTIONS, *_FILES, *_IMAGES, "file_data", "file_url", "file_id", "filename", "url", "path", "data"))
+# Those under which a file may stand.
+_PLACES = ("file_data", "data", "file_url", "url", "path")
 _MEDIA = frozenset(("audio", "image", "video"))
 # Documents of one request, whatever they become: each is fetched and opened.
 _MAX_DOCUMENTS = 100
@@ -175,6 +177,13 @@ def _source(part: Mapping[str, Any], kind: str, where: str) -> tuple[Any, str]:
             "A file cannot be named by its file_id: nothing is stored here.",
             "Send its bytes as file_data, or its address as file_url.",
             param=f"{where}.file_id",
+        )
+    given = [name for name in _PLACES if named.get(name) is not None]
+    if len(given) > 1:
+        raise PromptError(
+            f"Part {where} holds its file twice, under {given[0]!r} and {given[1]!r}.",
+            "Leave one of them out.",
+            param=f"{where}.{given[1]}",
         )
     data = next((named[name] for name in ("file_data", "data") if named.get(name) is not None), None)
     if isinstance(data, str) and data[:5].lower() != "data:":
