@@ -529,6 +529,8 @@ def _as_tool(given: Tool | ChatCustomTool, info: ValidationInfo) -> Tool:
         return given
     own = given.custom
     given_form = None if own.format is None else own.format.grammar
+    if own.format is not None and (own.format.type == "grammar") != (given_form is not None):
+        raise wrong(f"The format of {own.name} is of the type grammar or has one, not both.", "Send both, or neither.")
     grammar: tuple[str, str] | None = None
     if given_form is not None:
         grammar = (given_form.syntax, given_form.definition)

@@ -104,6 +104,7 @@ def test_a_grammar_is_told(server: Running) -> None:
         ({"tools": [{"type": "custom", "custom": {"name": "a"}, "colour": 1}]}, "tools.0.colour"),
         ({"tools": [{"type": "function", "function": {"name": "a"}, "colour": 1}]}, "tools.0.colour"),
         ({"tools": [{"type": "mcp"}]}, "tools.0.type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a", "format": {"type": "grammar"}}}]}, "tools.0"),
         ({"tools": [SHELL], "tool_choice": {"type": "custom", "custom": {"name": 5}}}, "tool_choice.custom.name"),
         ({"tools": [SHELL], "tool_choice": {"type": "function", "colour": 1}}, "tool_choice.colour"),
         ({"tools": [SHELL], "tool_choice": {"type": "custom", "custom": {"name": "none"}}}, "tool_choice"),
