@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -74,6 +75,20 @@ def set_aside() -> None:
 
 
 _uncollected = threading.Lock()
+
+
+def _on_in_child() -> None:
+    """In a process that was forked meanwhile, as by the caller's own code: the thread that would end its block may not
+    exist there, and collections would never begin."""
+    if _now.owner is None:
+        return
+    if _now.owner != threading.get_ident():
+        _now.owner = None
+        _uncollected.release()
+    gc.enable()
+
+
+os.register_at_fork(after_in_child=_on_in_child)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -294,3 +295,35 @@ def test_collections_begin_before_an_item_that_takes_long(
             before = len(collections)
     assert 2 <= len(collections) - before <= 5
     assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_a_process_that_is_forked_meanwhile_collects() -> None:
+    script = """
+import gc, os, threading
+from beheld.utils.gc_tuning import uncollected
+
+def forked():
+    child = os.fork()
+    if child == 0:
+        on = gc.isenabled()
+        with uncollected():
+            off = not gc.isenabled()
+        os._exit(0 if on and gc.isenabled() and (off or own) else 7)
+    found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+found = []
+for own in (False, True):
+    with uncollected():
+        if own:
+            forked()
+        else:
+            thread = threading.Thread(target=forked)
+            thread.start()
+            thread.join()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+print(found)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[0, 0]", done.stderr
