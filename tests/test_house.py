@@ -479,6 +479,16 @@ def test_no_private_places_in_the_repository() -> None:
             assert not found, f"{line} holds {found.group(0) if found else ''}"
 
 
+def test_nothing_that_runs_write_is_in_the_repository() -> None:
+    """What .gitignore names; profiles lie below the folder that a script runs in."""
+    tracked = ["git", "ls-files", "-ci", "--exclude-standard"]
+    listed = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    assert not listed.stdout
+    subprocess.run(["git", "check-ignore", "-q", "vllm_profile/trace.json"], cwd=ROOT, check=True)
+
+
 def test_importing_beheld_and_asking_for_help_loads_no_torch() -> None:
     code = "import sys, beheld; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -54,7 +54,7 @@ _PIECE = gl.constexpr(16)
 # Registers of a consumer's thread; the producer's have what is left, 24.
 _REGISTERS = gl.constexpr(240)
 # Triton 3.7 renamed it.
-_together = getattr(gl, "barrier", None) or gl.thread_barrier
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.constexpr_function
@@ -161,7 +161,7 @@ def _publish(ready, PENDING: gl.constexpr):
     """Tell consumers of a tile that threads copied; `PENDING` later ones may still be on their way."""
     async_copy.wait_group(PENDING)
     hopper.fence_async_shared()
-    _together()
+    _barrier()
     mbarrier.arrive(ready, count=1)
 
 
@@ -313,7 +313,7 @@ def _consume(
     q_rows = q_smem.index(WHICH)
     q_rows.store(gl.load(from_RC, mask=there_RC, other=0.0))
     hopper.fence_async_shared()
-    _together()
+    _barrier()
 
     row_R = row + gl.arange(0, HALF, layout=gl.SliceLayout(1, _products(_KEYS)))
     sees_R = gl.minimum(row_R // GROUP + 1, count)
@@ -394,7 +394,7 @@ def _prefill(
     v_from = (v_stages, v_ready, v_free, v_ptr, v_token, v_head, v_tiles, v_row, v_column, values_ptr, v_pieces)
     keys, values = (k_stages, k_ready, k_free), (v_stages, v_ready, v_free)
     rows = q_ptr, q_token, q_head, out_ptr, tiles_ptr
-    # Powers are of two.
+    # Weights are powers of two, which take one instruction.
     factor = scale * 1.4426950408889634
     gl.warp_specialize(
         [

@@ -152,13 +152,14 @@ def _source(
 ) -> tuple[Callable[[], Iterator[Item | BadLine]], int]:
     """How to read the items, and the bytes of the input (0 if unknown). `options` gets the folder of media."""
     from beheld.jobs.items import media_items, read_items
-    from beheld.jobs.remote import is_remote, opener
+    from beheld.jobs.remote import is_remote, opener, without_key
 
     name = arguments.input
     path = Path(name).expanduser()
     if is_remote(name) and arguments.prompt is not None:
         raise ConfigError(
-            f"A question about media at {name!r} cannot be asked.", "Name a folder of this machine, or a .jsonl file."
+            f"A question about media at {without_key(name)!r} cannot be asked.",
+            "Name a folder of this machine, or a .jsonl file.",
         )
     if is_remote(name) or (path.is_file() and arguments.prompt is None):
         for flag in ("max_tokens", "temperature"):

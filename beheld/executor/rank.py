@@ -120,7 +120,7 @@ class Rank:
         elif isinstance(message, AskMissing):
             self._answers.send(Missing(message.number, self._runner.missing(message.digests)))
         elif isinstance(message, RankItems):
-            # The first rank tells of an error; all ranks have the same.
+            # The first rank tells of an error: all ranks agree on whether there is one.
             try:
                 self._runner.try_items(message.items)
             except BeheldError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from beheld.core.errors import ConfigError, first_line
+from beheld.jobs.remote import without_key
 from beheld.server.errors import HttpError
 from beheld.server.read import parse
 
@@ -91,8 +92,9 @@ def read_items(source: Path | str, open_: Callable[[], BinaryIO] | None = None) 
                 elif line.strip():
                     yield _item(line, number, position)
     except OSError as error:
+        words = f"The input {str(source)!r} cannot be read: {error.strerror or first_line(error)}."
         raise ConfigError(
-            f"The input {str(source)!r} cannot be read: {error.strerror or first_line(error)}.",
+            words if open_ is None else without_key(words),
             "Name a file of JSON lines.",
         ) from error
 

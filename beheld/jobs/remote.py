@@ -18,14 +18,18 @@ def is_remote(name: str) -> bool:
     return "://" in name
 
 
+def without_key(text: str) -> str:
+    """Return a text without the keys of the addresses in it: s3://KEY:SECRET@BUCKET is s3://BUCKET."""
+    return _KEY.sub("//", text)
+
+
 def opener(address: str) -> tuple[Callable[[], BinaryIO], int]:
     """Return what opens the file at an address, and its size in bytes.
 
     Raises:
         ConfigError: pyarrow is not installed, has no such kind of storage, or there is no such file.
     """
-    # An address may bring a key.
-    shown = _KEY.sub("//", address)
+    shown = without_key(address)
     try:
         fs = importlib.import_module("pyarrow.fs")
     except ImportError as error:
@@ -38,7 +42,7 @@ def opener(address: str) -> tuple[Callable[[], BinaryIO], int]:
         found = storage.get_file_info(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"The input {shown!r} cannot be read: {_KEY.sub('//', first_line(error))}.",
+            f"The input {shown!r} cannot be read: {without_key(first_line(error))}.",
             "Name a file of JSON lines, as s3://BUCKET/KEY.",
         ) from error
     if found.type != fs.FileType.File:

@@ -67,15 +67,15 @@ class SharedItems:
         Args:
             own: what this rank found for its items.
         """
-        made = [found for found in own.values() if isinstance(found, Tensor)]
+        # Of one step, an image's embeddings may be wider than an audio's: they bring what goes into later layers.
+        widths = [found.shape[1] if isinstance(found := own.get(item.digest), Tensor) else 0 for item in items]
         flags = [int(not isinstance(own.get(item.digest), str)) for item in items]
-        *intact, narrow = self._group.least([*flags, -made[0].shape[1] if made else 0])
+        least = self._group.least([*flags, *(-width for width in widths)])
         out: dict[bytes, Tensor | str] = {}
-        for item, whole in zip(items, intact, strict=True):
+        for item, whole, narrow in zip(items, least[: len(items)], least[len(items) :], strict=True):
             found, owner = own.get(item.digest), owners[item.digest]
             if not whole:
-                said = (found if isinstance(found, str) else "").encode()[:_REASON]
-                out[item.digest] = self._group.exchanged(said.ljust(_REASON))[owner].decode(errors="ignore").rstrip()
+                out[item.digest] = self._reasons(found if isinstance(found, str) else "")[owner]
                 continue
             if isinstance(found, Tensor):
                 embeds_EH = found.to(self._dtype).contiguous()
@@ -84,3 +84,20 @@ class SharedItems:
             self._group.copy_from(embeds_EH, owner)
             out[item.digest] = embeds_EH
         return out
+
+    def elsewhere(self, reason: str) -> str:
+        """Return why another rank fails; empty if none does.
+
+        Args:
+            reason: why this rank fails; empty if it does not.
+        """
+        (intact,) = self._group.least([int(not reason)])
+        if intact:
+            return ""
+        given = self._reasons(reason)
+        return next((each for rank, each in enumerate(given) if each and rank != self._group.rank), "")
+
+    def _reasons(self, own: str) -> list[str]:
+        """Return all ranks' reasons, cut to their first bytes."""
+        given = self._group.exchanged(own.encode()[:_REASON].ljust(_REASON))
+        return [each.decode(errors="ignore").rstrip() for each in given]

@@ -111,10 +111,10 @@ class ModelRunner:
         blocks_per_row = -(-config.max_model_len // config.block_size) + 1
         self.rows = Rows(adapter, config.max_num_seqs, len(info.kv_groups), blocks_per_row)
         self.kv = self.caches.allocate(config, capacity, adapter.device)
-        shared: SharedItems | None = None
+        self._shared_items: SharedItems | None = None
         if ranks is not None and shares_items(config, info):
-            shared = SharedItems(ranks, adapter.device, adapter.dtype)
-        self.encoder = EncoderStore(adapter, shared)
+            self._shared_items = SharedItems(ranks, adapter.device, adapter.dtype)
+        self.encoder = EncoderStore(adapter, self._shared_items)
         sampler = Sampler(config.max_num_seqs, info.vocab_size, adapter.device)
         self.sampler = sampler if ranks is None else RankSampler(sampler, ranks)
         self._pipe: Pipeline | None = None
@@ -614,6 +614,22 @@ class ModelRunner:
         if self._pipe is not None and not self._pipe.first:
             # The towers are the first stage's.
             return
+        if self._shared_items is None:
+            self._try_towers(items)
+            return
+        # Each rank runs them alone. One that fails, such as for want of memory, would later fail its share of items.
+        failure: BeheldError | None = None
+        try:
+            self._try_towers(items)
+        except BeheldError as error:
+            failure = error
+        elsewhere = self._shared_items.elsewhere("" if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        if elsewhere:
+            raise ModelError(f"On another rank: {elsewhere}", _OF_MEDIA)
+
+    def _try_towers(self, items: Sequence[MediaItem]) -> None:
         for item in items:
             order = EncodeItem(item.digest, item.modality, item.features, item.num_kept)
             try:

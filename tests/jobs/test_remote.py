@@ -81,6 +81,19 @@ def test_what_is_not_there_is_named(options: str, tmp_path: Path) -> None:
         opener("nosuch://bucket/in.jsonl")
 
 
+def test_no_error_shows_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lost() -> Any:
+        raise OSError("s3://key:secret@bucket/in.jsonl went away")
+
+    with pytest.raises(ConfigError, match=r"'s3://bucket/in\.jsonl' cannot be read: s3://bucket/in") as caught:
+        list(read_items("s3://key:secret@bucket/in.jsonl", lost))
+    assert "secret" not in str(caught.value)
+    assert main(["batch", "s3://key:secret@bucket/in", str(tmp_path / "out"), "--prompt", "What?"]) == 1
+    shown = capsys.readouterr().err
+    assert "'s3://bucket/in' cannot be asked" in shown
+    assert "secret" not in shown
+
+
 def test_without_pyarrow_one_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)

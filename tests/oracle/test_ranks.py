@@ -67,6 +67,13 @@ def test_ranks_equal_transformers(family: str, count: int) -> None:
         check(llm, family, asks[::-1])
 
 
+def test_ranks_share_out_items_of_unlike_widths() -> None:
+    """An image's embeddings bring what goes into later layers, an audio's do not."""
+    family = "qwen3_omni_moe"
+    with make(family, cases.ROOMY | RANKS | {"mm_encoder_tp_mode": "data"}) as llm:
+        check(llm, family, cases.fit(family, cases.ALL_KINDS))
+
+
 def towers_of(llm: LLM) -> list[str]:
     """The paths of modules outside the text model whose outputs ranks add up."""
     model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]

@@ -5,18 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from beheld.core.errors import ModelError
 from beheld.core.media import ENCODED
 from beheld.core.plan import EncodeItem
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shared_items import SharedItems, owners_of
+from beheld.platform.registry import platform_of
 from beheld.runner import encoder
 from beheld.runner.encoder import EncoderStore
+from beheld.runner.runner import ModelRunner
 
 
 class Tower:
@@ -32,7 +36,9 @@ class Tower:
         if any(item.features.get("broken") for item in items):
             raise RuntimeError(f"no memory on rank {self.rank}")
         self.encoded += [item.digest for item in items]
-        return [item.features["value"].mean() * torch.ones(item.num_embeds, 3) for item in items]
+        return [
+            item.features["value"].mean() * torch.ones(item.num_embeds, item.features.get("width", 3)) for item in items
+        ]
 
 
 @pytest.fixture
@@ -101,6 +107,19 @@ def test_each_item_is_encoded_once_and_kept_by_all(groups: list[RankGroup], monk
             assert set(known.flatten().tolist()) == {value}
 
 
+def test_items_of_one_step_may_be_of_unlike_widths(groups: list[RankGroup]) -> None:
+    """Images of Qwen3-Omni bring what goes into later layers, audio does not."""
+    items = [item("a", 9, width=6), item("b", 4), item("c", 2, width=6), item("d", 3)]
+    _, stores, found = encoded(groups, items)
+    assert found == [[()]] * 2
+    for store in stores:
+        for each in items:
+            known = store.known(each.digest)
+            assert known is not None
+            assert known.shape == (each.num_embeds, each.features.get("width", 3))
+            assert set(known.flatten().tolist()) == {float(ord(each.digest))}
+
+
 def test_a_tower_that_fails_on_one_rank_fails_its_item_on_all_for_the_same_reason(groups: list[RankGroup]) -> None:
     items = [item("a", 4), item("b", 4, broken=True), item("c", 4), item("d", 4)]
     towers, stores, found = encoded(groups, items)
@@ -109,3 +128,37 @@ def test_a_tower_that_fails_on_one_rank_fails_its_item_on_all_for_the_same_reaso
     for store in stores:
         assert store._failures == {b"b": "the image tower failed: no memory on rank 1"}
         assert all(digest in store for digest in (b"a", b"c", b"d"))
+
+
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}])
+def test_a_trial_that_fails_on_one_rank_fails_on_all(groups: list[RankGroup], failing: set[int]) -> None:
+    """Else the engine starts, and the items of that rank fail one by one."""
+    found: list[Any] = [None, None]
+
+    def run(part: int) -> Callable[[], None]:
+        runner: Any = object.__new__(ModelRunner)
+        tower = Tower(part)
+        runner._pipe, runner._adapter, runner._platform = None, tower, platform_of(tower.device)
+        runner._info = SimpleNamespace(architecture="Model")
+        runner._shared_items = SharedItems(groups[part], tower.device, torch.float32)
+        features: dict[str, Any] = {"value": torch.ones(3), "broken": part in failing}
+        tried: Any = SimpleNamespace(digest=b"a", modality="image", features=features, num_kept=2)
+
+        def trial() -> None:
+            try:
+                runner.try_items([tried])
+            except ModelError as error:
+                found[part] = str(error)
+
+        return trial
+
+    threads = [threading.Thread(target=run(part)) for part in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    for part, words in enumerate(found):
+        named = part if part in failing else 1 - part
+        assert f"no memory on rank {named}" in words
+        assert words.startswith("On another rank: Model makes nothing of") == (named != part)
