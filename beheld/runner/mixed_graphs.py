@@ -123,6 +123,8 @@ class MixedGraphs:
         self._adapter, self._backend, self._kv = adapter, backend, kv
         self._caches = caches
         self._block_size = config.block_size
+        # A backend decides by what it has tried on its own GPU, and ranks must all replay a graph, or none.
+        self._alone = config.tensor_parallel_size == 1
         self._rows, self._encoder, self._decode = rows, encoder, decode
         device = adapter.device
         self._sizes = ladder(config)
@@ -236,7 +238,7 @@ class MixedGraphs:
         if laid.prompt_targets or laid.both_ways or laid.drafts or laid.lora_slots_T.any():
             return None
         decodes = laid.num_decodes
-        if self._backend.outside_graphs([(piece.start, piece.stop) for piece in laid.slices[decodes:]]):
+        if self._alone and self._backend.outside_graphs([(each.start, each.stop) for each in laid.slices[decodes:]]):
             return None
         need = Need(
             tokens=len(laid.arrays["ids"]) - decodes,

@@ -89,7 +89,7 @@ def _long_prompts() -> dict[str, str]:
     found = accelerator()
     if found is None:
         return {}
-    said = "a kernel for Hopper"
+    said = "a kernel for Hopper, unless its trial fails, which the log says"
     if not found.has_triton:
         said = "as for others: triton is not installed"
     elif not found.kernel_facts(found.device).warpgroup_products:

@@ -51,7 +51,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_equals_float64(
     pieces: list[tuple[int, int]], shape: Shape, dtype: torch.dtype, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hopper_prefill, "_MEAN_KEYS", 0)
+    monkeypatch.setattr(hopper_prefill, "is_long", lambda pieces: True)
     case = make(pieces, shape, dtype)
     assert hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
     counted.clear()
@@ -60,7 +60,7 @@ def test_equals_float64(
 
 
 def test_prompts_that_see_few_keys_are_left_to_the_other_kernel(counted: list[int]) -> None:
-    for pieces, launches in (([(0, 1024)] * 4, 0), ([(0, 4096)], 2), ([(3900, 4096)] * 2, 2)):
+    for pieces, launches in (([(0, 1024)] * 4, 0), ([(0, 4096)], 2), ([(3800, 4096)] * 2, 2)):
         case = make(pieces, USUAL, HALF)
         hopper_prefill.takes(case.q_THC, case.k_TKC, case.v_TKC, case.kv)
         counted.clear()
@@ -80,7 +80,7 @@ def test_windows_and_soft_caps_are_left_to_the_other_kernel(counted: list[int]) 
 
 def test_heads_apart(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers' layers give them, once compiled."""
-    monkeypatch.setattr(hopper_prefill, "_MEAN_KEYS", 0)
+    monkeypatch.setattr(hopper_prefill, "is_long", lambda pieces: True)
     case = make(PIECES["prefixes"], USUAL, HALF)
     given = case.q_THC, case.k_TKC, case.v_TKC
     case.q_THC, case.k_TKC, case.v_TKC = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in given)
@@ -92,7 +92,7 @@ def test_heads_apart(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_strided_queries_keys_and_values(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As a joined product gives them."""
-    monkeypatch.setattr(hopper_prefill, "_MEAN_KEYS", 0)
+    monkeypatch.setattr(hopper_prefill, "is_long", lambda pieces: True)
     case = make(PIECES["prefixes"], USUAL, HALF)
     joined = torch.cat([case.q_THC, case.k_TKC, case.v_TKC], 1)
     case.q_THC, case.k_TKC, case.v_TKC = joined.split((16, 2, 2), 1)
