@@ -26,7 +26,7 @@ _METHODS = {
 }
 _CALIBRATED = ("gptq", "awq")
 # Other names of methods.
-_ALSO = {"gguf-readable": "gguf"}
+_ALSO = {"gptq-like": "gptq", "gguf-readable": "gguf"}
 _TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 
 

@@ -91,6 +91,7 @@ def _check(entries: StoredEntries, names: Mapping[str, str], group_sizes: Sequen
         raise entries.refusal(names["qweight"], f"has {inputs} inputs, which are no multiple of the group size {said}")
     entries.require(names["scales"], SCALE_TYPES, *([inputs // size, words * PER_WORD] for size in fitting))
     entries.require(names["qzeros"], ["I32"], [entries.shape(names["scales"])[0], words])
+    entries.refuse_zeros(names["scales"])
 
 
 def _unpacked(qweight: Tensor, qzeros: Tensor) -> tuple[Tensor, Tensor]:

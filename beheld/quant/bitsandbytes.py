@@ -150,6 +150,7 @@ def _check_four(entries: StoredEntries, parts: Mapping[str, str], state: BlockSt
     blocks = -(-numbers // state.blocksize)
     if state.nested_blocksize is None:
         entries.require(parts["absmax"], ["F32"], [blocks])
+        entries.refuse_zeros(parts["absmax"])
         return
     entries.require(parts["absmax"], ["U8"], [blocks])
     entries.require(parts["nested_absmax"], ["F32"], [-(-blocks // state.nested_blocksize)])
@@ -201,6 +202,7 @@ def open_eights(path: Path, device: str) -> dict[str, Any]:
             raise entries.refusal(weight, f"has the shape {shape}; expected two dimensions")
         entries.require(weight, ["I8"], shape)
         entries.require(scale, ["F32"], [shape[0]])
+        entries.refuse_zeros(scale)
         if form in entries.slices:
             entries.require(form, ["U8"], [], [1])
             if int(entries.slices[form][...]) != 0:

@@ -57,6 +57,7 @@ def take(
     if len(shape) != 2 or 2 * shape[1] % NVFP4_GROUP:
         raise entries.refusal(name, f"has the shape {shape}; expected bytes for multiples of {NVFP4_GROUP} inputs")
     entries.require(entries.partner(name, scale), [_SCALES], [shape[0], 2 * shape[1] // NVFP4_GROUP])
+    entries.refuse_zeros(scale)
     entries.require(entries.partner(name, whole), [_GLOBAL], [1], [])
     divisor = float(entries.slices[whole][...].reshape(()))
     if not 0 < divisor < float("inf"):

@@ -69,6 +69,7 @@ def take(
             f"has the shape {entries.shape(name)} for a weight {shape}, and its scales {entries.shape(scale)}, which "
             f"fit none of the schemes that config.json states: {'; '.join(map(str, schemes))}",
         )
+    entries.refuse_zeros(scale)
     scheme = fitting[0]
     parts = {"numbers": entries.slices[name], "scale": entries.slices[scale]}
     if not scheme.symmetric:

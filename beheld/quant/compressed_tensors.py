@@ -249,6 +249,7 @@ def _eight(
     rows = [[], [1], [*shape[:-1], 1]] if any(scheme.has_rows for scheme in schemes) else []
     if blocks is None or entries.shape(own) in rows:
         entries.require(own, SCALE_TYPES, *rows)
+        entries.refuse_zeros(own)
         return Dequantized(part, scale, device)
     check_scale(entries, name, own, blocks)
     return lazy_blocks({"weight": part, "scale": scale}, device, shape, blocks)

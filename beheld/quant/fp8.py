@@ -83,7 +83,7 @@ def open_weights(path: Path, blocks: Sequence[int] | None, device: str) -> dict[
 
 
 def check_scale(entries: StoredEntries, name: str, scale: str, blocks: Sequence[int] | None) -> None:
-    """Refuse a scale of another type or shape than the weight `name` needs.
+    """Refuse a scale of another type or shape than the weight `name` needs, and zeros.
 
     Raises:
         ModelError: it is so.
@@ -92,8 +92,9 @@ def check_scale(entries: StoredEntries, name: str, scale: str, blocks: Sequence[
     if blocks is None:
         one_each = [[*shape[:-2], 1, 1]] if len(shape) > 2 else []
         entries.require(scale, _TYPES, [], [1], *one_each)
-        return
-    if len(shape) < 2:
+    elif len(shape) < 2:
         raise entries.refusal(name, f"has the shape {shape}, and blocks need two dimensions")
-    counts = [-(-size // block) for size, block in zip(shape[-2:], blocks, strict=True)]
-    entries.require(scale, _TYPES, [*shape[:-2], *counts])
+    else:
+        counts = [-(-size // block) for size, block in zip(shape[-2:], blocks, strict=True)]
+        entries.require(scale, _TYPES, [*shape[:-2], *counts])
+    entries.refuse_zeros(scale)

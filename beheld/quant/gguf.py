@@ -23,6 +23,7 @@ from beheld.checkpoint.gguf.config import METHOD, families_by_architecture
 from beheld.checkpoint.gguf.header import StoredTensor, read_header
 from beheld.checkpoint.gguf.names import renamed
 from beheld.checkpoint.weights import weight_files
+from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.family import GGUFLayout
 from beheld.platform.registry import platform_of
@@ -39,6 +40,8 @@ logger = get_logger(__name__)
 
 # Numbers that are dequantized at a time: they take several times their memory on the way.
 _CHUNK = 1 << 21
+# Types without scales.
+_PLAIN = ("F32", "F16", "BF16")
 _EMBEDDINGS = "embed_tokens.weight"
 # What our names of the text model's weights begin with, but for its head's.
 _TEXT = "model."
@@ -136,6 +139,19 @@ class GGUFTensor:
         """Return the tensor's bytes, (outputs, bytes of one)."""
         raw = np.frombuffer(self._data, np.uint8, self._stored.num_bytes, self._stored.start)
         return raw.reshape(outputs, -1)
+
+    def is_zero(self) -> bool:
+        """Return whether all numbers are zero; rows are read up to the first that is not."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        shape, kind = self._stored.shape, GGMLQuantizationType[self.kind]
+        raw_NB = self._raw(int(np.prod(shape[:-1])))
+        rows = max(1, _CHUNK // shape[-1])
+        # The first row nearly always tells.
+        starts = (0, *range(1, len(raw_NB), rows))
+        stops = (1, *(start + rows for start in starts[1:]))
+        return not any(dequantize(raw_NB[a:b], kind).any() for a, b in zip(starts, stops, strict=True))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index`."""
@@ -240,7 +256,7 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
     """Return the weights of the file that `path` names, by transformers' names, unread.
 
     Raises:
-        ModelError: the file is broken.
+        ModelError: the file is broken, or a quantized tensor of it is zero.
     """
     said = read_json(path / CONFIG)
     file = path / weight_files(path)[0]
@@ -259,6 +275,11 @@ def open_weights(path: Path, dtype: torch.dtype) -> dict[str, Any]:
         known = renamed(name, layout.parts)
         if known is None:
             continue
+        if stored.kind not in _PLAIN and GGUFTensor(data, stored, None, dtype).is_zero():
+            raise ModelError(
+                f"{file.name}: the tensor {name!r} holds nothing but zeros; its scales leave nothing of it.",
+                "Fetch the file again, or ask its publisher.",
+            )
         known = prefix + known.removeprefix(_TEXT) if known.startswith(_TEXT) else known
         heads = heads_of(name, layout, said)
         if "{}" in known:

@@ -146,6 +146,7 @@ def _checked(entries: StoredEntries, names: Mapping[str, str], forms: Sequence[G
             groups, outputs = -(-inputs // size), weight[1]
             shapes = scales == [groups, outputs] and zeros == [groups, outputs * form.bits // 32]
             if rest == 0 and outputs * form.bits % 32 == 0 and shapes:
+                entries.refuse_zeros(names["scales"])
                 return form.bits, inputs, size
     raise entries.refusal(
         names["qweight"],

@@ -244,3 +244,8 @@ def _check(name: str, blocks: Any, scales: Any) -> None:
             f"bytes of the shapes [experts, outputs, groups, {_BLOCK_BYTES}] and [experts, outputs, groups].",
             "Use openai's layout of such checkpoints, or fetch the checkpoint again.",
         )
+    if not scales[:1].any() and not scales[...].any():
+        raise ModelError(
+            f"{name + _SCALES!r} holds nothing but zeros; such scales leave nothing of a weight.",
+            "Fetch the checkpoint again.",
+        )

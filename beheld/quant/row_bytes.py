@@ -22,12 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from beheld.checkpoint.loader_rules import LoaderRules
+from beheld.core.errors import ModelError
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace
+from beheld.quant.stored_entries import REFETCH
 
 _EXPERTS = ("gate_up_proj", "down_proj")
 # Loader operations that keep rows whole: they only concatenate or stack.
 _JOINS = ("MergeModulelist", "Concatenate")
+# Types of scales and of least numbers; those of numbers are narrower.
+_SCALES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class StoredWeight(Protocol):
@@ -73,14 +77,25 @@ class RowForm(Protocol):
 
 
 class CarryingRows:
-    """A weight as rows of bytes, for the loader in place of a slice of a file."""
+    """A weight as rows of bytes, for the loader in place of a slice of a file.
 
-    def __init__(self, weight: StoredWeight) -> None:
-        self._weight = weight
+    Args:
+        name: of the weight, for errors.
+    """
+
+    def __init__(self, weight: StoredWeight, name: str) -> None:
+        self._weight, self._name = weight, name
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Return the part `index` of the rows (N, B)."""
-        return torch.cat([each.contiguous().view(torch.uint8) for each in self._weight.fields()], dim=-1)[index]
+        """Return the part `index` of the rows (N, B).
+
+        Raises:
+            ModelError: a scale is NaN or infinity, which nothing could tell of the bytes.
+        """
+        fields = self._weight.fields()
+        if not all(each.isfinite().all() for each in fields if each.dtype in _SCALES):
+            raise ModelError(f"The scales of {self._name!r} hold NaN or infinity.", REFETCH)
+        return torch.cat([each.contiguous().view(torch.uint8) for each in fields], dim=-1)[index]
 
 
 @dataclass(frozen=True)
@@ -186,7 +201,7 @@ def _make_room(model: Any, weights: dict[str, Any], form: RowForm) -> Kept:
         wide = torch.empty((*plain.shape[:-1], num_bytes), dtype=torch.uint8, device=plain.device)
         setattr(module, each, nn.Parameter(wide, requires_grad=False))
         for source in whole[own]:
-            weights[source] = CarryingRows(weights[source])
+            weights[source] = CarryingRows(weights[source], source)
     known = model.state_dict()
     left = tuple(sorted(target for target in whole if target in known and target not in layouts))
     return Kept(tuple(linears), tuple(experts), left, layouts, sources)

@@ -68,6 +68,20 @@ class StoredEntries:
             wanted = " or ".join(str(list(each)) for each in shapes)
             raise self.refusal(name, f"has the shape {shape}; expected {wanted}")
 
+    def refuse_zeros(self, name: str) -> None:
+        """Refuse scales that are all zero: every number of their weight would be.
+
+        A group, or an output, of zeros may have a scale of zero.
+
+        Raises:
+            ModelError: they are.
+        """
+        entry = self.slices[name]
+        # The first row nearly always tells.
+        first = entry[:1] if self.shape(name) else entry[...]
+        if first.numel() and not first.float().any() and not entry[...].float().any():
+            raise self.refusal(name, "holds nothing but zeros; scales of zero leave nothing of a weight")
+
     def refuse_left(self, left: Mapping[str, Any], suffixes: Sequence[str], owner: str) -> None:
         """Check that none of the names `left` ends with a suffix of what belongs to an entry ending with `owner`.
 

@@ -111,8 +111,10 @@ class _Weight:
         return {part: self.entries.slices[name] for part, name in self.names.items()}
 
     def require(self, part: str, types: tuple[str, ...], *shapes: list[int]) -> None:
-        """Check a part; see StoredEntries.require."""
+        """Check a part; see StoredEntries.require and refuse_zeros."""
         self.entries.require(self.entries.partner(self.names["qdata"], self.names.get(part, part)), types, *shapes)
+        if part == "scale":
+            self.entries.refuse_zeros(self.names[part])
 
     def shape(self) -> list[int]:
         """Return the shape of `qdata`, which has two dimensions."""

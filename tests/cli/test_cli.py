@@ -151,6 +151,19 @@ def test_plan_counts_keys_and_values_in_fewer_bits(capsys: Capture) -> None:
     assert "kv_cache_dtype='int3'" in told
 
 
+def test_plan_counts_weights_that_are_rounded_at_load(capsys: Capture) -> None:
+    sizes = {}
+    for kind in ("", "fp8", "nf4"):
+        given = ["--quantization", kind] if kind else []
+        status, text, _ = run(capsys, "plan", tiny.checkpoint("llama"), "--json", *given)
+        assert status == 0
+        sizes[kind] = json.loads(text)["model"]["weights_bytes"]
+    assert sizes["nf4"] < sizes["fp8"] < sizes[""]
+    status, _, told = run(capsys, "plan", tiny.checkpoint("llama"), "--quantization", "int3")
+    assert status == 1
+    assert "quantization='int3'" in told
+
+
 def test_plan_counts_the_state_of_recurrent_layers(capsys: Capture) -> None:
     """Three layers of four heads, 16 times 12 numbers in float32, and three positions of 112 channels in bfloat16."""
     status, text, _ = run(capsys, "plan", tiny.checkpoint("qwen3_next"), "--json")

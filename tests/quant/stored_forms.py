@@ -202,14 +202,22 @@ NF4 = np.array(
 )  # fmt: skip
 
 
-def blocks_of_codes(blocksize: int, nested: int | None = None, storage: torch.dtype = torch.uint8) -> Form:
-    """bitsandbytes' NF4: codes in blocks of the whole weight in one row; `nested` quantizes scales, in blocks of it."""
+# The numbers of FP4's codes: a sign, two bits of an exponent and one of a fraction, divided by the greatest.
+_FP4_HALF = np.array([0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0], np.float32) / 12
+FP4 = np.concatenate([_FP4_HALF, -_FP4_HALF])
+
+
+def blocks_of_codes(
+    blocksize: int, nested: int | None = None, storage: torch.dtype = torch.uint8, kind: str = "nf4"
+) -> Form:
+    """bitsandbytes' NF4 or FP4: codes in blocks of the whole weight in one row; `nested` quantizes scales likewise."""
+    numbers = {"nf4": NF4, "fp4": FP4}[kind]
 
     def form(weight_NK: np.ndarray, count: int) -> tuple[dict[str, torch.Tensor], np.ndarray]:
         flat = weight_NK.reshape(-1)
         block_of = np.arange(flat.size) // blocksize
         scales = np.maximum.reduceat(np.abs(flat), np.arange(0, flat.size, blocksize)).astype(np.float32)
-        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": blocksize, "shape": list(weight_NK.shape)}
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": blocksize, "shape": list(weight_NK.shape)}
         parts = {"weight.absmax": torch.from_numpy(scales)}
         if nested is not None:
             offset = float(np.float32(scales.mean()))
@@ -224,12 +232,12 @@ def blocks_of_codes(blocksize: int, nested: int | None = None, storage: torch.dt
                 "weight.nested_absmax": torch.from_numpy(largest),
                 "weight.nested_quant_map": torch.from_numpy(levels),
             }
-        codes = np.abs((flat / scales[block_of])[:, None] - NF4).argmin(1).astype(np.uint8)
-        meant = (NF4[codes] * scales[block_of]).reshape(weight_NK.shape)
+        codes = np.abs((flat / scales[block_of])[:, None] - numbers).argmin(1).astype(np.uint8)
+        meant = (numbers[codes] * scales[block_of]).reshape(weight_NK.shape)
         packed = torch.from_numpy(codes[::2] << 4 | codes[1::2]).view(storage).unsqueeze(1)
         told = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
-        parts |= {"weight": packed, "weight.quant_map": torch.from_numpy(NF4.copy())}
-        return parts | {"weight.quant_state.bitsandbytes__nf4": told}, meant
+        parts |= {"weight": packed, "weight.quant_map": torch.from_numpy(numbers.copy())}
+        return parts | {f"weight.quant_state.bitsandbytes__{kind}": told}, meant
 
     return form
 

@@ -51,6 +51,14 @@ def test_answers_are_those_of_the_numbers_that_are_meant(fours: Path, eights: Pa
     assert answers(eights) == answers(eights / "plain")
 
 
+def test_fp4(tmp_path: Path) -> None:
+    form = stored_forms.blocks_of_codes(64, kind="fp4")
+    stored_forms.write(tiny.checkpoint("qwen2"), tmp_path, FOUR | {"bnb_4bit_quant_type": "fp4"}, form, SPARED)
+    assert f"{QUERY}.weight.quant_state.bitsandbytes__fp4" in load_file(tmp_path / "model.safetensors")
+    same(tmp_path, "float32")
+    assert answers(tmp_path) == answers(tmp_path / "plain")
+
+
 def test_scales_that_are_quantized_and_codes_in_another_type(tmp_path: Path) -> None:
     """Blocks of 64 cross the rows of 96 inputs; the last block of scales is a part of one."""
     form = stored_forms.blocks_of_codes(64, 40, torch.bfloat16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from operator import eq
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from beheld import LLM, SamplingParams
+from beheld import LLM, LoRARequest, SamplingParams
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError, ModelError
@@ -31,6 +32,7 @@ from beheld.quant.grouped_linear import GroupedLinear, fitting_group
 from beheld.quant.linear import join, same_form
 from beheld.quant.listed_experts import ListedExperts
 from tests import census, tiny
+from tests.lora import adapters
 from tests.quant import stored_forms, test_awq, test_bitsandbytes, test_compressed_integers, test_gptq
 from tests.quant.test_compressed_tensors import load
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy
@@ -272,6 +274,23 @@ def test_a_kept_checkpoint_answers_alike_in_every_batch(tmp_path: Path) -> None:
         together = [out.outputs[0].token_ids for out in llm.generate(prompts, GREEDY, use_tqdm=False)]
         alone = [llm.generate([each], GREEDY, use_tqdm=False)[0].outputs[0].token_ids for each in prompts]
     assert together == alone
+
+
+def test_an_adapter_over_kept_bits_changes_answers_as_over_their_numbers(tmp_path: Path) -> None:
+    stored_forms.write(tiny.checkpoint("qwen2"), tmp_path / "awq", test_awq.ENTRY, stored_forms.awq(16), "lm_head")
+    folder = adapters.write(adapters.Adapter("qwen2", 1), tmp_path / "adapter")
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    found = []
+    for path, dtype in ((tmp_path / "awq" / "plain", "float32"), (tmp_path / "awq", "auto")):
+        llm = LLM(str(path), device="cpu", dtype=dtype, max_model_len=128, enable_lora=True)
+        asked = [{"prompt_token_ids": list(range(5, 60))}] * 2
+        given = [None, LoRARequest("one", 1, folder)]
+        outputs = llm.generate(asked, params, use_tqdm=False, lora_request=given)  # type: ignore[arg-type]
+        found.append([list(each.outputs[0].token_ids) for each in outputs])
+    (plain, plain_changed), (kept, kept_changed) = found
+    assert plain != plain_changed
+    # Activations are rounded to 8 bits; a near tie may fall otherwise, and what follows it.
+    assert sum(map(eq, plain_changed, kept_changed)) >= 6 > sum(map(eq, kept, kept_changed))
 
 
 @pytest.mark.parametrize(("family", "bits"), [("qwen2", 4), ("qwen3_vl_moe", 4), ("qwen2", 8)])
