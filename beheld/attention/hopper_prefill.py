@@ -498,7 +498,7 @@ def prefill(
     strides = (*q_THC.stride()[:2], *k_TKC.stride()[:2], *v_TKC.stride()[:2], *k_between, *v_between)
     sizes = kv_heads, heads // kv_heads, size, block_size
     _prefill[(tiles_L8.shape[0] * kv_heads,)](
-        *arguments, *copied, scale, *strides, group.tables_BN.stride(0), *sizes, num_warps=4
+        *arguments, *copied, scale, *strides, group.tables_BN.stride(0), *sizes, num_warps=4, enable_fp_fusion=True
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -350,6 +351,19 @@ class EmbedsPart(Body):
     uuid: Name | None = None
 
 
+# Of parts that hold one thing under the name of their type, which they may then leave out.
+_TYPES_BY_KEY = frozenset(("text", "image_url", "video_url", "audio_url", "input_audio", "image", "video", "audio"))
+_TYPES_BY_KEY |= {"image_embeds", "audio_embeds", "video_embeds"}
+
+
+def _typed(given: Any) -> Any:
+    """Return a part with the type that its one key says, if it names none."""
+    if not isinstance(given, dict) or "type" in given:
+        return given
+    found = _TYPES_BY_KEY & given.keys()
+    return {"type": next(iter(found)), **given} if len(found) == 1 else given
+
+
 Part = Annotated[
     TextPart
     | RefusalPart
@@ -369,6 +383,7 @@ Part = Annotated[
     | FilePart
     | InputFilePart,
     Field(discriminator="type"),
+    BeforeValidator(_typed),
 ]
 Parts = Annotated[list[Part], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 

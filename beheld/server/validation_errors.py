@@ -74,12 +74,16 @@ def _message(chosen: Any, alike: list[Any]) -> tuple[str, str]:
     return "does not fit", "Send another value, or leave it out."
 
 
+# How pydantic calls lists of parts, whose type may be found before they are read.
+_TAGGED = ("list[tagged-union", "list[function-before[_typed(), tagged-union")
+
+
 def _path(entry: Any, value: Any) -> list[str | int]:
     """The path of an error in the client's JSON, without the alternatives and classes that pydantic went through."""
     path: list[str | int] = []
     loc = entry["loc"]
     for place, part in enumerate(loc):
-        if place > 1 and str(loc[place - 2]).startswith("list[tagged-union"):
+        if place > 1 and str(loc[place - 2]).startswith(_TAGGED):
             # The tag of a part, which may also be one of its keys.
             continue
         inside = isinstance(value, dict) and isinstance(part, str) and part in value

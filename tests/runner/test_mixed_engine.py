@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,10 @@ class DeviceReader:
         """Nothing is read before the layers run."""
         if not metadata.stored:
             self._known.clear()
+
+    def outside_graphs(self, pieces: Sequence[tuple[int, int]]) -> bool:
+        """Every step may be a graph's."""
+        return False
 
     def store(self, k_TKC: Tensor, v_TKC: Tensor, kv: LayerKV, metadata: AttnMetadata) -> None:
         """As the reference, of tokens that belong to a sequence."""

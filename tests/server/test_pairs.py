@@ -131,6 +131,7 @@ NO_COLUMN = {
         "thinking_token_budget",
         "logprob_token_ids",
         "vllm_xargs",
+        "suffix",
     ),
 }
 

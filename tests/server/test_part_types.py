@@ -38,6 +38,8 @@ def test_an_image_by_any_name(running: Running) -> None:
     for part in (
         {"type": "image", "image": PICTURE},
         {"type": "image", "image": {"url": PICTURE}},
+        {"image_url": {"url": PICTURE}},
+        {"image": PICTURE},
         {"type": "image", "url": PICTURE},
         {"type": "image", "base64": BASE64},
         {"type": "image", "data": BASE64, "uuid": "a name"},
@@ -46,8 +48,8 @@ def test_an_image_by_any_name(running: Running) -> None:
         {"type": "input_image", "image_url": {"url": PICTURE}},
     ):
         assert asked(running, part, WORDS) == expected, part
-    words = {"type": "input_text", "text": "What is it?"}
-    assert asked(running, {"type": "image", "image": PICTURE}, words) == expected
+    for words in ({"type": "input_text", "text": "What is it?"}, {"text": "What is it?"}):
+        assert asked(running, {"type": "image", "image": PICTURE}, words) == expected
 
 
 def test_a_video_by_any_name(running: Running, tmp_path: Path) -> None:
@@ -75,6 +77,9 @@ def test_a_video_by_any_name(running: Running, tmp_path: Path) -> None:
         ({"type": "image", "path": "/etc/passwd"}, "path"),
         ({"type": "image", "image": PICTURE, "detail": "best"}, "detail"),
         ({"type": "thinking"}, "thinking"),
+        # Two things without a type: one would be dropped.
+        ({"text": "What?", "image_url": {"url": PICTURE}}, ""),
+        ({"picture": PICTURE}, ""),
         ({"type": "image", "url": PICTURE, "base64": BASE64}, "base64"),
         ({"type": "image", "image": PICTURE, "path": "/etc/passwd"}, "path"),
         ({"type": "video", "url": PICTURE, "data": BASE64}, "data"),
@@ -84,7 +89,7 @@ def test_a_video_by_any_name(running: Running, tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(running: Running, part: dict[str, Any], param: str) -> None:
     answer = running.post(CHAT, {"messages": [{"role": "user", "content": [WORDS, part]}], "max_tokens": 1})
     assert answer.status_code in (400, 422)
-    assert answer.json()["error"]["param"].startswith(f"messages.0.content.1.{param}")
+    assert answer.json()["error"]["param"].startswith(f"messages.0.content.1.{param}".rstrip("."))
 
 
 def test_reasoning_in_parts_is_the_messages() -> None:
