@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV
+from beheld.attention.definition import defined
 from beheld.attention.triton_paged import TritonBackend
 from beheld.core.errors import first_line
 from beheld.platform.platform import Platform
@@ -133,20 +134,9 @@ def _try(flash: Flash, device: torch.device, size: int = 64, group: int = 1, sof
     for causal, lengths in ((True, [0, 100]), (False, [0, 60, 100])):
         bounds = torch.tensor(lengths, dtype=torch.int32, device=device)
         out = flash(q, k, v, bounds, 0.125, causal=causal, softcap=softcap)
-        want = _defined(q, k, v, seen_TT[causal], 0.125, softcap)
+        want = defined(q, k, v, seen_TT[causal], 0.125, softcap)
         if not (out - want).norm() < 0.02 * want.norm():
             raise ValueError("its results are wrong")
-
-
-def _defined(q_THC: Tensor, k_TKC: Tensor, v_TKC: Tensor, seen_TT: Tensor, scale: float, softcap: float) -> Tensor:
-    """Return attention by its definition, in float32."""
-    group = q_THC.shape[1] // k_TKC.shape[1]
-    k_THC, v_THC = (x.float().repeat_interleave(group, 1) for x in (k_TKC, v_TKC))
-    scores_HTT = torch.einsum("thc,shc->hts", q_THC.float(), k_THC) * scale
-    if softcap:
-        scores_HTT = softcap * torch.tanh(scores_HTT / softcap)
-    weights_HTT = torch.softmax(scores_HTT.masked_fill(~seen_TT, float("-inf")), -1)
-    return torch.einsum("hts,shc->thc", weights_HTT, v_THC)
 
 
 def takes_windows(q_THC: Tensor, num_windows: int) -> bool:

@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from beheld.attention.backend import GroupMetadata, LayerKV
+from beheld.attention.definition import defined
 from beheld.core.errors import first_line
 from beheld.platform.registry import platform_of
 from beheld.utils.log import get_logger
@@ -468,10 +469,8 @@ def _works(
         # Whatever a version of Triton lacks, the other kernel computes the same.
         logger.warning("Long prompts take longer: this Triton does not compile their kernel: %s", first_line(error))
         return False
-    k, v = (x.float().repeat_interleave(heads_per_kv, 1) for x in (k, v))
-    scores = torch.einsum("thc,shc->hts", q[start:].float(), k) * size**-0.5
     seen = torch.arange(length, device=device) <= torch.arange(start, length, device=device)[:, None]
-    want = torch.einsum("hts,shc->thc", torch.softmax(scores.masked_fill(~seen, float("-inf")), -1), v)
+    want = defined(q[start:], k, v, seen, size**-0.5)
     if not (out - want).norm() < 0.02 * want.norm():
         logger.warning("Long prompts take longer: their kernel gives wrong results on this device.")
         return False
