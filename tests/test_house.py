@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "platform",
     },
     "checkpoint": {"mote", "families"},
-    "sandbox": set(),
+    "sandbox": {"platform"},
     "cluster": set(),
     "encoders": {"sandbox"},
     "inputs": {"families", "checkpoint", "structured", "sandbox", "encoders"},
@@ -403,10 +403,11 @@ def test_each_name_belongs_to_one_family() -> None:
 # What only platform/ says: the names of a device, and libraries of one vendor.
 DEVICE_WORDS = re.compile(
     r"""["']cuda|torch\.cuda|\bis_cuda\b|\bdevice\.type\b|\bdevice [!=]= ["']|[!=]= ["'](?:cpu|cuda)\b"""
-    r"""|["'](?:cpu|cuda)["'] [!=]=|/dev/nvidia|torch\.backends\.cud"""
-    r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b"""
+    r"""|["'](?:cpu|cuda)["'] [!=]=|["']/?(?:dev/)?nvidia(?!/)|torch\.backends\.cud|\bversion\.(?:hip|cuda)\b"""
+    r"""|\bget_device_(?:capability|properties)\b|\bextra\.cuda\b|["']CUDA_|\blanguage\.nvidia\b"""
 )
 NAMES_A_DEVICE = {
+    "attention/hopper_prefill.py": "instructions of Hopper within a Gluon kernel",
     "attention/triton_decode.py": "instructions of Hopper within a Triton kernel",
     "attention/triton_delta.py": "instructions of Hopper within a Triton kernel",
     "attention/triton_latent.py": "instructions of Hopper within a Triton kernel",

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from beheld.cluster.session import connected
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
@@ -19,7 +18,7 @@ from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.messages import Tokenizer
 from beheld.engine.process import EngineProcess, OnDecided, Spawned, spawn, spawn_elsewhere
-from beheld.platform.probe import has_accelerator
+from beheld.platform.probe import has_accelerator, num_accelerators, seeing, visible_accelerators
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -45,11 +44,10 @@ def environments(
         cores = max(1, len(os.sched_getaffinity(0)) // num_engines)
         own = {"OMP_NUM_THREADS": str(cores), "BEHELD_HOST_SHARES": str(num_engines)}
         return [{**own, **given} for _ in range(num_engines)]
-    visible = given.get("CUDA_VISIBLE_DEVICES")
     wanted = num_engines * devices_each
-    names = [str(i) for i in range(wanted if num_devices is None else num_devices)]
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",") if name.strip()]
+    names = visible_accelerators(given)
+    if names is None:
+        names = [str(i) for i in range(wanted if num_devices is None else num_devices)]
     if len(names) < wanted:
         raise ConfigError(
             f"data_parallel_size={num_engines} needs {wanted} GPUs, {devices_each} for each engine, and there are "
@@ -58,7 +56,7 @@ def environments(
             param="data_parallel_size",
         )
     groups = [names[i * devices_each : (i + 1) * devices_each] for i in range(num_engines)]
-    return [{**given, "CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]
+    return [{**given, **seeing(group)} for group in groups]
 
 
 def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spawned]:
@@ -67,8 +65,8 @@ def spawn_all(num_engines: int, ranks_each: int, device: str | None) -> list[Spa
     Raises:
         ConfigError: as `environments`.
     """
-    found = len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
-    return [spawn(each) for each in environments(num_engines, ranks_each, device, os.environ, found)]
+    made = environments(num_engines, ranks_each, device, os.environ, num_accelerators())
+    return [spawn(each) for each in made]
 
 
 def spawn_all_elsewhere(args: EngineArgs) -> list[Spawned]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from beheld.platform import segments
 from beheld.platform.cuda_peers import CudaPeers
 from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts, PeerMemory
+from beheld.platform.probe import seeing, visible_accelerators
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
 
@@ -185,8 +186,8 @@ class Cuda:
 
     def rank_environment(self, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
         """See Platform."""
-        visible = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
-        return {"CUDA_VISIBLE_DEVICES": visible[rank] if visible else str(rank)}
+        visible = visible_accelerators(environment)
+        return seeing([visible[rank] if visible else str(rank)])
 
     def peer_memory(self) -> PeerMemory | None:
         """See Platform; kernels that write there are Triton's."""

@@ -36,6 +36,8 @@ BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 128
 _WORDS: tl.constexpr = tl.constexpr(256)
 _NUMBERS: tl.constexpr = tl.constexpr(512)
 _MOST_PARTS = 16
+# Triton's interpreter has no assembly.
+_ASSEMBLY = not triton.knobs.runtime.interpret
 
 
 class Tiling(NamedTuple):
@@ -387,7 +389,7 @@ def product(
     sizes = outputs, inputs, groups, blocks
     # The numbers of a block's groups; a whole block is one group or more.
     split = triton.next_power_of_2(triton.cdiv(groups * BLOCK_INPUTS, inputs))
-    whole, assembly = inputs % BLOCK_INPUTS == 0, x_TK.is_cuda and torch.version.hip is None
+    whole = inputs % BLOCK_INPUTS == 0
     if isinstance(tiling, RowTiling):
         per_part = triton.cdiv(triton.cdiv(blocks, tiling.parts), tiling.at_a_time) * tiling.at_a_time
         parts = triton.cdiv(blocks, per_part)
@@ -396,7 +398,7 @@ def product(
         grid: tuple[int, ...] = triton.cdiv(outputs // BLOCK_OUTPUTS, tiling.blocks), parts
         _one_row[grid](
             x_TK.view(torch.int32), weight_NX, scale_GN, low_GN, *late, out, *sizes, per_part,
-            tiling.blocks, tiling.at_a_time, split, whole, x_TK.dtype == torch.bfloat16, assembly, early,
+            tiling.blocks, tiling.at_a_time, split, whole, x_TK.dtype == torch.bfloat16, _ASSEMBLY, early,
             num_warps=tiling.warps, enable_fp_fusion=True, **options,
         )  # fmt: skip
     else:
@@ -407,7 +409,7 @@ def product(
         out = y_TN if parts == 1 else x_TK.new_empty((parts, rows, outputs), dtype=torch.float32)
         _rows[(columns, tiles, parts)](
             x_TK, weight_NX.view(torch.int16), scale_GN, low_GN, bias_N if parts == 1 else None, out, rows, *sizes,
-            per_part, tiling.rows, tiling.outputs, split, tiling.stages, whole, assembly,
+            per_part, tiling.rows, tiling.outputs, split, tiling.stages, whole, _ASSEMBLY,
             num_warps=tiling.warps, enable_fp_fusion=True,
         )  # fmt: skip
     if parts == 1 and residual_TN is not None and isinstance(tiling, Tiling):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.errors import BeheldError, UserError, WorkerError
+from beheld.platform.probe import seeing
 from beheld.sandbox.client_turns import ClientTurn, ClientTurns
 from beheld.sandbox.forkserver import DONE, END, FAILED, FORK, NO_MEMORY, NUMBER
 from beheld.sandbox.link import Link, pair
@@ -28,13 +29,13 @@ from beheld.utils.cancellation import CancelToken
 _CONTROL_S = 5.0
 # The disk that holds the libraries may be slow.
 _START_S = 120.0
-# A worker computes with one thread and never on the GPU.
+# A worker computes with one thread and never on an accelerator.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "CUDA_VISIBLE_DEVICES": "",
+    **seeing(()),
 }
 
 

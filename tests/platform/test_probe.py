@@ -39,3 +39,19 @@ def test_a_machine_without_its_library_or_device(monkeypatch: pytest.MonkeyPatch
             if thread.name == "beheld-driver":
                 thread.join(5.0)
     assert not failed
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [({}, None), ({"CUDA_VISIBLE_DEVICES": ""}, []), ({"CUDA_VISIBLE_DEVICES": "5, 3,"}, ["5", "3"])],
+)
+def test_accelerators_that_a_process_sees(given: dict[str, str], seen: list[str] | None) -> None:
+    assert probe.visible_accelerators(given) == seen
+    assert seen is None or probe.visible_accelerators(probe.seeing(seen)) == seen
+
+
+def test_a_rank_sees_its_own_accelerator() -> None:
+    from beheld.platform.cuda import Cuda
+
+    assert Cuda().rank_environment(1, {"CUDA_VISIBLE_DEVICES": "5, 3"}) == probe.seeing(["3"])
+    assert Cuda().rank_environment(1, {}) == probe.seeing(["1"])
