@@ -84,7 +84,7 @@ class Pools:
     def of_reading(
         self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None
     ) -> ThreadPoolExecutor:
-        """Where it is read: a template that strangers sent may loop, and only others of its kind wait for it."""
+        """The pool that reads it. A client's own template may loop, so these have a pool in which only they wait."""
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
         pool = self.of(prompt, params)

@@ -68,7 +68,7 @@ def word_groups(
 ) -> list[tuple[str, list[int]]]:
     """Divide a text's tokens into words; each with the places of its tokens.
 
-    A word begins at a blank; of a language without blanks, each character is one. Punctuation joins its neighbour.
+    A word begins at a blank; in a language without blanks, each character is a word. Punctuation joins its neighbour.
 
     Args:
         decode: makes text of tokens.
@@ -111,7 +111,7 @@ def _blanks(groups: Sequence[tuple[str, list[int]]]) -> Iterator[tuple[str, list
 
 
 def _joined(words: Sequence[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
-    """Join punctuation with the word behind it, where it opens one, or else with the word in front of it."""
+    """Join punctuation with the word after it, where it opens one, or else with the word in front of it."""
     opened: list[tuple[str, list[int]]] = []
     for text, places in reversed(words):
         if opened and text.startswith(" ") and text.strip() in _BEFORE:

@@ -57,12 +57,12 @@ def _vectors(device: torch.device) -> bool:
 
 
 class DecodeForm(NamedTuple):
-    """What scores and values of positions are joined with.
+    """What attention adds to the scores and values of positions.
 
     Attributes:
         bias: a number is added to each score, by head and distance.
-        sums: the softmax covers something else, too, whose values are zero (sinks).
-        more: or whose values are given.
+        sums: the softmax also covers entries whose values are zero (sinks).
+        more: the softmax also covers entries whose values are given.
     """
 
     bias: bool = False

@@ -58,7 +58,7 @@ def attend(
     Args:
         q_PHC: heads of a row lie next to each other, rows at any distance.
         table_N: int32, the sequence's blocks.
-        seen_2P: int64, the first position of each query and the stop behind its last; neither falls from query to
+        seen_2P: int64, the first position of each query and the stop after its last; neither falls from query to
             query, and each query sees one at least.
         known: L, the positions whose keys and values are stored.
         out_PHC: gets the result; contiguous.

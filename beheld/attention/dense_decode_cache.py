@@ -110,7 +110,7 @@ class DenseDecodeCache:
         return DenseColumns(0, stop, stop + _ROOM, self._serial, slots_BL, hidden_BL)
 
     def take(self, kv: LayerKV, columns: DenseColumns, q_BHC: Tensor) -> bool:
-        """Return whether the layer's copies hold, or can now be filled with, what the step reads."""
+        """Return whether the layer's copies hold what the step reads; fills them if they can be."""
         if columns.slots_BL is None:
             return self._filled.get(kv) == columns.serial
         # Products of 16-bit numbers would round the scores; PyTorch's attention does not.

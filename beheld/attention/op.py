@@ -168,7 +168,7 @@ def attend_merged(
 def states_at(layer: int, places_T: Tensor) -> Tensor:
     """Return, for each token, the state of its item at a place of its own: (T, 2, K, C).
 
-    It is zero for tokens without an item, and behind an item's last state.
+    It is zero for tokens without an item, and after an item's last state.
 
     Raises:
         ModelError: the pass has no states for this layer.

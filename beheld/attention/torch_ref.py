@@ -237,7 +237,7 @@ def _tables(group: GroupMetadata) -> Tensor:
 
 
 def _seen_by_prompt(metadata: AttnMetadata, group: GroupMetadata, b: int) -> Tensor | None:
-    """Return the first position that each of a prompt's queries sees, and the stop behind its last: int64 (2, P).
+    """Return the first position that each of a prompt's queries sees, and the stop after its last: int64 (2, P).
 
     None where a query also sees positions later than its own.
     """

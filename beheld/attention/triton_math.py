@@ -34,7 +34,7 @@ def stored(x, cache_ptr):
     """Return numbers in a cache's type; in FP8 as float8_kv.rounded, so that the conversion itself is exact."""
     if cache_ptr.dtype.element_ty.is_fp8():
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-        # Three bits stay behind the leading one. A sum rounds to the units of its larger part: 2^-9 below 2^-6.
+        # Three bits stay after the leading one. A sum rounds to the units of its larger part: 2^-9 below 2^-6.
         bits = x.to(tl.int32, bitcast=True)
         bits += 0x7FFFF + ((bits >> 20) & 1)
         large = (bits & -0x100000).to(tl.float32, bitcast=True)

@@ -37,7 +37,7 @@ hopper_prefill: Any
 try:
     from beheld.attention import hopper_prefill
 except (ImportError, AttributeError):
-    # A Triton without the parts of Gluon that the kernel for long prompts is written in.
+    # This Triton lacks parts of Gluon, in which the kernel for long prompts is written.
     hopper_prefill = None
 
 # Launching a step takes the host longer than fewer tokens take the device.

@@ -55,7 +55,7 @@ class PrefillPlan:
     Attributes:
         tiles_L8: see `make_tiles`.
         ranges_2T: per token of the step, which of its sequence's tokens in this step it sees, int32: the first that
-            no window hides, and the one behind the last. None if every token sees up to itself.
+            no window hides, and the one after the last. None if every token sees up to itself.
     """
 
     tiles_L8: Tensor

@@ -260,7 +260,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         pooler=pooler,
         modalities=tuple(placeholders),
         placeholder_ids=placeholders,
-        # Of text alone, the axes of a position are equal, and the text model repeats it.
+        # In text without media all axes of a position are equal, so one is enough: the text model repeats it.
         position_axes=2 if family.encodes else _axes(text) if placeholders else 1,
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))

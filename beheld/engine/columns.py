@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from beheld.core.outputs import TokenEvent
 from beheld.engine.messages import Events
 
-# Placeholder tokens of an event that is sent whole.
+# Stands for the tokens of an event that is sent as it is.
 _ONE = (0,)
 
 

@@ -104,7 +104,7 @@ class EncoderServer(ThreadingHTTPServer):
     def __init__(self, encoder: Encoder, token: str, address: tuple[str, int]) -> None:
         self.encoder, self.token = encoder, token
         self._busy = 0
-        # Connections of clients, which stay open between questions.
+        # Connections of clients; they stay open between requests.
         self.open: set[socket.socket] = set()
         self._changed = threading.Condition()
         super().__init__(address, _Handler)

@@ -245,7 +245,7 @@ class MultiExecutor:
             raise
 
     def _own_features(self, step: Step, rank: int) -> Step:
-        """Return the message with the features of those items alone that a rank encodes, or takes as they are."""
+        """Return the message for a rank: it holds features only of the items that this rank encodes or copies."""
         if rank < self._first_encoder:
             return with_features(step, lambda item: False)
         if not self._shares_items:

@@ -43,7 +43,7 @@ class RankProcess:
 
     Attributes:
         beat_at: when its last message came, by time.monotonic.
-        entered: collectives that it has begun, and `entered_at` when that number last changed.
+        entered: how many collectives it has begun; that number last changed at `entered_at`.
         started: whether it has loaded its part.
         answers: its answers to requests, in order.
     """

@@ -207,7 +207,7 @@ def packed(step: StepPlan) -> Step:
 
 
 def with_features(step: Step, takes: Callable[[EncodeItem], bool]) -> Step:
-    """Return the message for a rank that needs the features of some items only, and of the others to know."""
+    """Return the message with features only of the items for which `takes` is true; it still names the others."""
     encode = tuple(item if takes(item) else dataclasses.replace(item, features={}) for item in step.encode)
     return dataclasses.replace(step, encode=encode)
 

@@ -24,7 +24,7 @@ from beheld.jobs.job import Ledger, Progress, post_until_taken, server_of_job
 from beheld.jobs.output import OutputFile
 from beheld.server.options import ServerOptions
 
-# Items that an engine gets at a time, and the bytes of their bodies, but for one larger item.
+# The most items that an engine gets at a time, and the most bytes of their bodies; a larger item goes alone.
 _ITEMS, _BYTES = 64, 16 << 20
 ASKING = "beheld batch --ray"
 

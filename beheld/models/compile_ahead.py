@@ -18,12 +18,12 @@ from beheld.quant.availability import AT_LOAD_METHODS
 
 
 def begin(config: EngineConfig, groups: Sequence[KVGroup] = ()) -> threading.Thread | None:
-    """Begin to compile; LLVM leaves the interpreter to other threads. None if there is nothing to compile.
+    """Start a thread that compiles functions before they are needed; returns None if there is nothing to compile.
 
-    Nothing depends on it: the first that wants a function compiles it, or waits until it is there.
+    LLVM releases the interpreter's lock. A function that is needed earlier is compiled by its first caller.
 
     Args:
-        groups: what the model keeps of positions.
+        groups: the model's cache groups.
     """
     wanted = list(_wanted(config, groups))
     if not wanted:

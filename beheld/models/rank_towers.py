@@ -31,19 +31,19 @@ class RankTowers:
 
     def __init__(self, group: RankGroup, *, cut: bool) -> None:
         self._group, self._cut = group, cut
-        # Calls that failed on all ranks; with the collectives so far they name a failure.
+        # Calls that failed on all ranks. This number and that of the collectives so far identify a failure.
         self._failures = 0
 
     def _check_alike(self, error: Exception) -> None:
-        """Return if a call has failed on all ranks at the same place, or because the group was ended.
+        """Check that a call failed on all ranks at the same place, or because the group was ended.
 
-        Else some wait for this one within a tower.
+        If only this rank failed, others still wait for it inside a tower.
 
         Raises:
-            EngineDeadError: it has not.
+            EngineDeadError: only this rank failed.
         """
         if self._group.broken:
-            # The watchdog has ended the group, and knows of which rank's error.
+            # The watchdog has ended the group, and knows which rank failed.
             return
         self._failures += 1
         where = f"tower {self._failures} {self._group.entered} {type(error).__name__}"

@@ -23,7 +23,7 @@ def build(
 ) -> ModelAdapter:
     """Load the model of `info`, or this rank's part of it, and wrap it in its adapter.
 
-    The adapter's `info` tells of this rank's heads of keys and values alone.
+    The adapter's `info` counts only this rank's key-value heads.
 
     Raises:
         ModelError: it cannot run; the message gives the reason.

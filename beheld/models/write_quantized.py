@@ -39,7 +39,7 @@ FORMS: dict[str, Callable[[list[int]], Form]] = {
     "gptq": int4_form,
     "awq": awq_form,
 }
-# Those that need second moments of layers' inputs, and those that scale inputs by how large they are.
+# Forms that need second moments of layers' inputs, and forms that scale inputs by their size.
 CALIBRATED, SCALED = ("gptq",), ("awq",)
 # Smaller layers decide more than they compute: routers, gates of shared experts.
 _FEWEST_OUTPUTS = 16

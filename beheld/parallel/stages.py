@@ -62,10 +62,11 @@ def split(sizes: Sequence[int], first: int, last: int, info: ModelInfo, stages: 
     Layers that read another layer's keys and values are in its stage.
 
     Args:
-        sizes: bytes of each layer; `first` and `last`: what the first and the last stage hold besides.
+        sizes: bytes of each layer.
+        first, last: further bytes of the first and of the last stage.
 
     Raises:
-        ConfigError: there are not so many layers to cut between.
+        ConfigError: the layers cannot be cut into so many stages.
     """
     count = len(sizes)
     joined = {

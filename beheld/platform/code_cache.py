@@ -1,7 +1,7 @@
 """Machine code of compiled functions, kept on disk from one start to the next.
 
 LLVM takes 0.3 s of processor time for the functions of a small model; reading its code back takes a millisecond. A file
-holds the code behind its SHA-256, and its name says what it was made of.
+holds the code after its SHA-256, and its name says what it was made of.
 """
 
 from __future__ import annotations

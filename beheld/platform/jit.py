@@ -218,7 +218,7 @@ class CompiledModule:
         triple = llvm.get_process_triple()
         version = f"{llvmlite.__version__} {llvm.llvm_version_info} {_OPT}"
         made = [text(triple) for text in texts]
-        # Of all texts: which of them LLVM accepts is only known once it has tried.
+        # The key covers all texts, because only a trial shows which of them LLVM accepts.
         engine = _engine(llvm, machine, code_cache.key_of((version, cpu, features, *made)), made)
         self._keep = alone, engine
         self._addresses = {name: engine.get_function_address(name) for name in names}

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 
 # Smaller layers decide more than they compute: routers, gates of shared experts.
 _FEWEST_OUTPUTS = 16
-# Weights of a layer that is rounded by one thread while others round other layers.
+# A layer with more weights is not rounded while other threads round other layers.
 _MOST_AT_ONCE = 1 << 24
 
 # The parent of a module, its name there, and the module.
@@ -196,7 +196,7 @@ class RoundedAtLoad(Unquantized):
 
 
 def parent_of(model: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:
-    """Return the module that holds another one, and its name there."""
+    """Return the parent of a module, and the module's name in it."""
     path = next(name for name, each in model.named_modules() if each is module)
     return model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]
 

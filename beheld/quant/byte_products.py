@@ -1,6 +1,4 @@
-"""Products of grouped weights on a CPU, compiled by LLVM when they are first wanted; see byte_products_ir.py.
-
-See platform/jit.py: nobody needs a compiler.
+"""Products of grouped weights on a CPU, compiled by LLVM (platform/jit.py) at their first use; see byte_products_ir.py.
 
 Shapes: T rows of x, N outputs, K inputs, G groups, B blocks of L outputs.
 """

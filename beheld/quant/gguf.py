@@ -43,7 +43,7 @@ _CHUNK = 1 << 21
 # Types without scales.
 _PLAIN = ("F32", "F16", "BF16")
 _EMBEDDINGS = "embed_tokens.weight"
-# What our names of the text model's weights begin with, but for its head's.
+# The prefix of our names of the text model's weights; the head's name has none.
 _TEXT = "model."
 
 
@@ -66,7 +66,7 @@ class GGUF:
         self._embeddings: GGUFTensor | None = None
 
     def config(self, hf_config: Any) -> Any:
-        """Return a copy without what it says of the weights, so that transformers loads plain ones."""
+        """Return a copy without its entries about quantization, so that transformers loads plain weights."""
         plain = without_quantization(hf_config)
         # transformers' loader knows safetensors only by this name.
         plain.transformers_weights = None

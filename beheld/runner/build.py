@@ -95,7 +95,7 @@ def load(
         # Before weights come on top of what imports read, and again at the end. A small model adds little to that peak.
         host.give_back_libraries()
     if platform.synchronous:
-        # Loading tries out what it puts in place, as small steps as the engine's.
+        # Loading runs trials, which are as small as the engine's steps.
         _choose_threads(weights_bytes, platform, config.num_ranks)
     adapter = registry.build(hf_config, info, config, ranks, piped)
     if not platform.synchronous:

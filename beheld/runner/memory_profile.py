@@ -30,15 +30,15 @@ _CHEAPER = (Sampling(temperature=0.8, top_p=0.9), Sampling(temperature=0.0, repe
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes, at most.
+    """The most bytes that the engine takes in addition to the weights and the cache.
 
     Attributes:
-        text: the text model, in a step of as many tokens as may be.
-        tower: a tower call.
-        sampling: the choice of a token for every row, the logits included.
-        kept: what stays between steps: embeddings, counts of penalties, the logits that graphs give, and what graphs of
-            tower calls take in and give.
-        graphs: what the graphs' own pools take for the inside of a step and of a tower call.
+        text: of the text model in the largest step.
+        tower: of a tower call.
+        sampling: of choosing a token for every row, the logits included.
+        kept: of what stays between steps: embeddings, counts of penalties, the logits of graphs, and the inputs and
+            outputs of graphs of tower calls.
+        graphs: of the graphs' own pools, for intermediate results of a step and of a tower call.
     """
 
     text: int

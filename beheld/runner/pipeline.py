@@ -184,7 +184,7 @@ class Pipeline:
             self._group.send(both_2B, stage)
 
     def settle(self, rows: Iterable[int], newest_P: Tensor) -> None:
-        """Read the tokens that came of earlier passes with any of these rows, and of all passes before those."""
+        """Receive the tokens of unread passes, up to the last pass that had any of these rows."""
         wanted = set(rows)
         needed = max((at for at, (own, _) in enumerate(self._unread, 1) if own & wanted), default=0)
         for _ in range(max(needed, len(self._unread) - _KEPT)):

@@ -72,11 +72,11 @@ class TimestampTable:
         return TimestampRows(tuple(places), tuple(slots), *columns)
 
     def apply_(self, logits_BV: Tensor, rows: TimestampRows, lengths: Sequence[int]) -> None:
-        """Forbid in place what cannot follow at positions `lengths`.
+        """Forbid in place the tokens that cannot stand at positions `lengths`.
 
-        Where the answer begins, only a timestamp can follow, none later than the latest. After a timestamp that ends a
-        text, only the same timestamp or the end; after one that begins a text, no other. Where all timestamps together
-        are likelier than each other token, one of them follows.
+        An answer begins with a timestamp, at most the latest. A timestamp that ends a text is followed by the same
+        timestamp or by the answer's end; one that begins a text is not followed by another. If all timestamps together
+        are likelier than every other token, a timestamp follows.
 
         Args:
             logits_BV: float32.

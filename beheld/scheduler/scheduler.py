@@ -591,7 +591,7 @@ class Scheduler:
                 _collect_prompt(sequence, piece, result.prompt_logprobs.get(row))
             if given:
                 sequence.token_ids += given
-                # What stands behind the drafts that are right was computed for nothing.
+                # Positions after the last correct draft were computed for nothing.
                 stop -= wanted - len(given)
                 if sequence.settles:
                     self._settle(sequence, stop, result.draft_ids.get(row, ()) if sequence.epoch == epoch else ())
@@ -698,7 +698,7 @@ class Scheduler:
         self._released.clear()
 
     def _settle(self, sequence: Sequence, stop: int, draft_ids: tuple[int, ...]) -> None:
-        """Its result is known: positions from `stop` on were computed with wrong drafts, and others are expected."""
+        """Take back positions from `stop` on, which were computed with wrong drafts, and note the next drafts."""
         if sequence.status is Status.RUNNING and sequence.num_computed > stop:
             sequence.num_computed = stop
             self._cache.truncate(sequence)

@@ -207,7 +207,7 @@ class Sequence:
 
     @property
     def prefills(self) -> bool:
-        """True until only its newest token, and drafts behind it, are left to be computed."""
+        """True until only its newest token, and drafts after it, are left to be computed."""
         return self.num_computed < len(self.token_ids) - 1
 
     @property

@@ -612,7 +612,7 @@ class Service:
     async def _read(self, request: Request, kind: type[B]) -> B:
         given = getattr(request.state, "given", None)
         if given:
-            # The route found its kind by reading it. No name holds it here, as its prompts go when they are prepared.
+            # The route has read the body to find its kind. Popped, its prompts are freed once they are prepared.
             body: B = given.pop()
         else:
             body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)

@@ -466,10 +466,12 @@ async def _chunks(
 
 
 def _reasoning_before(params: SamplingParams, marks: ReasoningMarks) -> ReasoningFormat | None:
-    """The reasoning before a grammar, or with a budget; None if the grammar itself contains the reasoning's end.
+    """The form of the reasoning that comes before a grammar or has a budget; None if there is neither.
+
+    It is also None if the grammar itself contains the end of the reasoning.
 
     Raises:
-        ParamsError: then it has a budget too.
+        ParamsError: the grammar contains it, and the reasoning has a budget, too.
     """
     grammar, budget = params.structured_outputs, params.thinking_token_budget
     if grammar is None:

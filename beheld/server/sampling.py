@@ -99,7 +99,7 @@ def check_named(body: Sampled, *, reports: bool, remedy: str) -> None:
         raise HttpError(400, "logprob_token_ids needs logprobs.", remedy, param="logprob_token_ids")
 
 
-# What a search cannot do: each shapes one answer token by token. Fields of sampling alone have no effect on it.
+# Fields that beam search refuses, because they shape one answer token by token. The temperature has no effect there.
 _NOT_IN_BEAMS = (
     "min_tokens",
     "stop",

@@ -603,7 +603,7 @@ else:
 
 
 class AllowedTools(Body):
-    """Those of the tools that may be called, and whether one must be."""
+    """The tools that may be called, and whether one of them must be."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[_Named], Field(min_length=1, max_length=limits.MAX_TOOLS)]

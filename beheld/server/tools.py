@@ -81,7 +81,7 @@ _VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 def allowed_only(body: ChatRequest) -> ChatRequest:
-    """The same request with those functions alone that its tool_choice allows.
+    """The same request with only the functions that its tool_choice allows.
 
     Raises:
         HttpError: one of them is not among its tools.

@@ -181,7 +181,7 @@ class Compiler:
         except ParamsError:
             raise
         except (ValueError, RecursionError) as error:
-            # The library's message is about the user's grammar, as below.
+            # As below, the library's message is about the user's grammar.
             raise _invalid(str(error), grammar) from error
         if made.is_error():
             raise _invalid(made.get_error(), grammar)

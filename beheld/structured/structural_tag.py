@@ -71,7 +71,7 @@ def lark_of(text: str, tokens: Tokens) -> str:
 
 
 def _mark(begin: str, triggers: Sequence[str], tokens: Tokens) -> str:
-    """What of a tag's beginning is looked for: the trigger, or a special token of which the trigger is a part."""
+    """The text that begins a tag in an answer: its trigger, or a special token of which the trigger is a part."""
     # The shortest: after a longer one, the tags of a trigger that begins it could not be written.
     trigger = min((one for one in triggers if begin.startswith(one)), key=len, default=None)
     if not trigger:

@@ -169,7 +169,7 @@ def _json(text: str, traces: bool) -> Iterator[Located]:
         if "[" not in piece and "{" not in piece:
             continue
         value = _whole(piece)
-        # Of a list that was cut off, or stands among others: its complete objects.
+        # The text is no single JSON value: a list that was cut off, or several. Its complete objects are read.
         values = [_parsed(flat) for flat in _FLAT.findall(piece)] if value is None else [value]
         for value in values:
             yield from _walked(value)

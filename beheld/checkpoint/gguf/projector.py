@@ -75,9 +75,9 @@ class ProjectorFile:
             ) from None
 
     def place(self, text: str) -> int:
-        """Return the id of a token that stands for an embedding: the text model's, or else the one behind all of its.
+        """Return the id of a token that stands for an embedding: the text model's, or the first after its vocabulary.
 
-        Such a token needs no row of the model's. The files that are made name it in ADDED.
+        Such a token needs no row in the embeddings. The tokenizer's files that are made of this one list it in ADDED.
         """
         tokens = list(self.text_said.get("tokenizer.ggml.tokens") or ())
         return tokens.index(text) if text in tokens else len(tokens)

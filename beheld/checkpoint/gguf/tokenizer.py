@@ -68,7 +68,7 @@ def tokenizer_files(header: Header, file: Path, added: Sequence[str] = ()) -> di
     Args:
         header: of the file.
         file: where it is.
-        added: tokens that are read whole whether or not the file has them; those that it lacks come behind its own.
+        added: tokens that are read whole whether or not the file has them; those that it lacks come after its own.
 
     Raises:
         ModelError: the file has no tokenizer, or one that cannot be read.

@@ -135,7 +135,7 @@ def differences(tokenizer: Any, written: str) -> Iterator[Difference]:
     prefixed = bool(json.loads(written)["model"].get("byte_fallback"))
     chance = random.Random(0)
     pairs = ["".join(chance.choices(spelled, k=2)) for _ in range(_PAIRS)] if spelled else []
-    # A few of the tokens that are read whole, between others: there may be thousands.
+    # There may be thousands of these tokens, so only some are tried, each between other text.
     kept = [mark for mark in sorted(marks) if mark in known]
     marked = [
         f"{before}{mark}{after}" for mark in kept[:64] for before, after in (("a", "b"), ("a ", " b"), ("", "\n"))

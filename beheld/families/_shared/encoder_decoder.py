@@ -107,7 +107,7 @@ class EncoderDecoder:
                 count = items[number].num_embeds
                 if len(states_ES) < count:
                     raise StepError(f"the encoder makes {len(states_ES)} states of it; {count} were expected.")
-                # What follows are states of silence that fills features up, which nothing attends to.
+                # Further states are those of the silence that pads the features; nothing attends to them.
                 found[number] = self.projected(states_ES[:count])
         return [found[number] for number in range(len(items))]
 

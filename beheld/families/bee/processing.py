@@ -16,8 +16,8 @@ from beheld.families.bee.config import BeeConfig
 class BeeProcessor(LlavaOnevisionProcessor):
     """Images and text of a prompt.
 
-    LLaVA-OneVision's processor cuts an image only if the list of its prompt has no other. This one receives all images
-    in one flat list, each of which is then alone.
+    LLaVA-OneVision's processor cuts an image into tiles only if it is the only one in its list. This one treats each
+    image of the prompt so.
     """
 
     def __init__(self, image_processor: Any, tokenizer: Any, **settings: Any) -> None:

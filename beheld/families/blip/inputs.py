@@ -1,4 +1,4 @@
-"""BLIP: a caption continues the words of a prompt, behind the decoder's first token."""
+"""BLIP: a caption continues the words of a prompt, which stand after the decoder's first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLIP: a token of a text sees those before it; a matrix after each tower."""
+"""CLIP: its text tower is causal, and each tower is followed by a projection."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class DotsBlock(nn.Module):
 
 
 class DotsVisionTower(PreTrainedModel):
-    """The tower, with the merger behind its layers."""
+    """The tower, with the merger after its layers."""
 
     config_class = DotsVisionConfig
     main_input_name = "hidden_states"

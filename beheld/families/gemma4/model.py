@@ -48,7 +48,7 @@ def tail_from(model: Any, changes: Changes) -> int | None:
 
 
 def keywords(model: Any, positions_1T: Tensor) -> dict[str, Any]:
-    """Ask for all positions by a slice: given a number, the text model would cut columns that it may not have."""
+    """Ask for the logits of all positions with a slice: for a number, the model cuts inputs that may be missing."""
     return {"logits_to_keep": slice(None)}
 
 

@@ -1,4 +1,4 @@
-"""GIT: BERT's layers behind an image, whose rows have neither positions nor the embeddings' norm.
+"""GIT: BERT's layers after an image, whose rows have neither positions nor the embeddings' norm.
 
 Shapes: T tokens of a step, H hidden size, E embeddings of an image, N images, B prompts, L tokens of a prompt.
 """

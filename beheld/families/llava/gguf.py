@@ -8,7 +8,7 @@ from typing import Any
 from beheld.checkpoint.gguf.projector import ADDED, ProjectorFile
 from beheld.core.errors import ModelError
 
-# The original model has no such token; the published checkpoint in transformers' layout has it behind the others.
+# The original model has no such token; the published checkpoint in transformers' layout has it after the others.
 _IMAGE = "<image>"
 # Of PIL's filters, the one that the models' processors take (bicubic).
 _RESAMPLE = 3

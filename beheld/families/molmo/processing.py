@@ -77,7 +77,7 @@ class MolmoImageProcessor(ImageProcessingMixin):
                 crops.append(canvas[:, rows, columns])
                 masks.append(self._patches(inside[None, rows, columns]).mean(-1))
         order = self._order(tiling, margins)
-        # The code puts the overview before the crops, but its mask, which says that it is partly padded, behind theirs:
+        # The code puts the overview before the crops, but its mask, which says that it is partly padded, after theirs:
         # the model was trained with the mask of the next crop for each crop.
         masks.append(torch.full_like(masks[0], -1))
         return {

@@ -13,7 +13,7 @@ from beheld.models.surgery.operation import Changes
 
 
 def adapt(model: Any, changes: Changes) -> None:
-    """Replace the mixers, and embed tokens behind the table as token 0, as transformers does; see FamilyModel.adapt."""
+    """Replace the mixers, and embed ids beyond the table as token 0, as transformers does; see FamilyModel.adapt."""
     adapt_heads(model, changes)
     table = model.get_input_embeddings()
 

@@ -7,7 +7,7 @@ from beheld.families.family import IMAGE, Definition, Family, KnownCheckpoint
 FAMILY = Family(
     model_types=("NVLM_D",),
     architectures=("NVLM_D",),
-    tested=(KnownCheckpoint("nvlm_d", "NVLM_D", "nvidia/NVLM-D-72B", IMAGE, "tiles, each behind a tag in the text"),),
+    tested=(KnownCheckpoint("nvlm_d", "NVLM_D", "nvidia/NVLM-D-72B", IMAGE, "tiles, each after a tag in the text"),),
     definition=Definition(config="config:NVLMConfig", model="modeling:NVLMForConditionalGeneration"),
     placeholder_tokens={"image": "<|vision_pad|>"},
 )

@@ -1,4 +1,4 @@
-"""NVLM-D: `<image>` in the text becomes tiles, each behind a tag that is ordinary text.
+"""NVLM-D: `<image>` in the text becomes tiles, each after a tag that is ordinary text.
 
 The last one, an overview of the whole or the only tile, has a tag of its own.
 """

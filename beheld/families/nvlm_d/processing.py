@@ -1,4 +1,4 @@
-"""NVLM-D's text for an image: its tiles behind tags."""
+"""NVLM-D's text for an image: its tiles after tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PP-FormulaNet: formulas in LaTeX, written by a decoder behind an encoder of images."""
+"""PP-FormulaNet: formulas in LaTeX, written by a decoder after an encoder of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PP-FormulaNet: a decoder as BART's, with learned positions, behind projected patches.
+"""PP-FormulaNet: a decoder as BART's, with learned positions, after projected patches.
 
 Shapes: T tokens of the step, E states of an item, S size of a state.
 """

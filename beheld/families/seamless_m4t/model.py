@@ -1,4 +1,4 @@
-"""SeamlessM4T: a decoder with sinusoidal positions behind a conformer.
+"""SeamlessM4T: a decoder with sinusoidal positions after a conformer.
 
 Shapes: T tokens of the step, S size of a state.
 """
@@ -29,7 +29,7 @@ class Seamless(EncoderDecoder):
         return model.speech_encoder
 
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Add positions, which are counted from behind the padding's."""
+        """Add positions, which are counted from after the padding's."""
         decoder = self._decoder
         added = decoder.embed_positions.weights[positions_T + decoder.padding_idx + 1]
         return embeds_1TS + added.to(embeds_1TS.dtype), {}

@@ -17,7 +17,7 @@ class Speech2Text(EncoderDecoder):
     """See EncoderDecoder."""
 
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Scale, and add positions, which are counted from behind the padding's."""
+        """Scale, and add positions, which are counted from after the padding's."""
         decoder = self._decoder
         table = decoder.embed_positions.weights
         added = table[positions_T + decoder.padding_idx + 1].to(embeds_1TS.dtype)

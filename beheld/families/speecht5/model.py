@@ -1,4 +1,4 @@
-"""SpeechT5: a decoder whose attention is its own, behind a part that embeds text.
+"""SpeechT5: a decoder whose attention is its own, after a part that embeds text.
 
 Shapes: T tokens of the step, S size of a state.
 """
@@ -21,7 +21,7 @@ class SpeechT5(EncoderDecoder):
 
     @classmethod
     def decoder(cls, model: Any) -> Any:
-        """Return the decoder behind the part that embeds."""
+        """Return the decoder after the part that embeds."""
         return model.speecht5.decoder.wrapped_decoder
 
     @classmethod
@@ -43,7 +43,7 @@ class SpeechT5(EncoderDecoder):
         super().adapt(model, changes)
 
     def begin(self, embeds_1TS: Tensor, positions_T: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Scale, and add positions, which are counted from behind the padding's."""
+        """Scale, and add positions, which are counted from after the padding's."""
         prenet = self._model.speecht5.decoder.prenet
         table = prenet.embed_positions
         added = table.weights.to(embeds_1TS)[positions_T + table.padding_idx + 1]

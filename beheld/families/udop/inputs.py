@@ -89,7 +89,7 @@ def covered(bbox_E4: Tensor, side: int) -> int:
 
 
 def rewrite(text: str, counts: Mapping[str, int]) -> str:
-    """Put the page behind the question.
+    """Put the page after the question.
 
     Raises:
         PromptError: there is no page, or no question.

@@ -51,7 +51,7 @@ class Udop(T5Decoder):
             bbox=bbox_1N4.to(weight.device),
             pixel_values=item.features["pixel_values"].to(weight.device, weight.dtype),
         )
-        # Patches that were joined to words leave padding behind the others.
+        # Patches that were joined to words leave padding after the others.
         states_ES: Tensor = made.last_hidden_state[0][made.attention_mask[0] > 0]
         states_ES = states_ES if asked else states_ES[: len(ids_E)]
         if len(states_ES) != len(ids_E):

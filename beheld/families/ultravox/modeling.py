@@ -108,7 +108,7 @@ class UltravoxCore(UltravoxPreTrainedModel):
         token = self.config.audio_token_id
         if inputs_embeds is None:
             assert input_ids is not None
-            # The placeholder's id may lie behind the table.
+            # The placeholder's id may lie beyond the table of embeddings.
             inputs_embeds = self.get_input_embeddings()(input_ids.masked_fill(input_ids == token, 0))
         if audio_values is not None:
             assert audio_lens is not None

@@ -15,8 +15,8 @@ _ENCODERS = ("donut-swin", "swin", "vit", "deit")
 def states_of(encoder: Mapping[str, Any], height: int, width: int) -> int:
     """Return how many states the tower makes of an image.
 
-    Of Swin those are its patches, whose sides each further stage halves; others have all patches, and tokens of their
-    own before them.
+    Swin has a state for each of its patches, of which each further stage halves rows and columns. Other towers have one
+    for each patch and one for each token of their own.
     """
     kind = encoder["model_type"]
     if "swin" not in kind:

@@ -36,7 +36,7 @@ class Timeline:
     total_ms: int
 
     def fine_rate(self) -> tuple[float, tuple[int, ...], int]:
-        """Return a rate in frames per second in whose units all frames begin at whole numbers, these, and the end."""
+        """Return frames per second at which all frames begin at whole numbers, these numbers, and that of the end."""
         unit = math.gcd(self.total_ms, *self.starts_ms)
         return 1000 / unit, tuple(start // unit for start in self.starts_ms), self.total_ms // unit
 

@@ -157,7 +157,7 @@ class PageChoice:
         kind: the document's.
         index: the page's, from 0.
         count: how many pages the document has.
-        width, height: in pixels, as far as headers tell it before the page is decoded.
+        width, height: in pixels, as the file's headers state them before the page is decoded.
         dpi: of a PDF's page; None for others.
         time_s: of an animated image's frame: when it is shown; None for others.
         lost: what the choice of pages lost, for the receipt.

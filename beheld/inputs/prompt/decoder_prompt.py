@@ -1,4 +1,4 @@
-"""Prompts of decoders behind an encoder that reads one media item: the item belongs to the whole prompt."""
+"""Prompts of decoders after an encoder that reads one media item: the item belongs to the whole prompt."""
 
 from __future__ import annotations
 

@@ -530,12 +530,12 @@ class PromptReader:
     def _cut(
         self, ids: Sequence[int], params: SamplingParams | PoolingParams, after: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Return as many ids as are kept: of a prompt to be answered the last ones, of one to be pooled the first.
+        """Return the ids that truncation keeps: the last of a prompt to be answered, the first of one to be pooled.
 
-        `truncation_side="right"` keeps the first ones of a prompt to be answered.
+        With `truncation_side="right"`, a prompt to be answered keeps its first ones, too.
 
         Args:
-            after: what the tokenizer wrote after a text, which one to be pooled still ends with.
+            after: the ids that the tokenizer adds at the end of a text; a prompt to be pooled still ends with them.
         """
         keep = self._keep(params)
         if keep is None or keep >= len(ids):
@@ -554,7 +554,7 @@ def _ids_of(tokens: Sequence[str], tokenizer: PromptTokenizer, info: ModelInfo) 
 
 
 def _check_budget(params: SamplingParams | PoolingParams, reasoning: ReasoningFormat | None) -> None:
-    """Raise ParamsError if reasoning has a budget where nobody knows what begins and ends it."""
+    """Raise ParamsError if reasoning has a budget, and what delimits the model's reasoning is unknown."""
     budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
     if budget is not None and budget >= 0 and reasoning is None:
         raise ParamsError(

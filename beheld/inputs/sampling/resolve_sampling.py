@@ -75,11 +75,11 @@ class SamplingResolver:
         self._processors = EngineProcessors(config.logits_processors, config)
         self._generation = read_json(Path(info.path) / "generation_config.json")
         self._habits = habits(self._generation, args, info)
-        # They are the checkpoint's recommendation, as habits are.
+        # Rules and repetition are recommendations of the checkpoint, as habits are, so "vllm" leaves them out.
         family = registry.inputs(info.family)
         self._rules = None if args.generation_config == "vllm" else family.rules
         self._repetition = None if args.generation_config == "vllm" else family.repetition
-        # What was given last and the habits, as they were then, and what they gave.
+        # The parameters and habits of the last request, and the Sampling that they resolved to.
         self._last: tuple[object, Habits, Sampling] | None = None
         if self._repetition is not None:
             logger.info(

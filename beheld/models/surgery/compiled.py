@@ -72,7 +72,7 @@ class _Settings:
 
 
 def _settings_are_per_thread(config: Any) -> bool:
-    """Return whether a change of torch's settings is seen by the thread that makes it alone."""
+    """Return whether torch keeps these settings for each thread, so that no other thread sees a change."""
     limit = config.recompile_limit + 1
     with config.patch(recompile_limit=limit):
         return bool(Context().run(lambda: config.recompile_limit) != limit)

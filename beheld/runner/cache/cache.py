@@ -57,7 +57,7 @@ class TableCache(DeviceCache, Protocol):
             slots_T: where each token's block entry lies, see GroupMetadata.
             tables_BN: the tables of the step's sequences.
             both_ways: see ModelInfo.
-            early: one row decodes, in kernels that may begin before those in front of them have ended.
+            early: one row decodes, in kernels that may begin before the previous ones have ended.
         """
 
 

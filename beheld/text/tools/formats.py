@@ -129,7 +129,7 @@ FORMATS: dict[str, CallFormat] = {
     "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
     "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
     "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
-    # Its models may write a call's text again behind the closing mark.
+    # Its models may repeat a call's text after the closing mark.
     "lfm2": CallFormat(
         lambda schemas: MarkedReader(_LFM2, lambda: PythonCalls(schemas), echoes=True),
         openings=("<|tool_call_start|>",),

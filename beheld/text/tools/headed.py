@@ -9,7 +9,7 @@ from beheld.text.tools.json_calls import Balance
 
 # No header is longer: a name has 64 characters, and the longest mark about 30.
 _MAX_HEADER = 256
-# Kimi numbers its calls, and its template shows it their ids again.
+# Kimi numbers its calls, and its template puts these ids into later prompts.
 _KIMI = re.compile(
     r"\s*(?:(?P<id>(?:functions\.)?(?P<name>[^\s:<]+):\d+)|(?:functions\.)?(?P<later>[^\s:<]+))\s*"
     r"<\|tool_call_argument_begin\|>\s*"

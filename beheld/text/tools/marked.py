@@ -33,7 +33,7 @@ class MarkedReader:
             is text only if there is no call.
         blanks: whether whitespace between words and the first mark belongs to the words, as templates write it again.
         verbatim: whether all whitespace around calls belongs to the words.
-        echoes: whether the text of a call that stands again behind it, with the closing mark, is left out.
+        echoes: whether a call's text that the model repeats after it, with the closing mark, is left out.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MarkedReader:
         self._keeps = blanks
         self._verbatim = verbatim
         self._said = False
-        # The text of the open region, and what decides whether it stands again behind it.
+        # The text of the open region, and what decides whether it stands again after it.
         self._region: list[str] | None = [] if echoes else None
         self._echo: Beginning | None = None
 

@@ -8,7 +8,7 @@ from beheld.core.pooling import PoolerInfo
 
 
 def placeholders(config: Any) -> dict[str, int]:
-    """Return the id of an image's place, which is the next after those of the vocabulary."""
+    """Return the id that stands for an image: the first after the vocabulary."""
     return {"image": int(config.text_config.vocab_size)}
 
 

@@ -34,7 +34,7 @@ _VISION: dict[str, tuple[str, Any]] = {
     "patch_size": ("patch_size", 14),
     "use_qk_norm": ("qk_normalization", True),
 }
-# The one value of a setting that is built; without the setting, the original code takes the second.
+# Setting -> the one value that is supported, and the value that the original code takes where there is none.
 _BUILT: dict[str, tuple[Any, Any]] = {
     "ps_version": ("v2", "v1"),
     "select_layer": (-1, -1),
@@ -105,7 +105,7 @@ class InternChatConfig(InternVLConfig):
             made["attention_bias"] = raw.get("bias", True)
         scaling = raw.get("rope_scaling") or {}
         rope = scaling.get("rope_type", scaling.get("type", "default"))
-        # Dynamic scaling begins behind max_position_embeddings, which no sequence here exceeds.
+        # Dynamic scaling begins after max_position_embeddings, which no sequence here exceeds.
         if rope not in ("default", "dynamic"):
             raise _refused(cls, f"rotary embeddings of the type {rope!r}")
         return made | {"model_type": kind}
@@ -119,7 +119,7 @@ def _vision(cls: type[InternChatConfig], raw: Mapping[str, Any]) -> dict[str, An
         raise _refused(cls, f"tiles of {side} pixels before a tower for {made['image_size']}")
     if made["use_qk_norm"] and made["layer_norm_eps"] != _QK_EPS:
         raise _refused(cls, f"norms of queries and keys with the epsilon {made['layer_norm_eps']}")
-    # The original tower has no norm behind its last layer.
+    # The original tower has no norm after its last layer.
     return made | {"use_mean_pooling": True, "model_type": "internvl_vision"}
 
 

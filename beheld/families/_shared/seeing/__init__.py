@@ -1,1 +1,1 @@
-"""What decoders behind an encoder of one item share."""
+"""What decoders after an encoder of one item share."""

@@ -1,4 +1,4 @@
-"""Prompts of decoders behind an encoder that reads one item: what is written continues the prompt's words, if any.
+"""Prompts of decoders after an encoder that reads one item: what is written continues the prompt's words, if any.
 
 The decoder's first token, to which the item belongs, is known by its id, which not every tokenizer can write.
 """
