@@ -325,6 +325,26 @@ def test_plain_words_on_pages(path: Path) -> None:
         assert found is None, f"line {number}: {found.group(0)!r}"
 
 
+# Pages that say where in the code something is.
+GUIDES = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "docs" / "explanation" / "architecture.md",
+    *sorted((ROOT / "docs" / "how-to").glob("add-*.md")),
+]
+
+
+@for_each(GUIDES)
+def test_guides_name_files_and_names_that_exist(path: Path) -> None:
+    code = [file for folder in (HOUSE, ROOT / "tests", ROOT / "benchmarks") for file in sorted(folder.rglob("*.py"))]
+    files = {str(file.relative_to(ROOT)) for file in code}
+    words = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in code)))
+    for shown in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
+        if re.fullmatch(r"[\w/]+\.py", shown):
+            assert any(f"/{file}".endswith(f"/{shown}") for file in files), f"there is no file {shown}"
+        elif re.fullmatch(r"[A-Za-z_][\w.]*", shown) and not shown.endswith((".md", ".json", ".jinja")):
+            assert set(shown.split(".")) <= words, f"nothing is called {shown}"
+
+
 # File -> names that are a model type too, and stand there for something else.
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.

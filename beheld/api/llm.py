@@ -674,7 +674,7 @@ class LLM:
         try:
             made: list[Any] = self._inputs.plain_run(prompts, params, names, priorities, arrival)
         except Exception:
-            # Whatever it is, each prompt at fault has it alone.
+            # Prepared alone, only the prompt at fault fails.
             logger.debug("Prompts of a run are prepared one by one.", exc_info=True)
             made = [None] * len(prompts)
         for place, request in enumerate(made):

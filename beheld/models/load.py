@@ -260,12 +260,15 @@ def _check_count(wanted: int, folders: Sequence[Path]) -> None:
 
 def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
     """Fill in random weights of moderate size, the same in every run."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = model_class._from_config(hf_config, dtype=dtype)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0.0, 0.02)
+    place = torch.device(device)
+    # The caller's own random numbers are left as they were.
+    with torch.random.fork_rng([] if platform_of(place).shares_host_memory else [place], device_type=place.type):
+        torch.manual_seed(0)
+        with place:
+            model = model_class._from_config(hf_config, dtype=dtype)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0.0, 0.02)
     return model
 
 

@@ -191,7 +191,9 @@ def test_dummy_weights_need_no_weight_file(tmp_path: Any) -> None:
     for file in tiny.checkpoint(FAMILY).iterdir():
         if "safetensors" not in file.name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = torch.get_rng_state()
     with LLM(str(tmp_path), load_format="dummy", dtype="float32", max_model_len=256) as llm:
+        assert torch.equal(torch.get_rng_state(), before)
         output = llm.generate(ask("What?", tiny.pictures(1, 0)[0]), GREEDY, use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 8
 
