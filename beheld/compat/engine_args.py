@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Self, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, Self, TypeVar
 from beheld.core.config import EngineArgs
 from beheld.core.vllm_options import OPTIONS
 from beheld.flags.engine import add_engine_flags, spellings
+from beheld.flags.json_values import json_or_text
 
 P = TypeVar("P", bound=argparse.ArgumentParser)
 
@@ -35,7 +35,7 @@ class ScriptEngineArgs(EngineArgs):
         for name, option in OPTIONS.items():
             if name.startswith("_"):
                 continue
-            reader: Callable[[str], Any] = _value
+            reader: Callable[[str], Any] = json_or_text
             how: dict[str, Any] = {"type": reader} if option.values else {"action": argparse.BooleanOptionalAction}
             group.add_argument(*spellings(name), dest=name, default=None, help=argparse.SUPPRESS, **how)
         return parser
@@ -45,10 +45,3 @@ class ScriptEngineArgs(EngineArgs):
         """The options among the parsed arguments; arguments of the script itself are left out."""
         known = {field.name for field in fields(EngineArgs)} | set(OPTIONS)
         return cls(**{name: value for name, value in vars(args).items() if name in known})
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -46,7 +46,7 @@ class Entries:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"{flag} has a value and entries under {name!r}.", "Give either.")
-        place[last.removesuffix("+")] = text.split(",") if several else _value(text)
+        place[last.removesuffix("+")] = text.split(",") if several else json_or_text(text)
 
     def given(self, flag: str) -> None:
         """Note that the flag was given with its whole value.
@@ -67,7 +67,8 @@ class Entries:
             raise ConfigError(f"{flag} is given whole and by entries.", "Use one form.")
 
 
-def _value(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it is none."""
     try:
         return json.loads(text)
     except ValueError:

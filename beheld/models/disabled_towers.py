@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from beheld.utils.named_as import named_as
+
 # The module between towers and text, which every kind of media passes.
 _BRIDGES = ("multi_modal_projector", "qformer", "language_projection", "resampler_model", "connector")
 
@@ -73,10 +75,7 @@ def without(model_class: Any, own: Mapping[str, tuple[str, ...]], limits: Mappin
             for name in self.left_out:
                 self.set_submodule(name, DisabledTower())
 
-    # The loader chooses what to rename by the class's name and module.
-    Without.__name__, Without.__qualname__ = model_class.__name__, model_class.__qualname__
-    Without.__module__ = model_class.__module__
-    return Without
+    return named_as(Without, model_class)
 
 
 def belongs(key: str, parts: Iterable[str]) -> bool:

@@ -7,7 +7,6 @@ forward splits its projections into heads of `head_dim`, however many there are.
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from beheld.models.shard_forms import changed, columns, linear_in, only, rows
+from beheld.models.surgery.linears import forward_text
 from beheld.parallel.shard_plan import Shard
 from beheld.parallel.shards import Cut, blocks, heads_of
 
@@ -74,9 +74,6 @@ def tower_attention(path: str, module: Any, rank: int, ranks: int) -> Shard | No
 @functools.cache
 def _counts_by_heads(kind: Any, joined: bool) -> bool:
     """Return whether a class's forward takes as many heads as its projections give."""
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        return False
+    source = forward_text(kind)
     splits = (_SPLITS_JOINED if joined else _SPLITS).search(source)
     return splits is not None and _JOINS.search(source) is not None and _WHOLE.search(source) is None

@@ -16,6 +16,7 @@ from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
 from beheld.parallel.shards import Cut, Piece
 from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.utils.named_as import named_as
 
 # Of one expert's weight, which expert it is: the last number in its name.
 _NUMBER = re.compile(r"\.(\d+)\.(?!.*\.\d+\.)")
@@ -65,10 +66,7 @@ def sharded(
             super().__init__(config, *args, **keywords)
             self.shard_plan = shard(self, info, rank, ranks, weights, whole_experts=whole_experts, towers=towers)
 
-    # The loader chooses what to rename by the class's name and module.
-    Sharded.__name__, Sharded.__qualname__ = model_class.__name__, model_class.__qualname__
-    Sharded.__module__ = model_class.__module__
-    return Sharded
+    return named_as(Sharded, model_class)
 
 
 def shard(

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from beheld.utils.named_as import named_as
+
 
 class UnreadModule(nn.Module):
     """Takes the place of a module whose result is not needed; it has no weights."""
@@ -31,10 +33,7 @@ def without(model_class: Any, names: Sequence[str]) -> Any:
             super().__init__(config, *args, **keywords)
             self.unread = _take_out(self, names)
 
-    # The loader chooses what to rename by the class's name and module.
-    WithoutUnread.__name__, WithoutUnread.__qualname__ = model_class.__name__, model_class.__qualname__
-    WithoutUnread.__module__ = model_class.__module__
-    return WithoutUnread
+    return named_as(WithoutUnread, model_class)
 
 
 def _take_out(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, UserError
 from beheld.models.load import model_class_of
 from beheld.models.surgery.parts import text_model
+from beheld.quant.at_load import FEWEST_OUTPUTS
 from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import StoredEntries, weight_files
 from beheld.quant.written import WrittenForm, int4_form, int8_form
@@ -41,8 +42,6 @@ FORMS: dict[str, Callable[[list[int]], Form]] = {
 }
 # Forms that need second moments of layers' inputs, and forms that scale inputs by their size.
 CALIBRATED, SCALED = ("gptq",), ("awq",)
-# Smaller layers decide more than they compute: routers, gates of shared experts.
-_FEWEST_OUTPUTS = 16
 _TEMPLATES = "additional_chat_templates"
 _WEIGHTS = (".safetensors", ".bin", ".pth", ".gguf")
 
@@ -93,7 +92,7 @@ def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             sources = names_by_target.get(f"{name}.weight", [])
-            fits = id(module) in inside and id(module) not in routers and module.out_features >= _FEWEST_OUTPUTS
+            fits = id(module) in inside and id(module) not in routers and module.out_features >= FEWEST_OUTPUTS
             if fits and len(sources) == 1 and joined[f"{name}.weight"] is None:
                 linears[sources[0]] = name
             else:

@@ -27,7 +27,7 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 # Smaller layers decide more than they compute: routers, gates of shared experts.
-_FEWEST_OUTPUTS = 16
+FEWEST_OUTPUTS = 16
 # A layer with more weights is not rounded while other threads round other layers.
 _MOST_AT_ONCE = 1 << 24
 
@@ -177,7 +177,7 @@ class RoundedAtLoad(Unquantized):
         if type(module) is nn.Linear:
             whole = file_types.has_type(module, self._dtype) and module.weight.numel()
             fits = whole and self._rounding.fits(module.out_features, module.in_features)
-            return bool(fits and module.out_features >= _FEWEST_OUTPUTS)
+            return bool(fits and module.out_features >= FEWEST_OUTPUTS)
         return self._rounding.takes_experts and self._are_experts(module)
 
     def _are_experts(self, module: Any) -> bool:

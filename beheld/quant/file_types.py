@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.platform import host
+from beheld.utils.named_as import named_as
 
 _TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # A module's parameters that have the model's type in the end, while some keep the files'.
@@ -71,10 +72,7 @@ def keeping(model_class: Any, types: Mapping[tuple[int, ...], torch.dtype], dtyp
                 if named:
                     setattr(module, _NAMES, tuple(name for name, _ in named))
 
-    # The loader chooses what to rename by the class's name and module.
-    OfFileTypes.__name__, OfFileTypes.__qualname__ = model_class.__name__, model_class.__qualname__
-    OfFileTypes.__module__ = model_class.__module__
-    return OfFileTypes
+    return named_as(OfFileTypes, model_class)
 
 
 def _exact(model: Any) -> list[list[str]]:

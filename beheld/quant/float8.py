@@ -184,9 +184,6 @@ class Float8Experts(StoredExperts):
         dtype: of the activations.
     """
 
-    # Set where choices may name an expert that does not exist; transformers chose the name.
-    _is_expert_parallel = False
-
     def __init__(
         self,
         experts: nn.Module,
@@ -228,9 +225,4 @@ class Float8Experts(StoredExperts):
         )
         gated_SK = self.experts._apply_gate(inner_SN)  # type: ignore[operator]
         out_SK = torch.ops.beheld.float8_grouped(gated_SK, self.down_rows, self.down_scale, order_S, starts_G1, 1)
-        out_TCK = out_SK.view(*top_k_index.shape, -1)
-        if self._is_expert_parallel:
-            out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
-        # Sums use the type of the routing weights, which routers give in float32.
-        out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
-        return out_TK.to(hidden_states.dtype)
+        return self._summed(out_SK, top_k_index, top_k_weights).to(hidden_states.dtype)

@@ -273,8 +273,6 @@ class BlockFloat8Experts(StoredExperts):
         dtype: of the activations.
     """
 
-    # Set where choices may name an expert that does not exist; transformers chose the name.
-    _is_expert_parallel = False
     _names: ClassVar[tuple[str, ...]] = ("gate_up", "down")
 
     def __init__(self, experts: nn.Module, gate_up: BlockNumbers, down: BlockNumbers, dtype: torch.dtype) -> None:
@@ -310,9 +308,4 @@ class BlockFloat8Experts(StoredExperts):
         inner_SN = grouped(hidden_states, self.gate_up_rows, self.gate_up_scale, order_S, starts_E1, choices)
         gated_SK = self.experts._apply_gate(inner_SN)  # type: ignore[operator]
         out_SK = grouped(gated_SK, self.down_rows, self.down_scale, order_S, starts_E1, 1)
-        out_TCK = out_SK.view(*top_k_index.shape, -1)
-        if self._is_expert_parallel:
-            out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
-        # Sums use the type of the routing weights, which routers give in float32.
-        out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
-        return out_TK.to(hidden_states.dtype)
+        return self._summed(out_SK, top_k_index, top_k_weights).to(hidden_states.dtype)

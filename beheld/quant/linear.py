@@ -3,7 +3,7 @@
 A method brings its own StoredLinear and StoredExperts; layers whose weights are not quantized are plain `nn.Linear`.
 Code that joins, cuts or shards layers uses this file and knows no method.
 
-Shapes: G experts, N outputs, K inputs.
+Shapes: G experts, N outputs, K inputs, T tokens, C choices of experts.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ class StoredExperts(nn.Module, ABC):
     """Experts that store their weights as their method does, in place of transformers' experts."""
 
     num_experts: int
+    # Set where choices may name an expert that does not exist; transformers chose the name.
+    _is_expert_parallel = False
 
     @abstractmethod
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -88,6 +90,14 @@ class StoredExperts(nn.Module, ABC):
     @abstractmethod
     def restored(self) -> nn.Module:
         """Return transformers' experts with the dequantized weights."""
+
+    def _summed(self, out_SK: Tensor, choices_TC: Tensor, shares_TC: Tensor) -> Tensor:
+        """Return the sum (T, K) of what the chosen experts give, each times its share; S counts tokens' choices."""
+        out_TCK = out_SK.view(*choices_TC.shape, -1)
+        if self._is_expert_parallel:
+            out_TCK = out_TCK.masked_fill((choices_TC >= self.num_experts).unsqueeze(-1), 0.0)
+        # Sums use the type of the shares, which routers give in float32.
+        return (out_TCK * shares_TC.unsqueeze(-1)).sum(1)
 
 
 class OneRowExperts(StoredExperts):

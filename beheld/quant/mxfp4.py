@@ -33,6 +33,7 @@ from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import weight_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
+from beheld.utils.named_as import named_as
 
 logger = get_logger(__name__)
 
@@ -140,10 +141,7 @@ def _keeping(model_class: Any, weights: dict[str, Any]) -> Any:
                     setattr(experts, each, nn.Parameter(wide, requires_grad=False))
                     weights[source] = CarryingBlocks(weights[source])
 
-    # The loader chooses what to rename by the class's name and module.
-    KeepingBlocks.__name__, KeepingBlocks.__qualname__ = model_class.__name__, model_class.__qualname__
-    KeepingBlocks.__module__ = model_class.__module__
-    return KeepingBlocks
+    return named_as(KeepingBlocks, model_class)
 
 
 def _kept(model: Any, weights: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -213,8 +213,6 @@ class MXFP4Experts(OneRowExperts):
         groups: of inputs of gate and up, and of down, without padding.
     """
 
-    # Set where choices may name an expert that does not exist; transformers chose the name.
-    _is_expert_parallel = False
     _names: ClassVar[tuple[str, ...]] = ("gate_up", "down")
 
     def __init__(
@@ -274,11 +272,7 @@ class MXFP4Experts(OneRowExperts):
         )
         gated_SK = self.shell._apply_gate(inner_SN)  # type: ignore[operator]
         out_SK = grouped(gated_SK, self.down_bytes, self.down_exponent, self.down_bias, order_S, starts_E1, 1)
-        out_TCK = out_SK.view(*top_k_index.shape, -1)
-        if self._is_expert_parallel:
-            out_TCK = out_TCK.masked_fill((top_k_index >= self.num_experts).unsqueeze(-1), 0.0)
-        out_TK: Tensor = (out_TCK * top_k_weights.unsqueeze(-1)).sum(1)
-        return out_TK.to(hidden_states.dtype)
+        return self._summed(out_SK, top_k_index, top_k_weights).to(hidden_states.dtype)
 
     def _row(self, x_1K: Tensor, choices_1C: Tensor, shares_1C: Tensor) -> Tensor:
         row = torch.ops.beheld.mxfp4_row

@@ -26,6 +26,7 @@ from beheld.core.errors import ModelError
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace
 from beheld.quant.stored_entries import REFETCH
+from beheld.utils.named_as import named_as
 
 _EXPERTS = ("gate_up_proj", "down_proj")
 # Loader operations that keep rows whole: they only concatenate or stack.
@@ -128,10 +129,7 @@ def keeping(model_class: Any, weights: dict[str, Any], form: RowForm) -> Any:
             super().__init__(config, *args, **keywords)
             self.kept_rows = _make_room(self, weights, form)
 
-    # The loader chooses what to rename by the class's name and module.
-    Keeping.__name__, Keeping.__qualname__ = model_class.__name__, model_class.__qualname__
-    Keeping.__module__ = model_class.__module__
-    return Keeping
+    return named_as(Keeping, model_class)
 
 
 def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kept:

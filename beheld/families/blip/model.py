@@ -13,27 +13,11 @@ from torch import Tensor, nn
 
 from beheld.attention.context import current
 from beheld.attention.cross import CrossView
-from beheld.attention.hook import paged_attention
 from beheld.core.plan import EncodeItem, SpanView
+from beheld.families._shared.bert_attention import attending
 from beheld.families.model import FamilyModel
 from beheld.models.cross import CrossAttention, keys_and_values
 from beheld.models.surgery.operation import Changes
-
-
-def _attending(attention: Any) -> Any:
-    """Return the forward of a BlipTextSelfAttention that calls our attention."""
-    scale = attention.attention_head_size**-0.5
-
-    def forward(hidden_states: Tensor, **unused: Any) -> tuple[Tensor, None]:
-        """Attend (1, T, H) -> (1, T, H)."""
-        parts = (attention.query, attention.key, attention.value)
-        query, key, value = (
-            part(hidden_states).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2) for part in parts
-        )
-        out_1THC, _ = paged_attention(attention, query, key, value, None, scale)
-        return out_1THC.flatten(-2), None
-
-    return forward
 
 
 def _looking(block: Any) -> Any:
@@ -63,7 +47,7 @@ def adapt(model: Any, changes: Changes) -> None:
     # Its layers ask no interface, and are made to call our attention below.
     changes.set(decoder, "_can_set_attn_implementation", lambda: True)
     for index, layer in enumerate(encoder.layer):
-        changes.set(layer.attention.self, "forward", _attending(layer.attention.self))
+        changes.set(layer.attention.self, "forward", attending(layer.attention.self))
         old = layer.crossattention.self
         # The enclosing block has the projection that follows.
         parts = {kind[0]: (kind, getattr(old, kind)) for kind in ("query", "key", "value")}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from beheld.attention.hook import paged_attention
+from beheld.families._shared.bert_attention import attending
 from beheld.families.model import FamilyModel
 from beheld.models.surgery.operation import Changes
 
@@ -65,22 +65,6 @@ def positions_after_image(
     return positions[None], positions[:, -1:] + 1 - input_ids.shape[1]
 
 
-def _attending(attention: Any) -> Any:
-    """Return the forward of a GitSelfAttention that calls our attention."""
-    scale = attention.attention_head_size**-0.5
-
-    def forward(hidden_states: Tensor, *unused: Any, **also_unused: Any) -> tuple[Tensor, None]:
-        """Attend (1, T, H) -> (1, T, H)."""
-        parts = (attention.query, attention.key, attention.value)
-        query, key, value = (
-            part(hidden_states).unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2) for part in parts
-        )
-        out_1THC, _ = paged_attention(attention, query, key, value, None, scale)
-        return out_1THC.flatten(-2), None
-
-    return forward
-
-
 def adapt(model: Any, changes: Changes) -> None:
     """Name the layers as other models do, and let them call our attention; see FamilyModel.adapt."""
     encoder = model.git.encoder
@@ -92,7 +76,7 @@ def adapt(model: Any, changes: Changes) -> None:
     # Its tower calls whichever attention is set, but its class does not say so.
     changes.set(model.git.image_encoder, "_supports_sdpa", True)
     for layer in encoder.layer:
-        changes.set(layer.attention.self, "forward", _attending(layer.attention.self))
+        changes.set(layer.attention.self, "forward", attending(layer.attention.self))
 
 
 MODEL = FamilyModel(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beheld.families.inputs import ALONE, EffectiveSize, FamilyInputs, ProcessedItem
+from beheld.families._shared.intern.inputs import look
+from beheld.families.inputs import ALONE, FamilyInputs
 
 
 def load(path: Path) -> Any:
@@ -23,13 +24,6 @@ def call(
     """Run the processor on one image; see families.inputs.Call."""
     outputs, texts = processor._process_images([item], alone=setting == ALONE, **options)
     return outputs, texts[0]
-
-
-def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return an image's effective size over the grid that fits it best; see FamilyInputs.looks."""
-    from beheld.families._shared.intern.processing import look as look_at_tiles
-
-    return look_at_tiles(item)
 
 
 INPUTS = FamilyInputs(

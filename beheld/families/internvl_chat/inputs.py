@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
+from beheld.families._shared.intern.inputs import look
+from beheld.families.inputs import FamilyInputs
 
 
 def load(path: Path) -> Any:
@@ -20,13 +21,6 @@ def read_tokenizer(path: Path) -> Any:
     from beheld.families.internvl_chat.processing import read
 
     return read(path)
-
-
-def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return an image's effective size; see FamilyInputs.looks."""
-    from beheld.families._shared.intern.processing import look as look_at_tiles
-
-    return look_at_tiles(item)
 
 
 INPUTS = FamilyInputs(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from beheld.families.inputs import LAID_OUT, EffectiveSize, FamilyInputs, ProcessedItem
+from beheld.families._shared.intern.inputs import look
+from beheld.families.inputs import LAID_OUT, FamilyInputs
 
 
 def load(path: Path) -> Any:
@@ -17,13 +18,6 @@ def load(path: Path) -> Any:
     from beheld.families.nvlm_d.processing import TagProcessor
 
     return with_tiles(path, whole=TagProcessor)
-
-
-def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return an image's effective size; see FamilyInputs.looks."""
-    from beheld.families._shared.intern.processing import look as look_at_tiles
-
-    return look_at_tiles(item)
 
 
 INPUTS = FamilyInputs(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.models.surgery.linears import forward_text
 from beheld.models.surgery.operation import Changes, Target
 from beheld.parallel.group import RankGroup, joined_over_ranks, sum_over_ranks_
 
@@ -95,7 +94,7 @@ def resize(target: Target, changes: Changes) -> None:
             continue
         module = target.model.get_submodule(shard.path)
         kind: Any = type(module)
-        if shard.heads is not None and _HEADS_IN_CONFIG.search(_source_of(kind)):
+        if shard.heads is not None and _HEADS_IN_CONFIG.search(forward_text(kind)):
             own = {
                 "num_attention_heads": len(shard.heads.queries),
                 "num_key_value_heads": len(shard.heads.keys),
@@ -123,14 +122,6 @@ def _looking_up(
         return sum_over_ranks_(found * inside.unsqueeze(-1), group)
 
     return looking_up
-
-
-@functools.cache
-def _source_of(kind: Any) -> str:
-    try:
-        return inspect.getsource(kind.forward)
-    except (OSError, TypeError):
-        return ""
 
 
 def sum_up(target: Target, changes: Changes) -> None:

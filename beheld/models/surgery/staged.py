@@ -22,6 +22,7 @@ from beheld.core.errors import ConfigError
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model, text_part
 from beheld.parallel.stages import StagePlan, split
+from beheld.utils.named_as import named_as
 
 
 class AbsentPartError(AttributeError):
@@ -77,9 +78,7 @@ def staged(model_class: Any, plan: StagePlan) -> Any:
             super().__init__(config, *args, **keywords)
             empty_others(self, plan)
 
-    Staged.__name__, Staged.__qualname__ = model_class.__name__, model_class.__qualname__
-    Staged.__module__ = model_class.__module__
-    return Staged
+    return named_as(Staged, model_class)
 
 
 def bounds_of(model: Any, info: ModelInfo, stages: int) -> tuple[int, ...]:

@@ -19,7 +19,6 @@ from transformers.image_processing_base import ImageProcessingMixin
 
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.families._shared.processing import MOST_TILES
-from beheld.families.inputs import EffectiveSize, ProcessedItem
 from beheld.inputs.prompt.tokenizer import extended
 
 IMAGE = "<image>"
@@ -176,11 +175,3 @@ def with_tiles(
 
         tokenizer = AutoTokenizer.from_pretrained(str(path), **own_config(settings))
     return whole(tiles(settings), extended(tokenizer, (IMAGE,)), embeddings_per_tile(settings))
-
-
-def look(item: ProcessedItem) -> EffectiveSize | None:
-    """Return the size of an image that was stretched over its grid; see FamilyInputs.looks."""
-    count, _, height, width = item.outputs["pixel_values"].shape
-    columns, rows = item.part.grid(item.size, item.arguments)
-    is_chosen = item.part.bounds(item.arguments)[1] > 1
-    return EffectiveSize(columns * width, rows * height, count, step=width if is_chosen else 0)
