@@ -17,7 +17,7 @@ NAN = "nan"
 STUCK = "stuck"
 # The most draft tokens in one slice. A sampler remembers at least this many past tokens of a row.
 MAX_DRAFT_TOKENS = 24
-# Positions of a prompt that are objects at a time.
+# Positions of a prompt that are turned into objects at once.
 _AT_A_TIME = 256
 
 
@@ -140,7 +140,7 @@ class TokenLogprobs:
 class PromptLogprobs:
     """Log-probabilities at T positions of a prompt, as columns.
 
-    Those of many long prompts wait in the engine until they are answered, and objects take far more memory.
+    Columns, because objects take far more memory, and those of many long prompts wait in the engine for their answers.
 
     Attributes:
         token_ids: (T), int32.
@@ -167,7 +167,7 @@ class PromptLogprobs:
         return len(self.token_ids)
 
     def __iter__(self) -> Iterator[TokenLogprobs]:
-        """One position after another; few of them are objects at a time."""
+        """One position after another; only a few exist as objects at the same time."""
         for start in range(0, len(self), _AT_A_TIME):
             columns = [column.tolist() for column in self._columns(slice(start, start + _AT_A_TIME))]
             for token, logprob, rank, top_ids, top_logprobs in zip(*columns, strict=True):
@@ -212,9 +212,9 @@ class StepResult:
         pooled: row -> the vector (D), scores (C) or vectors (N, D) of a prompt whose last position was computed.
         draft_ids: row -> token ids that the runner predicts to follow; empty without speculation.
         failed: row -> why the row cannot continue (NAN, STUCK, or an error's text).
-        culprits: those of them that failed alone, after their step failed.
-        redone: row -> why its step failed, if its sequence must be computed again: recurrent layers had changed its
-            states already.
+        culprits: the failed rows that, after their step had failed, failed again when run alone.
+        redone: row -> why its step failed, if its sequence must be computed again because recurrent layers had already
+            changed its states.
         lost: digests in `encode` whose embeddings are not on the device.
         encode_s: seconds of tower runs that ended since the last result.
     """

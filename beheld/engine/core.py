@@ -102,7 +102,7 @@ class EngineCore:
         return refused
 
     def step(self, in_flight: InFlight | None) -> tuple[InFlight | None, list[TokenEvent]]:
-        """Plan and launch the next step, then read the result of the oldest one in flight if that are enough.
+        """Plan and launch the next step; then read the oldest step in flight, if too many are unread or none is new.
 
         With overlap the device computes the new step while the host processes the old one, and stages of a pipeline
         compute different ones. Without it, the new step is read at once and nothing stays in flight.
@@ -200,7 +200,7 @@ class EngineCore:
         self.check_sleeps(level)
         lost = lost_at(level)
         awake = not self._lacks & MEMORY
-        # First of all: after an interrupt, nothing counts on memory that may be gone.
+        # Set first: after an interrupt, nothing relies on memory that may be gone.
         self._lacks |= lost
         if not lost & MEMORY:
             return
@@ -212,7 +212,7 @@ class EngineCore:
         logger.info("The engine sleeps at level %d.", level)
 
     def wake_up(self, parts: Collection[EnginePart]) -> None:
-        """Bring these parts back; with the last but steps, steps come back, too.
+        """Bring these parts back; once all memory is back, the engine steps again.
 
         Raises:
             ModelError, CapacityError: it sleeps on.

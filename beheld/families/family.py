@@ -112,7 +112,7 @@ class SecondaryCheckpoint:
         named_by: the entry of config.json that names it; without that entry, the model's own checkpoint has the part.
         described_in: the entry of config.json in whose place the other's config.json is read.
         prefix: stands before the names of its weights in the model.
-        root: what these names begin with in the other checkpoint, in place of `prefix`; its other weights are not read.
+        root: stands before them in the other checkpoint; weights there without it are not read.
     """
 
     named_by: str
@@ -168,12 +168,13 @@ class GGUFLayout:
         added: entries of config.json that all such models have.
         entries: an entry of config.json -> the file's entry, without the architecture before it; left out where the
             file does not have it, or a window that is 0.
-        adapt: "module:function", the module relative to the family's folder; changes the content of config.json, given
-            that and the file's entries without the architecture before them. None if nothing else is to be changed.
+        adapt: "module:function", the module relative to the family's folder; takes the content of config.json and the
+            file's entries without the architecture before them, and changes the content. None if nothing is left to
+            change.
         norms_plus_one: whether the files have 1 added to the weights of norms.
         written_from: further model types whose text models are written as this one, if nothing else differs.
-        adapted_from: "module:function", the other way than `adapt`: given the content of config.json, returns the one
-            that `adapt` is given, and the file's entries that it reads. None if there is no `adapt`.
+        adapted_from: "module:function", the reverse of `adapt`: from the content of config.json, returns the content
+            that `adapt` takes, and the file's entries that it reads. None if there is no `adapt`.
     """
 
     architecture: str
@@ -275,7 +276,7 @@ class Family:
         package: a package that transformers' model requires and beheld does not.
         oldest: the oldest transformers that runs it, if that is newer than the oldest that beheld takes.
         convert: model type in config.json -> a function that converts a configuration of another layout with this type.
-        reads_by: for a model that also speaks, the class that runs only its reading part (`thinker_config`).
+        reads_by: for a model that also speaks, the class of the part that reads and writes (`thinker_config`).
         placeholders: reads modality -> placeholder id from the configuration, if they are not at its top level under
             the common names.
         placeholder_tokens: modality -> the token that marks one embedding's place, if the configuration does not name
@@ -285,8 +286,8 @@ class Family:
             one item of each prompt, which is the decoder's; empty for other models.
         encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
         first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
-        pools: reads from the configuration how a model pools whose class gives vectors of its own, and nothing else.
-        late: architectures of models of late interaction around one of its classes -> that class.
+        pools: reads from the configuration how a model pools, if its class gives only vectors.
+        late: architectures for late interaction -> the class of the family that each of them wraps.
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
         state: reads the shape of a recurrent layer's state from the text configuration, if it has such layers.

@@ -94,7 +94,7 @@ class ItemPlace:
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """Rules on tokens that bind the answer to one prompt, besides those of every answer.
+    """Rules on the tokens of one prompt's answer, in addition to those of every answer.
 
     Attributes:
         spared_from: the checkpoint's `suppress_tokens` from this id on may occur; None for none of them.
@@ -151,10 +151,10 @@ class FamilyInputs:
             "{number}" for the item's number among those of its modality; the plain placeholder token if absent.
         template: the chat template for checkpoints without one, a file below families/; empty if there is no agreed
             form.
-        only_template: the family's template counts even where a checkpoint has one, since the model was trained with
+        only_template: the family's template is used even if the checkpoint has one, because the model was trained with
             words that its processor writes.
         counts: modalities whose items are processed differently when alone in a prompt.
-        few: modality in `counts` -> the largest number of items that are processed as one alone is; 1 if absent.
+        few: modality in `counts` -> the most items in a prompt that are still processed as a lone one is; 1 if absent.
         layout: processor outputs that positions depend on.
         host_only: processor outputs that the model's towers do not take.
         call: runs the processor on one item; None for the default.
@@ -192,8 +192,8 @@ class FamilyInputs:
             cannot replace it. Absent: no text.
         looks: modality -> a function that returns an item's effective size, if the processor's outputs do not have it
             in a common form (inputs/media/effective_size.py).
-        repetition: when an answer ends that repeats itself without end, for a family whose cards cut such answers; a
-            request's own `repetition_detection` goes before it.
+        repetition: when to end an answer that only repeats itself, for families whose cards advise it; a request's own
+            `repetition_detection` takes precedence.
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
         states: for an encoder that reads one item: the number of its states, from the processor's outputs and the
             checkpoint's folder; None if it is always the same.

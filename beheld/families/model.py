@@ -89,8 +89,8 @@ class FamilyModel:
             single method of the model does.
         embeds: computes embeddings from the model, a modality and a tower's result: a tensor (..., H), or one per item.
         extra_columns: makes the extra columns of a model, if it has any; records its changes.
-        columns_before_layers: whether these are read before the first layer alone, so that the last layer may leave out
-            tokens of a prompt.
+        columns_before_layers: whether only what runs before the first layer reads them, so that the last layer may
+            leave out tokens of a prompt.
         cross_inputs: makes what a model's layers attend to instead of the text.
         keywords: makes extra keyword arguments of a pass, for all layers, from the model and the step's positions.
         tail_from: lets the last layers, if they write no keys, process a pass's tail, records that, and returns the
@@ -103,10 +103,10 @@ class FamilyModel:
         plain_head: whether its head is one matrix on the last hidden states, and nothing is done to the logits.
         position_unit: the number of fractions per position, for families with fractional positions.
         plain_axes: whether the axes of a position are equal everywhere, and so the model has no get_rope_index.
-        repeats_positions: whether tokens of an item share positions of a single axis; the model's get_rope_index says
-            which.
+        repeats_positions: whether tokens of an item share a position, of a single axis, as the model's get_rope_index
+            says.
         positions_by_kind: whether positions depend only on tokens' kinds and items' sizes, not on ids.
-        host_features: features that its tower only reads as numbers; they stay on the host.
+        host_features: features whose values its tower reads as Python numbers; they stay on the host.
         packed: its tower's keywords, if it packs images; else None.
         packs_attention: whether its tower packs images, and calls attention with the cumulative lengths as its only
             special argument; see attention/tower.py.

@@ -1,7 +1,8 @@
 """What the engine asks of the device that it runs on: capabilities, memory, events, graphs, number types, faults.
 
 A platform is one kind of device. It is chosen once (`registry.choose`), and found again from a tensor's device
-(`registry.platform_of`). To add a vendor, write one more file that answers this protocol and name it in `registry.py`.
+(`registry.platform_of`). To add a vendor, write one more file that answers this protocol, and name the device in
+`registry.py` and `probe.py`.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Graphs(Protocol):
 
         Args:
             pool: where the graph takes its memory.
-            relaxed: calls that no graph can hold, such as loading a kernel, are allowed; else they are refused, of this
-                thread.
+            relaxed: calls that no graph can hold, such as loading a kernel, are allowed; otherwise this thread's are
+                refused.
 
         Raises:
             RuntimeError: no graph can hold what was launched.
@@ -138,7 +139,7 @@ class Platform(Protocol):
     """One kind of device, and what the engine may expect of it."""
 
     def __hash__(self) -> int:
-        """There is one of each kind, which is equal to itself alone."""
+        """There is one object of each kind, and it equals no other."""
 
     @property
     def name(self) -> str:
@@ -166,7 +167,7 @@ class Platform(Protocol):
 
     @property
     def cache_option(self) -> str:
-        """The option that gives the KV cache more memory, besides kv_cache_memory_bytes."""
+        """The option, other than kv_cache_memory_bytes, that gives the KV cache more memory."""
 
     # ---- capabilities
 
@@ -193,7 +194,7 @@ class Platform(Protocol):
 
     @property
     def pinned_memory(self) -> bool:
-        """Copies from pinned memory of the host go on while the host does."""
+        """Copies from pinned host memory run while the host works on."""
 
     @property
     def compiles_layers(self) -> bool:

@@ -56,7 +56,7 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Positions of a prompt whose logits are there at a time: 8,192 of a vocabulary of 262,144 would take 4 GiB.
+# The most positions of a prompt whose logits exist at once: 8,192 with a vocabulary of 262,144 would take 4 GiB.
 PROMPT_ROWS = 256
 _OF_MEDIA = (
     "Check that config.json and preprocessor_config.json belong to these weights, or fetch the checkpoint again."
@@ -71,9 +71,9 @@ class Handle:
         lost: see StepResult.
         prompt_logprobs: see StepResult.
         slices: those that sample, in the order of the batch.
-        sampled: what they give in the host's memory, complete once `ready` has happened (at once if that is None): at
+        sampled: their results in the host's memory, complete once `ready` has happened (at once if that is None): at
             place i, the tokens of the i-th wanted position of each slice that has so many.
-        pooled: what complete prompts give, in the host's memory likewise.
+        pooled: the results of complete prompts, in the host's memory, too.
     """
 
     plan_id: int
@@ -178,7 +178,7 @@ class ModelRunner:
             if self.pooler is not None:
                 self.pooler.release(row)
         self.encoder.forget(plan.forget)
-        # First of all that can fail for one sequence's sake: others count on these embeddings.
+        # Before all that can fail because of one sequence, since other sequences need these embeddings.
         lost = self.encoder.encode(plan.encode) if self._pipe is None or self._pipe.first else ()
         for admission in plan.admitted:
             self.rows.admit(admission)
@@ -245,7 +245,7 @@ class ModelRunner:
 
     def _compute(self, plan: StepPlan) -> Computed:
         """Run the pass of a step."""
-        # Graphs have no place for queries.
+        # Graphs do not keep queries.
         watched = self.aligner.layers(plan.slices)
         replayed = None if self._graphs is None or watched else self._graphs.replay(plan.slices)
         if replayed is not None:

@@ -9,12 +9,11 @@ The device carries out plans in the order in which they were made. So a plan may
 previous one is known. What a sequence gives back (blocks, its row, embeddings) may be handed out in the next plan even
 while a step that still writes there is in flight: that write is done before the new owner's.
 
-With requests of several clients, the clients share each step's prefill (fair_share.py), and a client of which nothing
-runs comes before those that have a place already. Decoding is never held up for that. With one client nothing of this
-changes a plan.
+Several clients share each step's prefill (fair_share.py), and a client without a running sequence comes before clients
+that have one. Decoding never waits for that. With one client, plans are as they would be without these rules.
 
-Prefill is limited to what a step can compute in time (pace.py): in little time while others wait, which are other
-clients and sequences that decode. An offline run has one client without a name, and is never limited.
+The prefill of a step is limited to what takes a bounded time (pace.py), and to less while other clients or decoding
+sequences wait. An offline run has one client without a name, and is never limited.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ _MOST_REDONE = 2
 
 
 class _Admitted(Enum):
-    """Whether a waiting sequence was admitted: yes, or it waits for the prefix that another computes, or its share of
-    the step is too small, or there is no room."""
+    """Whether a waiting sequence was admitted: yes; or not, as it waits for a prefix that another computes, as its share
+    of the step is too small, or as there is no room."""
 
     YES = auto()
     POSTPONED = auto()

@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,15 +133,8 @@ def can_pack() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-class Replacement(Protocol):
-    """A module that replaces another one and holds its weights in another form."""
-
-    def restored(self) -> nn.Module:
-        """Return the replaced module, made from this one's weights."""
-
-
 def restored(module: Any) -> nn.Module:
-    """Return what a replacement replaced; see Replacement."""
+    """Return the module that `module` replaced, made from its weights; modules that replace others can do that."""
     made: nn.Module = module.restored()
     return made
 
@@ -190,7 +183,7 @@ def forward_text(kind: Any) -> str:
 
 
 def replace_children(model: nn.Module, made: Callable[[nn.Module], Any], changes: Changes) -> int:
-    """Replace each module for which `made` returns a Replacement; returns how many.
+    """Replace each module for which `made` returns one in its place; returns how many.
 
     Nothing holds the old module once it is replaced: a list of all modules would keep every old weight until its end.
     `modules` is lazy and visits children after their parent was yielded, so it continues with the new modules.
