@@ -66,8 +66,8 @@ _MOST_REDONE = 2
 
 
 class _Admitted(Enum):
-    """Whether a waiting sequence was admitted: yes; or not, as it waits for a prefix that another computes, as its share
-    of the step is too small, or as there is no room."""
+    """Whether a waiting sequence was admitted: yes; or not, since it waits for a prefix that another computes, its
+    share of the step is too small, or there is no room."""
 
     YES = auto()
     POSTPONED = auto()
