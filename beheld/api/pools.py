@@ -21,7 +21,7 @@ Ts = TypeVarTuple("Ts")
 _TEXT_THREADS = 2
 _LONG_THREADS = 2
 _SLOW_THREADS = 2
-# Values of a conversation; to render so many takes some 5 ms, all of it in the interpreter.
+# Conversations with more values are slow: rendering this number takes some 5 ms, all of it in the interpreter.
 _SLOW_VALUES = 1024
 # Requests whose media are opened and processed at a time, and of these, those of one client. They wait for workers
 # (sandbox/client_turns.py); further threads only read prompts.

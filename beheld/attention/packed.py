@@ -63,7 +63,7 @@ def packed_attention(
         raise ModelError(f"Prompts of a {type(module).__name__} are computed one by one, which no graph holds.")
     lengths, bounds_B1 = ((), metadata.cu_q_B1) if captured else _prompts(metadata, query.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # What rows that nobody reads see is all one.
+    # Padding rows may see anything, because nobody reads them.
     if sliding_window is not None and max(metadata.lengths) > sliding_window:
         return _windowed(query, key, value, lengths, scale, sliding_window), None
     if is_causal:

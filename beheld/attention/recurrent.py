@@ -23,7 +23,7 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata, StateOf
 from beheld.attention.context import ForwardContext, current
 from beheld.core.errors import ModelError
 
-# A recurrence computes so many tokens of a prompt at once: its own tensors are many times as large as their states.
+# The most tokens of a prompt that a recurrence computes at once: its own tensors are many times as large as states.
 _MOST_TOKENS = 1024
 
 
@@ -69,7 +69,7 @@ class StateSlice:
     Attributes:
         first, last: its tokens in the batch.
         source: the block of the state that it continues; None at the start of a sequence.
-        kept: pairs (tokens of the slice, block): where the state after so many goes; in order, the newest last.
+        kept: pairs (number of the slice's tokens, block): the block that gets the state after these tokens; in order.
     """
 
     first: int
@@ -205,7 +205,7 @@ def _sliding(near_TC: Tensor, weight_CL: Tensor, bias_C: Tensor | None) -> Tenso
 
 def _keep_inputs(cache: LayerStates, near_TC: Tensor, piece: StateSlice) -> None:
     for stop, block in piece.kept:
-        # The inputs of the last L - 1 positions before `stop`; near_TC begins so many earlier.
+        # The inputs of the last L - 1 positions before `stop`; near_TC begins L - 1 positions before the slice.
         cache.inputs[block].copy_(near_TC[stop : stop + cache.inputs.shape[1]])
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Decays and additions of a chunk take so many numbers at most.
+# The most numbers that decays and additions of a chunk take.
 _CHUNK_NUMBERS = 1 << 21
 
 

@@ -118,7 +118,7 @@ def _plan(
     MAX_PARTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program cuts the cached positions of all rows, but for those shared, into about `target_items` items."""
+    """One program cuts the cached positions of all rows, except shared ones, into about `target_items` items."""
     row_B = tl.arange(0, ROWS)
     inside_B = row_B < num_rows
     length_B = tl.load(lengths_ptr + row_B, mask=inside_B, other=1)

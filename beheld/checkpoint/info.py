@@ -93,7 +93,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
 
 
 def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
-    """Refuse a file whose sizes of the text stand at the top where the class does not read them.
+    """Refuse a file with the text's sizes at its top level, where the class does not read them.
 
     It would take its defaults for them, in silence.
     """

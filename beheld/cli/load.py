@@ -204,8 +204,10 @@ async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: in
 async def open_loop(
     url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float
 ) -> tuple[LoadResult, float]:
-    """`rate` new requests a second whatever becomes of them, for so many seconds: (what they saw, seconds to the end
-    of the last answer)."""
+    """Send `rate` requests a second for `seconds`, without waiting for answers.
+
+    Returns their results, and the seconds until the last answer ended.
+    """
     result = LoadResult()
     tasks: set[asyncio.Task[None]] = set()
 

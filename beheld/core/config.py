@@ -172,7 +172,7 @@ class KVGroup:
             which is in `layers`.
         num_states: the most states of one media item, if the layers attend to item states instead of positions; else 0.
         state: what a layer keeps instead of keys and values, if it is recurrent; None otherwise.
-        checkpoint_tokens: of a recurrent group: a state is kept for other prompts every so many positions.
+        checkpoint_tokens: of a recurrent group: the positions between two states that are kept for other prompts.
     """
 
     kind: str

@@ -31,7 +31,7 @@ class TokenEvent(NamedTuple):
         error: why the request failed, if `finish` is ERROR.
         waited_s: seconds from arrival at the scheduler to the first step; set in the first event.
         pooled: the vector (D), scores (C) or vectors (N, D) of a pooling request, float32.
-        restarted: the engine died and another one begins the answer anew: all earlier tokens of the request are void.
+        restarted: the engine died, and another one starts the answer again: all earlier tokens of the request are void.
     """
 
     request_id: str

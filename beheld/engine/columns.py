@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from beheld.core.outputs import TokenEvent
 from beheld.engine.messages import Events
 
-# Stands for the tokens of an event that is sent as it is.
+# Takes the place of an event's tokens in the columns where the event itself is sent.
 _ONE = (0,)
 
 

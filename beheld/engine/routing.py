@@ -27,8 +27,8 @@ _MAX_REMEMBERED = 1 << 16
 # several patches for each embedding.
 _ITEM_TOKENS = 256
 _EMBED_TOKENS = 2
-# An engine with more than this many times another's requests or load, and so many requests or steps above that, gets
-# no further requests. Loads fall by whole steps, so that differences of a step mean nothing.
+# An engine gets no further requests while it has this many times another's requests or load, and this many requests or
+# steps more as well. Loads fall by whole steps, so that a difference of one step means nothing.
 _MAX_RATIO = 2
 _MAX_REQUESTS_AHEAD = 16
 _MAX_STEPS_AHEAD = 8

@@ -494,7 +494,7 @@ def _answer(rank: RankProcess, kind: Any, watchdog: Watchdog, timeout_s: float) 
 
 
 def _leave(watchdog: Watchdog, ended: Callable[[], None]) -> None:
-    """Let the other ranks end with this process, which is no fault of theirs."""
+    """Let the other ranks end with this process, without reporting that as a fault."""
     watchdog.leave()
     ended()
 

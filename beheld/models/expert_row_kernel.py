@@ -27,7 +27,7 @@ from beheld.platform.registry import platform_of
 # Inputs that two warps take; more take more warps, up to eight.
 PER_TWO_WARPS = 2048
 INNER_WARPS_PER_SM, OUTER_WARPS_PER_SM = 24, 32
-# With so many for a thread, that many warps fit.
+# With this many registers for each thread, that many warps fit.
 _MOST_REGISTERS = 80
 
 

@@ -21,7 +21,7 @@ def linear_in(module: Any, name: str) -> nn.Linear | None:
 
 
 def only(module: nn.Module, names: set[str], norm_size: int | None = None) -> bool:
-    """Return whether no other part of a module has weights, but for norms of so many numbers."""
+    """Return whether no other part of a module has weights, except norms of `norm_size` numbers."""
     own = {name for name, _ in module.named_parameters(recurse=False)}
     if own - names:
         return False

@@ -132,7 +132,7 @@ class RankGroup:
     @contextmanager
     def _waiting(self) -> Iterator[None]:
         if self.broken:
-            # Gloo ends the process that goes on after that.
+            # After that, Gloo would end a process that continues.
             raise RuntimeError("The connection to another rank has failed.")
         if self._host is None:
             self._connect()

@@ -131,11 +131,11 @@ class Cpu:
         return host.unused_bytes()
 
     def reserved_bytes(self) -> int:
-        """What of this process is in memory."""
+        """The resident bytes of this process."""
         return host.resident_bytes()
 
     def allocated_bytes(self) -> int:
-        """What of this process is in memory: tensors are not counted apart."""
+        """The resident bytes of this process: tensors are not counted separately."""
         return host.resident_bytes()
 
     def peak_bytes(self) -> int:

@@ -27,7 +27,8 @@ def zeros(num_bytes: int, small: int = 0) -> Tensor:
     From the size of a huge page on they begin with one: a page that began before would hold little else.
 
     Args:
-        small: so many bytes at the beginning, whole huge pages, stay in usual pages, so that a few take little memory.
+        small: bytes at the beginning, a multiple of a huge page, that stay in usual pages, so that few numbers take
+            little memory.
     """
     spare = HUGE_PAGE if num_bytes >= HUGE_PAGE else 0
     pages = mmap.mmap(-1, num_bytes + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

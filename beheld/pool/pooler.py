@@ -41,7 +41,7 @@ class PooledValues:
     Attributes:
         values_MD: float32, of one prompt after another.
         rows: the prompts' rows.
-        counts: how many of the M each has; None where the one stands for the whole prompt.
+        counts: how many of the M each prompt has; None where a prompt has one for the whole of it.
     """
 
     values_MD: Tensor

@@ -1,6 +1,6 @@
 """Experts that keep MXFP4 numbers on a GPU: the products of the dequantized weights, read in a quarter of the bytes.
 
-Activations are not rounded but for what lies far below their row's largest number (mxfp4_kernel.py).
+Activations are not rounded, except numbers far below their row's largest one (mxfp4_kernel.py).
 
 Shapes: T tokens, S slots (see slots.py), E experts, K inputs, N outputs, G groups of 32 inputs, X of 128, J bytes
 of an output, C choices.

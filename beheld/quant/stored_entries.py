@@ -21,7 +21,7 @@ class StoredEntries:
 
     Attributes:
         slices: name -> an unread entry, which indexing with `...` reads.
-        metadata: what the files' headers say but for their entries.
+        metadata: the metadata in the files' headers.
     """
 
     def __init__(self, path: Path) -> None:

@@ -136,7 +136,7 @@ def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Ba
 
 
 def _wanted(counts: list[int], stops: list[int]) -> np.ndarray:
-    """The places of the last so many tokens of each slice, int64; `stops` are where the slices' tokens end."""
+    """The places of each slice's last `counts` tokens, int64; `stops` are where the slices' tokens end."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]), dtype=np.int64) + np.repeat(np.array(stops, dtype=np.int64) - ends, counts)
 

@@ -90,7 +90,7 @@ def _share(
     `least` must fit.
 
     Args:
-        shares: how many blocks the groups take next to so many of a group that keeps every position.
+        shares: blocks of a group that keeps every position -> the blocks that each group takes next to them.
     """
 
     def at(level: int) -> list[int]:

@@ -20,9 +20,9 @@ from beheld.attention.context import Tail
 from beheld.runner.batch import Batch
 from beheld.runner.staging import to_device
 
-# A layer that is run twice for a tail pays from so many tokens per wanted one on, and on a GPU from so many in all.
+# Running a layer twice for a tail pays from this many tokens per wanted one, and on a GPU from this many in total.
 FEWEST_EACH, FEWEST_ON_GPU = 8, 1024
-# Tokens of the pass that tries whether tails work.
+# Tokens of the pass that tests whether tails work.
 TRIED = 4
 
 

@@ -274,7 +274,7 @@ class ModelRunner:
 
     def _align(self, batch: Batch, cross: CrossContext | None) -> Sequence[PooledValues]:
         """Align prompts whose queries the pass has kept."""
-        # Without any: the step aligns nothing, or what stands in for a sequence has no item.
+        # There are none if the step aligns nothing, or if its sequences are stand-ins without items.
         queries = {} if cross is None else {layer: q for layer, q in cross.watched.items() if q is not None}
         if cross is None or not queries:
             return ()

@@ -28,7 +28,7 @@ class ClientTurn:
 
 
 class ClientTurns:
-    """A number of turns; clients that wait are served by turns, first who holds fewest. Thread-safe.
+    """A number of turns; of the waiting clients, the one that holds the fewest is next. Thread-safe.
 
     Work that has begun is not interrupted. So if tasks of other clients are long, a client that holds no turn gets one
     in addition: there is at most one such turn at a time.
@@ -44,7 +44,7 @@ class ClientTurns:
         self._patience_s = patience_s
         # Reentrant: a finalizer or a signal may close or cancel in the thread that holds it.
         self._lock = threading.RLock()
-        # The client that was served last stands last.
+        # The client that was served last is the last.
         self._waiting: dict[str, deque[ClientTurn]] = {}
         self._held: set[ClientTurn] = set()
         self._closed = False

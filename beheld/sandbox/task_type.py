@@ -49,7 +49,7 @@ class TaskType(Generic[T, A]):
         answer: the class of answers.
         timeout_s: seconds for a task, without the wait for a free worker.
         memory_bytes: memory that a worker may use beyond what all workers of this type share.
-        max_workers: the most processes at once, but for one more while tasks of other clients are long.
+        max_workers: the most processes at once; one more may run while tasks of other clients are long.
         error: makes the error for the caller of a lost task.
         libraries: modules that take long to import, which the fork server imports before it knows the settings. One
             that cannot be imported is left out.

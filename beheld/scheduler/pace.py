@@ -7,9 +7,9 @@ import math
 # A step with prefill may always take this many times as long as one without: on a slow device, steps of a few prompt
 # positions would mostly read weights.
 _MIN_RATIO = 3.0
-# While nobody else waits, a step may take this many times as long: the next client waits for no more than that.
+# While nobody else waits, a step may take this many times as long; it is the longest that the next client waits.
 _ALONE_RATIO = 16.0
-# Positions that a step may prefill whatever it costs, and before any cost is known.
+# Positions that a step may always prefill, and positions that it may prefill before any cost is known.
 _MIN_TOKENS, _FIRST_TOKENS = 32, 256
 # How many plain positions one with log-probabilities costs: before it is known, and at most.
 _FIRST_WEIGHT, _MAX_WEIGHT = 8.0, 64.0
@@ -39,7 +39,7 @@ class StepPace:
         """The most units that one step may prefill; None for no limit, before a cost is known.
 
         Args:
-            alone: nobody waits but those whose prompts are computed.
+            alone: only sequences whose prompts are being computed wait.
         """
         least, seconds = max(_MIN_TOKENS, 4 * self.weight), self._left_s(alone=alone)
         if self._plain_s is not None:

@@ -140,7 +140,7 @@ class WaitingQueue:
         return self._lines.keys()
 
     def num_tokens(self, client: str) -> int:
-        """Tokens of all waiting prompts of a client, but for those postponed."""
+        """Tokens of a client's waiting prompts, postponed ones excluded."""
         return self._lines[client].num_tokens
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ class EmbedRange:
 
     @property
     def item(self) -> MediaItem:
-        """What stands here."""
+        """The item of this span."""
         return self.span.item
 
     def needed(self, start: int, stop: int) -> bool:
@@ -231,7 +231,7 @@ class Sequence:
         return max(0, stop + 1 - len(self.token_ids) - self.num_in_flight)
 
     def launched(self, stop: int, wanted: int) -> tuple[int, ...]:
-        """A slice up to `stop` is launched, which gives so much; returns the ids for its plan if it checks drafts."""
+        """Note that a slice up to `stop` is launched; returns the ids for its plan if it checks drafts."""
         self.num_in_flight += wanted
         if not self.settles:
             self.end = min(stop + 1, self.most_positions)

@@ -15,7 +15,7 @@ class StepBuilder:
 
     Attributes:
         budget: positions that may still be computed.
-        most: it computes so many sequences, and beyond them only further parts of prompts.
+        most: the most sequences that it computes; beyond them it takes only further parts of prompts.
         limit: units of prefill that the step may still hold, see StepPace; None for no limit.
         weight: units of a position whose log-probabilities are reported; others have one.
         shares: for each client what is left of its share of prefill, in units; None while there is one client alone.

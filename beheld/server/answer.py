@@ -111,7 +111,7 @@ class AnswerSender:
     def start(
         self, request: Request, make: Callable[[], Chunks], form: AnswerForm, columns: Hold | None = None
     ) -> asyncio.Task[None]:
-        """An answer that goes on without its client, who asks for what became of it.
+        """An answer that continues without its client, who asks for the result later.
 
         What makes the chunks keeps an error after it has begun.
         """

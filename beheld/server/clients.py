@@ -18,7 +18,7 @@ from beheld.utils.log import get_logger, once
 
 logger = get_logger(__name__)
 
-# A client that has made so many steps fail within so many seconds is refused: each costs the others' sequences a retry.
+# A client that made this many steps fail within this time is refused: each failure costs other sequences a retry.
 MAX_CULPRITS = 8
 WINDOW_S = 60.0
 _FORWARDED = b"x-forwarded-for"
@@ -34,7 +34,7 @@ class Clients:
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # When requests made a step fail, the last few of each client; who failed last stands last.
+        # Client -> times of its last failed steps; the client that failed last is the last.
         self._culprits: dict[str, deque[float]] = {}
         self._fair = options.fair_shares
         self._proxied = bool(options.forwarded_allow_ips)

@@ -27,11 +27,11 @@ MAX_CHOICES = 1000
 MAX_ADAPTERS = 1024
 # Variables of a chat template.
 MAX_VARIABLES = 128
-# Candidates of each token of an answer that the engine allows by default, and the bytes of theirs in one request that
-# are not counted, so that usual requests never keep others out.
+# Candidates of each answered token that the engine allows by default, and the bytes of a request's candidates that are
+# not counted, so that usual requests never keep others out.
 FREE_CANDIDATES = 20
 FREE_COLUMN_BYTES = 64 << 20
-# Bytes of each until it is sent, as a part of a whole answer, and in a stream, where they stay as columns.
+# Bytes of a candidate until it is sent: in a whole answer, and in a stream, which keeps candidates as columns.
 CANDIDATE_BYTES = 640
 STREAMED_CANDIDATE_BYTES = 16
 
@@ -39,7 +39,7 @@ STREAMED_CANDIDATE_BYTES = 16
 INLINE_BYTES = 32 << 10
 # Bodies with more objects are parsed in a thread, whatever their size: to check 900 messages takes 10 ms.
 INLINE_OBJECTS = 128
-# Bodies up to this size are parsed in the turn in which their request began, or as they come.
+# Bodies up to this size are parsed in the turn in which their request began, or when they arrive.
 QUICK_BYTES = 2 << 10
 # Larger bodies are parsed one at a time and in small steps: json.loads lets no other thread run while it reads a text.
 LARGE_BYTES = 8 << 20

@@ -47,7 +47,7 @@ class LongJson:
 
     def __init__(self, value: Any) -> None:
         self.lists: list[LongList] = []
-        # Nobody can send this text, which stands in the place of each list.
+        # Takes the place of each list; no client can send this text.
         mark = uuid.uuid4().hex
 
         def set_aside(found: Any) -> str:

@@ -1,6 +1,6 @@
 """Parsers of the operator's own: how the server asks those that were written for vLLM.
 
-They get whole answers: a stream shows calls, and what stands around them, at its end.
+They get whole answers: a stream shows calls, and the text around them, at its end.
 """
 
 from __future__ import annotations

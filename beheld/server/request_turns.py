@@ -1,4 +1,4 @@
-"""Requests' work in the event loop: one piece in each turn, and clients by turns."""
+"""Does one piece of requests' work in each turn of the event loop, and lets clients take turns."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 
 
 class RequestTurns:
-    """Begins one piece of work in each turn of the event loop; clients that wait are served by turns.
+    """Begins one piece of work in each turn of the event loop; waiting clients take turns.
 
-    To read a request takes up to some milliseconds. Of many that arrive together the loop would read all before it
-    looks at anything else, and all of one client before one of another that came later.
+    Reading a request takes up to some milliseconds. If many arrived together, the loop would read all of them before it
+    does anything else, and all of one client's before another client's that came later.
     """
 
     def __init__(self) -> None:
         self._taken = False
-        # The client that was served last stands last.
+        # The client that was served last is the last.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, client: str) -> None:

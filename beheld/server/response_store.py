@@ -21,7 +21,7 @@ class Stored:
     Attributes:
         owner: the client that may use it.
         response: the object as it stands.
-        history: the conversation up to its input, and its answer when it is complete; empty if nobody goes on with it.
+        history: the conversation up to its input, and its answer when it is complete; empty if none may continue it.
         num_bytes: what it counts.
         over: set when the response does not change any more.
         task: answers it without its client.
@@ -123,7 +123,7 @@ class ResponseStore:
             found.task.cancel()
 
     def forget_history(self, stored: Stored) -> None:
-        """Let nobody go on with a response, and count it anew if it is kept."""
+        """Let no later request continue a response, and count it again if it is kept."""
         with self._lock:
             stored.history = ()
             if self.holds(stored.response["id"]):

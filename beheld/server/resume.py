@@ -1,4 +1,4 @@
-"""Streams that can be taken up again: an answer goes on for a while without its client, and its events are kept.
+"""Streams that can be resumed: an answer continues for a while without its client, and its events are kept.
 
 POST with X-Resumable: true  ->  task: chunks -> Recording  ->  follower 1 (cut)
 GET /v1/streams/NAME with Last-Event-ID: NAME:7             ->  follower 2, from event 8

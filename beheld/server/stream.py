@@ -48,7 +48,7 @@ def token_name(token_id: int) -> str:
 
 
 def grounding_of(answer: CompletionOutput) -> dict[str, Any]:
-    """The field of a choice with what the answer located; empty if nobody asked, or it goes on."""
+    """The field of a choice with what the answer located; empty if nobody asked, or the answer is not finished."""
     return {} if answer.grounding is None else {"grounding": [found.to_json() for found in answer.grounding]}
 
 

@@ -1,4 +1,4 @@
-"""Structural tags: any text in which what stands between given tags follows a schema.
+"""Structural tags: free text in which the content between given tags follows a schema.
 
     text <function=get_weather>{"city": "Paris"}</function> text
          trigger

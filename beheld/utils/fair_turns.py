@@ -1,4 +1,4 @@
-"""Turns in the event loop that clients have in turn."""
+"""Limits simultaneous work in the event loop, in all and for each client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 
 class FairTurns:
-    """So many turns at a time, of which one client has no more than its part. Clients that wait are served by turns.
+    """A number of simultaneous turns, of which each client has at most its part; waiting clients take turns.
 
     Args:
         most: turns in all.
-        most_per_client: of them.
+        most_per_client: turns of one client.
     """
 
     def __init__(self, most: int, most_per_client: int) -> None:

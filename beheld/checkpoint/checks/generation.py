@@ -10,7 +10,7 @@ from beheld.checkpoint.files import GENERATION
 from beheld.core.params import MIN_REPETITION_PENALTY
 
 MAX_NO_REPEAT_NGRAM = 1024
-"""Each step compares so many tokens with all before them, and keeps them apart for that."""
+"""The longest n-gram: each step compares this number of tokens with all earlier ones."""
 _ID = Numbers(-1, 1 << 31, whole=True, each=True, strict=True)
 _COUNT = Numbers(0, 1 << 31, whole=True, strict=True)
 

@@ -16,5 +16,5 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
-    oldest=OldestTransformers("5.20", "has a processor that says of no image which tokens stand for it"),
+    oldest=OldestTransformers("5.20", "has a processor that does not report which tokens stand for an image"),
 )

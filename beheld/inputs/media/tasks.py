@@ -22,7 +22,7 @@ from beheld.inputs.prompt.tokenizer import PromptTokenizer, for_workers, load_to
 from beheld.sandbox.codec import Codec
 from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 
-# Of the time for an image, the part that one has however small it is; from so many pixels on, it has all.
+# The part of the time limit that the smallest image gets, and the pixels from which an image gets all of it.
 _SMALL_PART, _ALL_PIXELS = 0.4, 100_000_000
 
 

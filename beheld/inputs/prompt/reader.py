@@ -175,7 +175,7 @@ class PromptReader:
     def read_plain(self, prompts: Sequence[object]) -> list[PlainPrompt | None]:
         """Read texts, ids and an encoder's pairs; the library's threads tokenize all texts together.
 
-        None stands for what `read_prompt` or `read_pair` must read: other forms, long texts, and whatever is wrong.
+        None stands for a prompt that `read_prompt` or `read_pair` must read: another form, a long text, or a wrong one.
         Lengths are not checked.
         """
         made: list[PlainPrompt | None] = [None] * len(prompts)

@@ -26,7 +26,7 @@ from beheld.utils.gil import out_of_turn
 SHORT_TEXT = 1 << 16
 # Shorter texts take less time than reacquiring the GIL, and are tokenized without releasing it.
 _BRIEF_TEXT = 500
-# If a text is read from its end, or to a place before its end, so many ids at that place may differ from the whole's.
+# Where a text is cut before it is tokenized, up to this many ids next to the cut may differ from the whole text's.
 SPARE_IDS = 16
 # How many characters are read ahead at once, and how many texts' ids wait to be asked for.
 _MOST_AHEAD = 1 << 20
@@ -53,7 +53,7 @@ class PromptTokenizer:
         longer: what the operator can do about a text that is too long; see BeheldError's `or_engine`.
 
     Attributes:
-        within: token id -> modality, of what stands for embeddings and for nothing that a prompt is written with.
+        within: token id -> modality, for tokens that stand for embeddings and are never written in a prompt.
 
     Raises:
         ModelError: of several tokens in a row one has no id.

@@ -76,7 +76,7 @@ def _epsilon(norm: Any) -> float | None:
 
 @torch.no_grad()
 def _alike(norm: nn.Module, fused: FusedNorm, inputs: int) -> bool:
-    """Return whether both give the same numbers, but for few that round to another neighbor."""
+    """Return whether both give the same numbers, except for a few that round to the other neighbor."""
     x_TH = torch.arange(_TRIED * inputs, dtype=torch.float32).sin().mul_(3).view(_TRIED, inputs).bfloat16()
     wanted, found = norm(x_TH), fused(x_TH)
     if wanted.dtype != torch.bfloat16:
