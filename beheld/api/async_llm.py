@@ -111,7 +111,7 @@ class EngineLocation(StrEnum):
 
 
 def _read_at_end(request: Request, params: Params) -> Request:
-    """The request of an answer that is read at its end alone; stop strings are found here, token by token."""
+    """The request of an answer that is read once it is complete; stop strings are found here, token by token."""
     if not isinstance(params, SamplingParams):
         # Of vectors, the first event is the end.
         return request

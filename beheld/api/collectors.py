@@ -116,7 +116,7 @@ def collector_of(
 def failed(
     request_id: str, params: Params, error: BeheldError, kind: type[PooledOutput] = PoolingRequestOutput
 ) -> Output:
-    """The output of a request that could not be prepared; of this kind, if it pools."""
+    """The output of a request that could not be prepared; `kind` is the class if it pools."""
     if isinstance(params, SamplingParams):
         return RequestOutput(request_id, None, None, [], finished=True, error=error)
     return kind(request_id, None, [], error=error)

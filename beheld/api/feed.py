@@ -116,7 +116,7 @@ class Fed:
     prepared: float
 
     def requests(self) -> list[Any]:
-        """The prepared requests; of a run, errors stand in the place of some."""
+        """The prepared requests; in a run, an error takes the place of a request that could not be prepared."""
         if self.error is None:
             return self.made
         try:

@@ -95,7 +95,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
 def _refuse_unread(raw: Mapping[str, Any], config: Any) -> None:
     """Refuse a file with the text's sizes at its top level, where the class does not read them.
 
-    It would take its defaults for them, in silence.
+    Without an error, the class would use its defaults instead.
     """
     text = config.get_text_config(decoder=True)
     # An encoder-decoder without sub-configurations gives a copy, with the decoder's sizes under the usual names.

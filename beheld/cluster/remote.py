@@ -290,7 +290,7 @@ def _connections(door: Door, processes: Sequence[RemoteProcess]) -> list[socket.
     """
     found: dict[int, socket.socket] = {}
     until = time.monotonic() + _START_S
-    # Those that run, and when they must have connected.
+    # The processes that run, and the time by which each must have connected.
     limits: dict[int, float] = {}
     while len(found) < len(processes):
         came = door.accept(0.5)

@@ -57,7 +57,7 @@ class Logprob:
 
 
 class PromptEntries(Protocol):
-    """The entries of `RequestOutput.prompt_logprobs`, made anew whenever they are read: all at once are large."""
+    """The entries of `RequestOutput.prompt_logprobs`, made when they are read, since all together are large."""
 
     def __iter__(self) -> Iterator[dict[int, Logprob] | None]:
         """One position after another."""

@@ -92,7 +92,7 @@ class Router:
     Args:
         num_engines: they are numbered from 0.
         max_embeds: the embeddings that each keeps on its device.
-        step_tokens: the tokens that each computes in one step at most.
+        step_tokens: the most tokens that each computes in one step.
     """
 
     def __init__(self, num_engines: int, max_embeds: int, step_tokens: int) -> None:

@@ -566,7 +566,7 @@ def _limits(args: EngineArgs, info: ModelInfo) -> dict[str, int]:
             limits[modality] = count
         elif modality == CHUNKS:
             chunks = count
-    # None of them says nothing of images that are given as images.
+    # A limit of no chunks does not limit images that are given as images.
     if chunks and "image" in limits:
         own = "image" in (args.limit_mm_per_prompt or {})
         limits["image"] = max(limits["image"], chunks) if own else chunks

@@ -439,7 +439,7 @@ def _spawn(rank: int, config: EngineConfig) -> RankProcess:
 def _environment(rank: int, device: str) -> dict[str, str]:
     """Return the environment of a rank's process, in which its own device is the first one."""
     found = dict(os.environ)
-    # The first rank tells what all of them do, and warns of what all of them lack.
+    # The first rank logs for all of them.
     found.setdefault("BEHELD_LOG_LEVEL", "ERROR")
     found.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # A process finds beheld where this one did.

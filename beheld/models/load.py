@@ -408,7 +408,7 @@ def _greatest(values: torch.Tensor, pages: host.FilePages) -> torch.Tensor:
     """Return the greatest absolute value: NaN if any number is one, and never out of range, as a sum may be."""
     if not platform_of(values.device).shares_host_memory or not values.is_contiguous():
         return torch.linalg.vector_norm(values, math.inf).float()
-    # On a CPU a norm is slow, and so are absolute values in bfloat16.
+    # On a CPU, norms are slow, and so are absolute values in bfloat16.
     found = []
     for piece in values.view(-1).split(_PIECE):
         found.append(torch.stack(torch.aminmax(piece)))

@@ -1,6 +1,6 @@
-"""Writes a checkpoint's text model as one GGUF file, which llama.cpp and what is built on it read, and beheld.
+"""Writes a checkpoint's text model as one GGUF file, which llama.cpp, programs built on it and beheld read.
 
-The header is written first and read back by what reads GGUF files here; what the file does not say of the checkpoint is
+The header is written first and read back by our own reader; a checkpoint with something that the file cannot state is
 refused before any weight is read. Weights follow one after the other, a few rows at a time.
 """
 

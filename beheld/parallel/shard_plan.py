@@ -71,7 +71,7 @@ class ShardPlan:
         return any(shard.tower for shard in self.shards)
 
     def without(self, paths: set[str]) -> ShardPlan:
-        """Return the plan with these blocks whole, and all others of their cache groups: its layers have one shape."""
+        """Return the plan with these blocks, and all others of their cache groups, whole: a group has one shape."""
         dropped = [shard for shard in self.shards if shard.path in paths]
         groups = {shard.cache[0] for shard in dropped if shard.cache is not None}
         paths = paths | {shard.path for shard in self.shards if shard.cache is not None and shard.cache[0] in groups}

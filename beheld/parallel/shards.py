@@ -69,7 +69,7 @@ def share(size: int, rank: int, ranks: int, unit: int = 1) -> tuple[Piece, ...]:
 
 
 def blocks(indices: Iterable[int | None], width: int, start: int = 0) -> tuple[Piece, ...]:
-    """Return the pieces that hold blocks of `width` entries, the first of which begins at `start`; None: zeros."""
+    """Return the pieces of blocks, by index, of `width` entries; block 0 begins at `start`, and None means zeros."""
     return _merged(
         Zeros(width) if index is None else range(start + index * width, start + (index + 1) * width)
         for index in indices

@@ -24,7 +24,7 @@ from beheld.quant.rounding_ir import module as rounding_module
 KINDS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Numbers that one thread rounds, and weights that it multiplies, before others are worth being woken.
 _FEW_NUMBERS, _FEW_WEIGHTS = 1 << 15, 1 << 16
-# Weights that one call rounds at most, and at least if others are worth being woken.
+# The most weights that one call rounds, and the fewest for which waking further threads pays.
 _PIECE, _SHARE = 1 << 23, 1 << 18
 # Scales that are brought in order at a time: few enough that PyTorch does it in one thread.
 _SCALES = 1 << 14

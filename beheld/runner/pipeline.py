@@ -24,8 +24,8 @@ from beheld.parallel.group import RankGroup
 # How a stage has left a step: states were lost in an earlier attempt, it has failed, it sends hidden states, or it has
 # kept what it computed in an earlier attempt.
 _LOST, _FAILED, _DONE, _HELD = -2, -1, 1, 2
-# Of a header: the step, the outcome, which items were lost (a bit each), bytes of the embeddings that follow, the
-# number of the hidden states' dimensions, and their sizes.
+# Numbers of a header: the step, the outcome, which items were lost (a bit each), bytes of the embeddings that follow,
+# how many dimensions the hidden states have, and their sizes.
 _HEADER = 12
 # Of the items' bits, which a signed number of 64 bits holds.
 _LAST_BIT = 61

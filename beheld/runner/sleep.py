@@ -85,7 +85,7 @@ class SleepingRunner:
             raise
 
     def _taken(self, missing: set[EnginePart]) -> ModelRunner | None:
-        """Take all but what is to be missing still; after an error, what it lacks is as before."""
+        """Bring back all except what stays missing; after an error, what it lacks is as before."""
         adapter = self._adapter
         if EnginePart.WEIGHTS not in missing and adapter is None:
             adapter = self._loaded()

@@ -30,8 +30,8 @@ class ClientTurn:
 class ClientTurns:
     """A number of turns; of the waiting clients, the one that holds the fewest is next. Thread-safe.
 
-    Work that has begun is not interrupted. So if tasks of other clients are long, a client that holds no turn gets one
-    in addition: there is at most one such turn at a time.
+    Work that has begun is not interrupted. So while other clients' tasks are long, one client that holds no turn gets
+    an additional one.
 
     Args:
         most: turns at a time.

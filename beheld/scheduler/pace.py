@@ -11,7 +11,7 @@ _MIN_RATIO = 3.0
 _ALONE_RATIO = 16.0
 # Positions that a step may always prefill, and positions that it may prefill before any cost is known.
 _MIN_TOKENS, _FIRST_TOKENS = 32, 256
-# How many plain positions one with log-probabilities costs: before it is known, and at most.
+# The cost of a position with log-probabilities, in plain positions: before it is measured, and at most.
 _FIRST_WEIGHT, _MAX_WEIGHT = 8.0, 64.0
 # A single step changes a cost by no more than these factors: compiling a kernel or a busy machine says little.
 _MIN_FACTOR, _MAX_FACTOR = 0.25, 2.0

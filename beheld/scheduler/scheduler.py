@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 # Turns of clients that fill a step.
 _TURNS = 8
-# How often in a row a sequence is computed again because its steps failed, before it fails.
+# How many times in a row a sequence is computed again after failed steps before it fails.
 _MOST_REDONE = 2
 
 

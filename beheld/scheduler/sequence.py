@@ -268,7 +268,7 @@ class Sequence:
             self.end = min(len(self.token_ids) + self.num_in_flight, self.most_positions)
 
     def rewind(self) -> None:
-        """Nothing is computed any more: the blocks were given back, and the next admission fills the tables again."""
+        """Forget what was computed: the blocks were given back, and the next admission fills the tables again."""
         assert not any(self.tables), "rewind a sequence that still holds blocks"
         self.epoch += 1
         self.begin(0)

@@ -221,7 +221,7 @@ class DeadlineProtocol(H11Protocol):
         self._peer = self.app_state["peer"] = self.peer_of(self.client[0] if self.client else "")
         self.places.take(self._peer)
         if self.places.taken > 2 * self.places.most and not self.places.has_few(self._peer):
-            # Even an answer that says so would take memory and a descriptor for each.
+            # Even sending a refusal would take memory and a descriptor for each.
             self.transport.abort()
             return
         self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)

@@ -138,7 +138,7 @@ class OperatorRoutes:
         return Response()
 
     async def tokenizer_info(self, request: Request) -> Response:
-        """GET /tokenizer_info: the class of the tokenizer, and what it was made with."""
+        """GET /tokenizer_info: the class of the tokenizer, and its settings."""
         tokenizer = self._llm.tokenizer
         if tokenizer is None:
             raise HttpError(404, "There is no tokenizer.", "Start the server without skip_tokenizer_init.")

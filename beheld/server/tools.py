@@ -25,7 +25,7 @@ class ToolUse:
         schemas: schemas of the functions' arguments, by name.
         max_calls: the most calls to report; None reports all.
         short_ids: calls have ids of nine letters and digits, the only ones that some templates take back.
-        custom: the functions that stand for custom tools.
+        custom: the functions that represent custom tools.
     """
 
     shown: tuple[dict[str, Any], ...] | None = None

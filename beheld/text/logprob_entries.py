@@ -53,7 +53,7 @@ class AnswerColumns:
 
 
 class AnswerEntries:
-    """Entries of an answer's first tokens in the user's form, made anew whenever they are read.
+    """Entries of an answer's first tokens in the user's form, made whenever they are read.
 
     Args:
         columns: those of the answer, which may grow meanwhile.

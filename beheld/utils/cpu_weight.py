@@ -23,7 +23,7 @@ def lower_session(nice: int = NICE) -> bool:
     the priorities of processes count only within one. So a session with one worker has as much as the whole server.
 
     Returns:
-        False if the kernel takes no such wish at the moment: ask again later.
+        False if the kernel does not accept a change now: ask again later.
     """
     if os.getsid(0) != os.getpid():
         return True

@@ -28,7 +28,7 @@ class FairTurns:
         return not self._held and not self._waiting
 
     async def take(self, client: str) -> Callable[[], None]:
-        """Wait for a turn; what ends it, to be called once, in the event loop."""
+        """Wait for a turn; returns the function that ends it, to be called once, in the event loop."""
         granted = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(granted)
         self._wake()

@@ -35,7 +35,7 @@ class Embeddings:
     Attributes:
         tensor: of the shape (tokens, hidden).
         layout: the numbers that positions need, if any.
-        sizes: width and height in pixels of the image, or of each frame of the video, that they are of, if given.
+        sizes: width and height in pixels of the embedded image or of each frame of the video, if given.
     """
 
     tensor: Any

@@ -25,7 +25,7 @@ _PROBES: Mapping[str, Callable[[int], float]] = {
 }
 # As with files, this number of frames means all of them.
 _ALL = -1
-# Exceptions of rules that cannot sample: some compute with missing settings.
+# What sampling rules raise when they cannot sample; some compute with settings that are missing.
 _REFUSALS = (ValueError, TypeError, ArithmeticError)
 # Outputs with the seconds per step of frames.
 _SECONDS_OF_STEPS = ("second_per_grid_ts", "second_per_grids")

@@ -39,7 +39,7 @@ class CrossCache:
         return level
 
     def chosen_blocks(self, wanted: int, config: EngineConfig) -> int:
-        """A number of blocks is one of positions, and says nothing of items."""
+        """All that fit: `wanted` counts blocks of positions, which say nothing about items."""
         return self.most_blocks(config)
 
     def max_states(self, num_blocks: int, config: EngineConfig) -> int:

@@ -14,7 +14,7 @@ from beheld.runner.cache.paged import PagedCache, zeros
 class RecurrentCache(PagedCache):
     """See TableCache; a block is one state, however many positions it stands for."""
 
-    # A prompt's states are computed piece by piece, as its checkpoints lie.
+    # A prompt is computed in pieces that end at its checkpoints.
     captures_prefill = False
 
     @property
