@@ -115,18 +115,18 @@ def overhead(given: argparse.Namespace) -> dict[str, Any]:
 
         return statistics.median(value(line) for line in rounds[side])
 
-    told: dict[str, Any] = {"engine": given.engine, "clients": given.clients, "rounds": given.rounds}
+    report: dict[str, Any] = {"engine": given.engine, "clients": given.clients, "rounds": given.rounds}
     for name, path in (
         ("tokens_per_s", ("tokens_per_s",)),
         ("first_token_ms", ("first_token_ms", "p50")),
         ("first_token_alone_ms", ("first_token_alone_ms", "p50")),
     ):
-        told[name] = {side: round(median(side, *path), 2) for side in rounds}
-    rate, alone_ms = told["tokens_per_s"], told["first_token_alone_ms"]
-    told["throughput_lost"] = round(1 - rate["server"] / rate["in_process"], 4)
-    told["first_token_added_ms"] = round(alone_ms["server"] - alone_ms["in_process"], 2)
-    told["errors"] = [line["errors"] for line in rounds["server"] if line["errors"]]
-    return told
+        report[name] = {side: round(median(side, *path), 2) for side in rounds}
+    rate, alone_ms = report["tokens_per_s"], report["first_token_alone_ms"]
+    report["throughput_lost"] = round(1 - rate["server"] / rate["in_process"], 4)
+    report["first_token_added_ms"] = round(alone_ms["server"] - alone_ms["in_process"], 2)
+    report["errors"] = [line["errors"] for line in rounds["server"] if line["errors"]]
+    return report
 
 
 def within(given: argparse.Namespace) -> dict[str, Any]:
@@ -208,15 +208,15 @@ def first(given: argparse.Namespace) -> dict[str, Any]:
                     took = seen.first_s[0]
                 if number >= _COLD:
                     times[side].append(1e3 * took)
-    told: dict[str, Any] = {"requests": given.requests, "side": given.side}
+    report: dict[str, Any] = {"requests": given.requests, "side": given.side}
     for side, found in times.items():
         ranked = sorted(found)
-        told[side] = {"least": ranked[0], "p25": ranked[len(ranked) // 4], "median": statistics.median(ranked)}
+        report[side] = {"least": ranked[0], "p25": ranked[len(ranked) // 4], "median": statistics.median(ranked)}
         if side != "in_process":
             added = sorted(a - b for a, b in zip(found, times["in_process"], strict=True))
-            told[side] |= {"added_p25": added[len(added) // 4], "added_median": statistics.median(added)}
-        told[side] = {name: round(value, 2) for name, value in told[side].items()}
-    return told
+            report[side] |= {"added_p25": added[len(added) // 4], "added_median": statistics.median(added)}
+        report[side] = {name: round(value, 2) for name, value in report[side].items()}
+    return report
 
 
 # So many requests find caches of all kinds cold.

@@ -342,15 +342,15 @@ def watch(port: int, idle_port: int) -> None:
     stop.set()
     for thread in threads:
         thread.join()
-    told: dict[str, Any] = {"refused": refused}
+    report: dict[str, Any] = {"refused": refused}
     for name, found in waits.items():
         ranked = sorted(found) or [0.0]
-        told[name] = {
+        report[name] = {
             "asked": len(found),
             "median_ms": round(ranked[len(ranked) // 2], 1),
             "worst_ms": round(ranked[-1], 1),
         }
-    print(json.dumps(told))
+    print(json.dumps(report))
 
 
 def answer_idly() -> None:
@@ -406,7 +406,7 @@ def _outcome(
                 time.sleep(given.seconds)
             # Behind the first chats, which read libraries' pages for the first time.
             calm = peak_mib(process.pid)
-            with watched(port, process.pid) as told:
+            with watched(port, process.pid) as report:
                 time.sleep(1.0)
                 each = (stop, statuses, given.nice)
                 threads = [threading.Thread(target=attacking, args=(port, one, *each)) for one in payloads]
@@ -429,20 +429,20 @@ def _outcome(
     most = 4 * sum(attack.body_mib for attack in attacks) + 256
     return {
         "idle": idle,
-        **told,
+        **report,
         "answers": statuses,
         "memory_mib": round(grown),
         "memory_most_mib": most,
         "alive": alive,
         "quiet": within_bounds(idle),
-        "held": alive and within_bounds(told) and grown <= most,
+        "held": alive and within_bounds(report) and grown <= most,
     }
 
 
 @contextlib.contextmanager
 def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
     """Canaries ask while the block runs; after it, the mapping holds what they waited and what the main thread did."""
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     command = [sys.executable, "-m", "benchmarks.serving_hostile"]
     idler = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert idler.stdout is not None
@@ -450,10 +450,10 @@ def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
     watcher = subprocess.Popen([*command, str(port), str(idle_port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     before = _main_thread_s(pid)
     try:
-        yield told
+        yield report
         computed, waited = (after - begin for after, begin in zip(_main_thread_s(pid), before, strict=True))
-        told |= json.loads(watcher.communicate(b"")[0])
-        told["main_thread"] = {"computed_s": round(computed, 2), "without_core_s": round(waited, 2)}
+        report |= json.loads(watcher.communicate(b"")[0])
+        report["main_thread"] = {"computed_s": round(computed, 2), "without_core_s": round(waited, 2)}
     finally:
         for process in (watcher, idler):
             process.kill()
@@ -461,10 +461,10 @@ def watched(port: int, pid: int) -> Iterator[dict[str, Any]]:
         idler.stdout.close()
 
 
-def within_bounds(told: Mapping[str, Any]) -> bool:
+def within_bounds(report: Mapping[str, Any]) -> bool:
     """Whether what canaries waited is within the bounds, and none was refused."""
-    fast = told["health"]["worst_ms"] <= MAX_HEALTH_MS and told["chat"]["worst_ms"] <= MAX_CHAT_MS
-    return fast and not told["refused"]
+    fast = report["health"]["worst_ms"] <= MAX_HEALTH_MS and report["chat"]["worst_ms"] <= MAX_CHAT_MS
+    return fast and not report["refused"]
 
 
 def _main_thread_s(pid: int) -> tuple[float, float]:

@@ -299,12 +299,12 @@ def test_each_class_name_stands_once() -> None:
 BANNED_TURNS = re.compile(
     r"\bwhoever\b|\btold\b|\breckon|\bwhat (?:was|is) said\b|\bas dear as\b|\bbehind that\b|\bbeside\b", re.IGNORECASE
 )
-WORDS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+WORDS = {tokenize.NAME, tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
 @for_each([*FILES, *(path for folder in ("benchmarks", "examples") for path in sorted((ROOT / folder).rglob("*.py")))])
 def test_plain_words(path: Path) -> None:
-    """No banned turn in docstrings, comments and strings."""
+    """No banned turn in docstrings, comments, strings and names."""
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
             found = BANNED_TURNS.search(token.string) if token.type in WORDS else None

@@ -51,25 +51,25 @@ class OperatorRoutes:
     def of_engine(self) -> Table:
         """Sleeping and pausing, caches, and what the engine was started with."""
         return [
-            ("POST", "/sleep", _told(self.sleep)),
-            ("POST", "/wake_up", _told(self.wake_up)),
+            ("POST", "/sleep", _explained(self.sleep)),
+            ("POST", "/wake_up", _explained(self.wake_up)),
             ("GET", "/is_sleeping", self.is_sleeping),
-            ("POST", "/pause", _told(self.pause)),
-            ("POST", "/resume", _told(self.resume)),
+            ("POST", "/pause", _explained(self.pause)),
+            ("POST", "/resume", _explained(self.resume)),
             ("GET", "/is_paused", self.is_paused),
             ("POST", "/reset_prefix_cache", self.reset_prefix_cache),
             ("POST", "/reset_mm_cache", self.reset_mm_cache),
             ("POST", "/reset_encoder_cache", self.reset_encoder_cache),
             ("GET", "/server_info", self.server_info),
-            ("POST", "/start_profile", _told(self.start_profile)),
-            ("POST", "/stop_profile", _told(self.stop_profile)),
+            ("POST", "/start_profile", _explained(self.start_profile)),
+            ("POST", "/stop_profile", _explained(self.stop_profile)),
         ]
 
     def of_adapters(self) -> Table:
         """Adapters that come and go."""
         return [
-            ("POST", "/v1/load_lora_adapter", _told(self.load_lora_adapter)),
-            ("POST", "/v1/unload_lora_adapter", _told(self.unload_lora_adapter)),
+            ("POST", "/v1/load_lora_adapter", _explained(self.load_lora_adapter)),
+            ("POST", "/v1/unload_lora_adapter", _explained(self.unload_lora_adapter)),
         ]
 
     def of_tokenizer(self) -> Table:
@@ -163,10 +163,10 @@ class OperatorRoutes:
         return await self._reader.read(request, kind, state.held, state.notes, lambda body: body)
 
 
-def _told(handler: Handler) -> Handler:
+def _explained(handler: Handler) -> Handler:
     """A handler whose errors tell the operator the whole reason, also where a client would read that the log has it."""
 
-    async def told(request: Request) -> Response:
+    async def explained(request: Request) -> Response:
         try:
             return await handler(request)
         except EngineDeadError:
@@ -177,8 +177,8 @@ def _told(handler: Handler) -> Handler:
                 400 if isinstance(error, UserError) else 503, error.reason, error.remedy, param=error.param
             ) from error
 
-    told.__name__ = handler.__name__
-    return told
+    explained.__name__ = handler.__name__
+    return explained
 
 
 def _level(request: Request) -> int:

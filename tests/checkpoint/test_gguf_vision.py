@@ -13,7 +13,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from beheld import LLM, SamplingParams
-from beheld.checkpoint.gguf.projector import beside
+from beheld.checkpoint.gguf.projector import vision_file_of
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
@@ -107,7 +107,7 @@ def test_its_text_model_alone(tmp_path: Path) -> None:
 def test_the_file_is_the_one_next_to_it_or_the_one_that_is_named(source: Path, tmp_path: Path) -> None:
     file = tiny_gguf.idefics3(source, tmp_path / "files")
     vision = file.with_name("mmproj-a.gguf")
-    assert beside(file, None) == vision
+    assert vision_file_of(file, None) == vision
 
     def modality(**options: Any) -> str:
         folder = resolve(EngineArgs(model=str(file), **options))

@@ -13,7 +13,7 @@ from typing import Any
 from beheld.checkpoint.files import CONFIG, GENERATION
 from beheld.checkpoint.gguf.config import config_of, generation_config_of
 from beheld.checkpoint.gguf.header import read_header
-from beheld.checkpoint.gguf.projector import ADDED, beside, files_of
+from beheld.checkpoint.gguf.projector import ADDED, files_of, vision_file_of
 from beheld.checkpoint.gguf.tokenizer import templates, tokenizer_files
 from beheld.core.errors import ModelError
 from beheld.families import registry
@@ -46,7 +46,7 @@ def described(file: Path, *, mmproj: str | None = None, with_tokenizer: bool = T
     file = Path(os.path.abspath(file))
     try:
         state = file.stat()
-        vision = beside(file, mmproj)
+        vision = vision_file_of(file, mmproj)
         other = None if vision is None else vision.stat()
         said = (str(file), state.st_size, state.st_mtime_ns, with_tokenizer, _LAYOUT, str(vision)) + (
             () if other is None else (other.st_size, other.st_mtime_ns)

@@ -87,7 +87,7 @@ class ProjectorFile:
         return ModelError(f"{self.file.name}: {words}.", _AGAIN)
 
 
-def beside(file: Path, named: str | None) -> Path | None:
+def vision_file_of(file: Path, named: str | None) -> Path | None:
     """Return the vision part's file: `named`, or the one next to `file` that is called mmproj; None if there is none.
 
     Raises:
