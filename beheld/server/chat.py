@@ -308,13 +308,13 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         made["content"] = refusal
     if not isinstance(message.content, list) or not isinstance(made["content"], list):
         return made
-    thought: list[str] = []
+    reasoning: list[str] = []
     for place, (part, plain) in enumerate(zip(message.content, made["content"], strict=True)):
         if isinstance(part, RefusalPart):
             plain["type"], plain["text"] = "text", plain.pop("refusal")
             continue
         if isinstance(part, ThinkingPart):
-            thought.append(part.thinking)
+            reasoning.append(part.thinking)
             continue
         extra = part.model_extra
         if extra and not options.trust_processor_options:
@@ -329,16 +329,16 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         source = plain.get(plain["type"])
         if isinstance(source, str) and plain["type"].endswith("_url"):
             plain[plain["type"]] = {"url": source}
-    if thought:
-        _tell_thought(made, "".join(thought), number)
+    if reasoning:
+        _put_reasoning(made, "".join(reasoning), number)
     return made
 
 
-def _tell_thought(made: dict[str, Any], text: str, number: int) -> None:
-    """Put what an assistant's parts say of its reasoning where templates look for it.
+def _put_reasoning(made: dict[str, Any], text: str, number: int) -> None:
+    """Put the reasoning in an assistant's parts where templates look for it.
 
     Raises:
-        HttpError: the message is not the assistant's, or says its reasoning twice.
+        HttpError: the message is not the assistant's, or holds its reasoning twice.
     """
     if made.get("role") != "assistant" or made.get("reasoning") or made.get("reasoning_content"):
         raise HttpError(

@@ -44,7 +44,7 @@ class DeltaParser:
         self._short_ids = short_ids
         self._forced = forced or named is not None
         self._num_calls = 0
-        self._thoughts: list[str] = []
+        self._reasoned: list[str] = []
         self._ids: set[str] = set()
 
     @property
@@ -55,7 +55,7 @@ class DeltaParser:
     @property
     def reasoning(self) -> str:
         """The reasoning so far."""
-        return "".join(self._thoughts)
+        return "".join(self._reasoned)
 
     def push(self, text: str) -> Iterator[Delta]:
         """The deltas that are now certain."""
@@ -63,7 +63,7 @@ class DeltaParser:
             yield from self._content(text)
             return
         reasoning, words = self._reasoning.push(text)
-        yield from self._thought(reasoning)
+        yield from self._reasoning_delta(reasoning)
         yield from self._content(words)
 
     def finish(self) -> Iterator[Delta]:
@@ -72,16 +72,16 @@ class DeltaParser:
             # A grammar lets an answer that was cut off here be nothing but a part of the opening tag.
             partial_tag = self._forced and self._reasoning.undecided
             reasoning, words = self._reasoning.finish()
-            yield from self._thought(reasoning)
+            yield from self._reasoning_delta(reasoning)
             yield from self._content("" if partial_tag else words)
         if self._reader is not None:
             words, pieces = self._reader.finish()
             # Of a forced answer, what is left is the beginning of a call that was cut off.
             yield from self._content_and_calls("" if self._forced else words, pieces)
 
-    def _thought(self, text: str) -> Iterator[Delta]:
+    def _reasoning_delta(self, text: str) -> Iterator[Delta]:
         if text:
-            self._thoughts.append(text)
+            self._reasoned.append(text)
             yield {"reasoning": text, "reasoning_content": text}
 
     def _content(self, text: str) -> Iterator[Delta]:

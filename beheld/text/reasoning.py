@@ -138,8 +138,8 @@ class NonemptySplit:
         """As Splitter."""
         reasoning, answer = self._release(*self._inner.finish())
         if self._held is not None:
-            thought, blanks = _joined(self._held)
-            answer, self._held = thought or blanks, None
+            held, blanks = _joined(self._held)
+            answer, self._held = held or blanks, None
         return reasoning, answer
 
     def _release(self, reasoning: str, answer: str) -> tuple[str, str]:
@@ -152,7 +152,7 @@ class NonemptySplit:
 
 
 def _joined(parts: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    return "".join(thought for thought, _ in parts), "".join(said for _, said in parts)
+    return "".join(reasoning for reasoning, _ in parts), "".join(answer for _, answer in parts)
 
 
 class ReasoningSplit:
@@ -173,7 +173,7 @@ class ReasoningSplit:
         self._inside = inside
         self._state = "start"
         self._seeker = Seeker()
-        self._thoughts = Trimmed()
+        self._trimmed = Trimmed()
         self._beginning = Beginning(marks.open)
         self._label = Beginning(marks.label) if marks.label else None
         # Whether the present part, and the answer as a whole, has shown anything.
@@ -197,8 +197,8 @@ class ReasoningSplit:
                 if self._state == "label":
                     block = self._after_label(block)
                 if self._state == "thinking":
-                    thought, block = self._think(block)
-                    reasoning.append(thought)
+                    piece, block = self._think(block)
+                    reasoning.append(piece)
                 if self._state == "answer":
                     said, block = self._answer(block)
                     answer.append(said)
@@ -244,7 +244,7 @@ class ReasoningSplit:
         reasoning = self._trimmed_reasoning(before)
         if mark is None:
             return reasoning, ""
-        blanks = self._thoughts.rest()
+        blanks = self._trimmed.rest()
         self._state, self._shown = "answer", self._answered
         return (reasoning + blanks, mark + after) if mark in self._calls else (reasoning, after)
 
@@ -255,7 +255,7 @@ class ReasoningSplit:
         if not self._shown:
             text = text.lstrip()
         self._shown = self._shown or bool(text)
-        return self._thoughts.push(text)
+        return self._trimmed.push(text)
 
     def _answer(self, text: str) -> tuple[str, str]:
         """Returns (certain answer, unprocessed rest)."""

@@ -29,7 +29,7 @@ def is_tiff(data: bytes) -> bool:
 
 _HEIF = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
 _PNG = b"\x89PNG\r\n\x1a\n"
-# A file of icons may name so many; each is a picture of at most 256 pixels a side by its own word.
+# The most icons that a file may list; each states a size of at most 256 pixels a side.
 _MAX_ICONS = 256
 
 
@@ -39,7 +39,7 @@ def is_heif(data: bytes) -> bool:
 
 
 def largest_icon(data: bytes) -> tuple[bytes, tuple[int, int]] | None:
-    """Return the largest picture of a file of icons: its bytes, and its size as these say; None if there is none."""
+    """Return the largest image of a file of icons, and the size that its own bytes state; None if there is none."""
     try:
         reserved, kind, count = struct.unpack_from("<HHH", data, 0)
         if (reserved, kind) != (0, 1) or not 0 < count <= _MAX_ICONS:
@@ -49,25 +49,25 @@ def largest_icon(data: bytes) -> tuple[bytes, tuple[int, int]] | None:
             width, height = data[6 + 16 * number], data[7 + 16 * number]
             size, offset = struct.unpack_from("<II", data, 14 + 16 * number)
             entries.append(((width or 256) * (height or 256), data[offset : offset + size]))
-        _, picture = max(entries, key=lambda entry: entry[0])
-        if picture[:8] == _PNG:
-            return picture, _pair(">II", picture, 16)
-        width, height = _pair("<ii", picture, 4)
+        _, image = max(entries, key=lambda entry: entry[0])
+        if image[:8] == _PNG:
+            return image, _pair(">II", image, 16)
+        width, height = _pair("<ii", image, 4)
         # Its rows are followed by those of a mask.
-        return picture, (abs(width), abs(height) // 2)
+        return image, (abs(width), abs(height) // 2)
     except (struct.error, IndexError):
         return None
 
 
-def icon_of(picture: bytes, size: tuple[int, int]) -> bytes:
-    """Return a file of icons with this picture alone, which is a bitmap.
+def icon_of(image: bytes, size: tuple[int, int]) -> bytes:
+    """Return a file of icons that holds only this image, a bitmap.
 
     Raises:
-        struct.error: the picture is too short to be one.
+        struct.error: the image is too short to be one.
     """
     width, height = (side if side < 256 else 0 for side in size)
-    (depth,) = struct.unpack_from("<H", picture, 14)
-    return struct.pack("<HHHBBBBHHII", 0, 1, 1, width, height, 0, 0, 1, depth, len(picture), 22) + picture
+    (depth,) = struct.unpack_from("<H", image, 14)
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, width, height, 0, 0, 1, depth, len(image), 22) + image
 
 
 def is_png(data: bytes) -> bool:
