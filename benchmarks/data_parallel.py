@@ -21,6 +21,7 @@ import os
 import random
 import subprocess
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class Measured:
         engines_s, front_s, workers_s: processor seconds of each engine, of the front's own process, and of the
             processes with which it prepares media.
         busiest: by process, the shares of the clock's time for which its three busiest threads computed.
+        stages: a request's milliseconds in each stage, in the mean; "image ..." are those of preparing its image.
     """
 
     clock_s: float
@@ -49,6 +51,7 @@ class Measured:
     front_s: float
     workers_s: float
     busiest: dict[str, list[float]]
+    stages: dict[str, float]
     answers: list[tuple[int, ...]]
     stats: EngineStats
 
@@ -117,12 +120,15 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
     params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
     talks = conversations(given.requests, given.images, given.size, not given.no_repeats)
     places = asyncio.Semaphore(given.concurrency * num_engines)
+    stages: Counter[str] = Counter()
     async with AsyncLLM(given.model, engine="process", data_parallel_size=num_engines, **options) as llm:
 
         async def answer(talk: list[dict[str, Any]]) -> tuple[int, ...]:
             async with places:
                 async for output in llm.chat(talk, params, pieces="final"):
                     found = tuple(output.outputs[0].token_ids)
+            stages.update(output.milliseconds)
+            stages.update({f"image {stage}": ms for stage, ms in output.media[0].milliseconds.items()})
             return found
 
         # Images that are not of the run: caches are warm in size, not in content.
@@ -130,6 +136,7 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         for talk in warm:
             talk[0]["content"][0]["image_pil"] = talk[0]["content"][0]["image_pil"].transpose(Image.Transpose.ROTATE_90)
         await asyncio.gather(*map(answer, warm))
+        stages.clear()
         before = spent()
         engines = list(before["engines"])
         names = {os.getpid(): "front"} | {pid: f"engine {number}" for number, pid in enumerate(engines)}
@@ -137,6 +144,7 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         begin = time.perf_counter()
         answers = await asyncio.gather(*map(answer, talks))
         clock_s, after = time.perf_counter() - begin, spent()
+        means = {stage: ms / given.requests for stage, ms in stages.items()}
         busiest = {
             name: sorted((s - threads[pid].get(tid, 0.0) for tid, s in threads_s(pid).items()), reverse=True)[:3]
             for pid, name in names.items()
@@ -157,7 +165,7 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
                 await asyncio.gather(*map(answer, talks))
         shares = {name: [seconds / clock_s for seconds in each] for name, each in busiest.items()}
         return Measured(
-            clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), shares, list(answers), stats
+            clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), shares, means, list(answers), stats
         )
 
 
@@ -208,6 +216,7 @@ def main() -> None:
         print(f"its workers' {1e3 * found.workers_s / given.requests:.2f}", flush=True)
         busiest = "; ".join(f"{name} {', '.join(f'{s:.2f}' for s in each)}" for name, each in found.busiest.items())
         print(f"   busiest threads, of the clock's time: {busiest}")
+        print(f"   milliseconds of a request: {', '.join(f'{stage} {ms:.1f}' for stage, ms in found.stages.items())}")
         print(f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded")
         if (routing := found.stats.routing) is not None:
             print(f"   routing: {routing.num_found} of {routing.num_repeated} repeated images found", end="; ")
