@@ -6,8 +6,11 @@ Each size gets the same conversations, `--concurrency` for each engine at a time
 processor time: on a CPU with busy cores, the engines' own seconds say how long the run would take with a core for each.
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
 
-With --stacks, as many conversations follow of which py-spy, a program of its own, writes where the front's threads are:
-lines `frame;frame;... count`, a hundred samples a second, of threads that hold the interpreter's lock alone.
+The busiest threads say what bounds a run: one that computes for nearly all of the clock's time is the bound.
+
+With --stacks, as many conversations follow of which py-spy, a program of its own, writes where the threads of the front
+and of the first engine are: lines `frame;frame;... count`, a hundred samples a second, of threads that hold the
+interpreter's lock alone for the front (FILE), of all that do not sleep for the engine (FILE.engine).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import os
 import random
 import subprocess
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +42,16 @@ class Measured:
         clock_s: seconds by the clock.
         engines_s, front_s, workers_s: processor seconds of each engine, of the front's own process, and of the
             processes with which it prepares media.
+        busiest: by process, the shares of the clock's time for which its three busiest threads computed.
+        stages: a request's milliseconds in each stage, in the mean; "image ..." are those of preparing its image.
     """
 
     clock_s: float
     engines_s: list[float]
     front_s: float
     workers_s: float
+    busiest: dict[str, list[float]]
+    stages: dict[str, float]
     answers: list[tuple[int, ...]]
     stats: EngineStats
 
@@ -63,6 +71,15 @@ def descendants(pid: int) -> list[int]:
         return []
     own = [int(word) for text in found for word in text.split()]
     return [*own, *(further for child in own for further in descendants(child))]
+
+
+def threads_s(pid: int) -> dict[str, float]:
+    """Processor seconds of a process's threads so far, by their numbers."""
+    found = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            found[file.parent.name] = processor_s(f"{pid}/task/{file.parent.name}")
+    return found
 
 
 def spent() -> dict[str, dict[int, float]]:
@@ -103,12 +120,15 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
     params = SamplingParams(temperature=0.0, max_tokens=given.max_tokens, ignore_eos=True)
     talks = conversations(given.requests, given.images, given.size, not given.no_repeats)
     places = asyncio.Semaphore(given.concurrency * num_engines)
+    stages: Counter[str] = Counter()
     async with AsyncLLM(given.model, engine="process", data_parallel_size=num_engines, **options) as llm:
 
         async def answer(talk: list[dict[str, Any]]) -> tuple[int, ...]:
             async with places:
                 async for output in llm.chat(talk, params, pieces="final"):
                     found = tuple(output.outputs[0].token_ids)
+            stages.update(output.milliseconds)
+            stages.update({f"image {stage}": ms for stage, ms in output.media[0].milliseconds.items()})
             return found
 
         # Images that are not of the run: caches are warm in size, not in content.
@@ -116,21 +136,37 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         for talk in warm:
             talk[0]["content"][0]["image_pil"] = talk[0]["content"][0]["image_pil"].transpose(Image.Transpose.ROTATE_90)
         await asyncio.gather(*map(answer, warm))
-        before, begin = spent(), time.perf_counter()
+        stages.clear()
+        before = spent()
+        engines = list(before["engines"])
+        names = {os.getpid(): "front"} | {pid: f"engine {number}" for number, pid in enumerate(engines)}
+        threads = {pid: threads_s(pid) for pid in names}
+        begin = time.perf_counter()
         answers = await asyncio.gather(*map(answer, talks))
         clock_s, after = time.perf_counter() - begin, spent()
+        means = {stage: ms / given.requests for stage, ms in stages.items()}
+        busiest = {
+            name: sorted((s - threads[pid].get(tid, 0.0) for tid, s in threads_s(pid).items()), reverse=True)[:3]
+            for pid, name in names.items()
+        }
         took = {
             kind: [seconds - before[kind].get(pid, 0.0) for pid, seconds in own.items()] for kind, own in after.items()
         }
         stats = await llm.ping()
         if given.stacks is not None:
             talks = conversations(given.requests, given.images, given.size, not given.no_repeats, first=10**7)
-            seconds = str(max(2, int(clock_s)))
-            command = ["py-spy", "record", "--gil", "--threads", "--duration", seconds, "--format", "raw"]
-            command += ["--pid", str(os.getpid()), "--output", str(given.stacks)]
-            with subprocess.Popen(command, stdout=subprocess.DEVNULL):
+            record = ["py-spy", "record", "--threads", "--duration", str(max(2, int(clock_s))), "--format", "raw"]
+            front = [*record, "--gil", "--pid", str(os.getpid()), "--output", str(given.stacks)]
+            engine = [*record, "--pid", str(engines[0]), "--output", f"{given.stacks}.engine"]
+            with (
+                subprocess.Popen(front, stdout=subprocess.DEVNULL),
+                subprocess.Popen(engine, stdout=subprocess.DEVNULL),
+            ):
                 await asyncio.gather(*map(answer, talks))
-        return Measured(clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), list(answers), stats)
+        shares = {name: [seconds / clock_s for seconds in each] for name, each in busiest.items()}
+        return Measured(
+            clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), shares, means, list(answers), stats
+        )
 
 
 def main() -> None:
@@ -148,7 +184,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--load-format", default="auto", help="`dummy` takes random weights, the same in each engine")
     parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
-    parser.add_argument("--stacks", type=Path, default=None, help="a file for where the front's threads are")
+    parser.add_argument(
+        "--stacks", type=Path, default=None, help="a file for where threads are, with .engine for those of an engine"
+    )
     parser.add_argument(
         "--media-work", default="auto", help="`process`: workers prepare media, as they do where the engine has a GPU"
     )
@@ -176,6 +214,9 @@ def main() -> None:
         print(f"{max(first.engines_s) / max(found.engines_s):.2f} times the first", end="; ")
         print(f"the front's {1e3 * found.front_s / given.requests:.2f} ms a request", end=", ")
         print(f"its workers' {1e3 * found.workers_s / given.requests:.2f}", flush=True)
+        busiest = "; ".join(f"{name} {', '.join(f'{s:.2f}' for s in each)}" for name, each in found.busiest.items())
+        print(f"   busiest threads, of the clock's time: {busiest}")
+        print(f"   milliseconds of a request: {', '.join(f'{stage} {ms:.1f}' for stage, ms in found.stages.items())}")
         print(f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded")
         if (routing := found.stats.routing) is not None:
             print(f"   routing: {routing.num_found} of {routing.num_repeated} repeated images found", end="; ")

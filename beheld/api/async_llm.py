@@ -62,6 +62,7 @@ from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
+from beheld.utils.gil import quick_turns
 from beheld.utils.host_turns import HostTurns
 
 __all__ = [
@@ -897,17 +898,18 @@ class AsyncLLM:
                 return found
             if pool is not self._pools.media:
                 return await self._run_in(reading, order.client, inputs.prepare, order)
-            with inputs.fetch_room() as reserve:
+            # The event loop, the engine's links and the preparing threads all take the interpreter often.
+            with quick_turns(), inputs.fetch_room() as reserve:
                 if documents := inputs.documents(order):
                     documents = await inputs.fetched_documents(documents, order.client, reserve)
                     async with self._pools.media_turns.turn(order.client):
                         order = await self._run_in(pool, order.client, inputs.open_documents, order, documents)
                 read = await self._run_in(reading, order.client, inputs.read, order)
                 async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
+                    if not has_grammar(order.params):
+                        return await self._run_in(pool, order.client, inputs.completed, fetched)
                     made = await self._run_in(pool, order.client, inputs.make_items, fetched)
-            if has_grammar(order.params):
-                pool = self._pools.grammar
-            return await self._run_in(pool, order.client, inputs.seal, made)
+            return await self._run_in(self._pools.grammar, order.client, inputs.seal, made)
         finally:
             order.cancel.cancel()
 

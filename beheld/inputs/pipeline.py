@@ -382,6 +382,14 @@ class InputPipeline:
         ids = self.reader.with_edges(prompt, items)
         return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
 
+    def completed(self, read: ReadRequest) -> Request:
+        """`make_items`, then `seal`, in the calling thread.
+
+        Raises:
+            UserError: an item or a parameter is wrong, or the prompt is too long.
+        """
+        return self.seal(self.make_items(read))
+
     def seal(self, made: RequestWithItems) -> Request:
         """Insert the items into the prompt, check its length, and resolve the sampling parameters.
 

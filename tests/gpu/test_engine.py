@@ -36,12 +36,14 @@ from tests.engine import test_crowd
 LONG = bool(os.environ.get("BEHELD_LONG"))
 FAMILY = "qwen2_5_vl"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_model_len": 256, "max_num_seqs": 8}
+# Of engines that take no share of the GPU's memory, so that several tests may run at once.
+ROOM: dict[str, Any] = {"kv_cache_memory_bytes": 2**28}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    with LLM(str(tiny.checkpoint(FAMILY)), **OPTIONS) as made:
+    with LLM(str(tiny.checkpoint(FAMILY)), **OPTIONS, **ROOM) as made:
         yield made
 
 
@@ -67,7 +69,7 @@ PROMPTS = [picture(1), text(5, 6, 7), picture(2), text(*range(20, 90))]
 
 def test_a_process_of_its_own_says_the_same(llm: LLM) -> None:
     async def run() -> list[tuple[int, ...]]:
-        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), engine="process", **OPTIONS) as other:
+        async with AsyncLLM(str(tiny.checkpoint(FAMILY)), engine="process", **OPTIONS, **ROOM) as other:
 
             async def one(prompt: Any) -> tuple[int, ...]:
                 async for output in other.generate(prompt, GREEDY):
@@ -81,7 +83,7 @@ def test_a_process_of_its_own_says_the_same(llm: LLM) -> None:
 
 def test_keys_and_values_in_float8_are_those_of_a_cpu() -> None:
     """Kernels, graphs and prefixes on one side, and attention in torch on the other."""
-    options: dict[str, Any] = OPTIONS | {"kv_cache_dtype": "fp8"}
+    options: dict[str, Any] = OPTIONS | ROOM | {"kv_cache_dtype": "fp8"}
     with LLM(str(tiny.checkpoint(FAMILY)), device="cpu", **options) as other:
         meant = tokens_of(other, PROMPTS)
     with LLM(str(tiny.checkpoint(FAMILY)), **options) as made:

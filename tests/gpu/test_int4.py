@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -52,10 +54,9 @@ def test_products(rows: int, outputs: int, inputs: int, group: int, dtype: torch
 
 def test_a_model_answers_alike_with_graphs_and_without() -> None:
     found = []
+    options: dict[str, Any] = {"quantization": "int4", "max_model_len": 256, "kv_cache_memory_bytes": 2**28}
     for eager in (True, False):
-        with LLM(
-            str(tiny.checkpoint("qwen2")), dtype="bfloat16", quantization="int4", enforce_eager=eager, max_model_len=256
-        ) as llm:
+        with LLM(str(tiny.checkpoint("qwen2")), dtype="bfloat16", enforce_eager=eager, **options) as llm:
             prompts = [{"prompt_token_ids": [5 + n % 80 for n in range(count)]} for count in (3, 40)]
             outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
             found.append([output.outputs[0].token_ids for output in outputs])

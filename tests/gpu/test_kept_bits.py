@@ -142,7 +142,7 @@ def test_one_graph_holds_for_any_choice() -> None:
 def logprobs(path: Path, eager: bool, **options: Any) -> list[dict[int, float]]:
     prompts = [{"prompt_token_ids": [5 + n % 80 for n in range(count)]} for count in (3, 40, 90)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=20)
-    options = {"dtype": "bfloat16", "gpu_memory_utilization": 0.3} | options
+    options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**28} | options
     with LLM(str(path), enforce_eager=eager, max_model_len=256, **options) as llm:
         # The second time from the cache.
         outputs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)][1]

@@ -66,6 +66,9 @@ class Fetcher:
             FetchError, LimitError: the first failure in the order of the media, after all fetches ended; it names its
                 item.
         """
+        if not any(is_remote(ref.source) for ref in media):
+            yield tuple(media)
+            return
         with nullcontext(reserve) if reserve is not None else self.request() as reserve:
             shares = Shares(reserve, self._parsing, lambda: self._names.take(client))
 
