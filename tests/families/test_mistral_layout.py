@@ -165,7 +165,7 @@ def test_an_older_version_has_no_mark_of_a_system_message(tmp_path: Path) -> Non
         messages = [{"role": role, "content": text} for role, text in turns]
         (output,) = llm.chat(messages, SamplingParams(max_tokens=1), use_tqdm=False)
         tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-        with pytest.raises(TemplateError, match="Tools cannot be told"):
+        with pytest.raises(TemplateError, match="Tools cannot be given"):
             llm.chat(messages, tools=[tool], use_tqdm=False)
     assert output.prompt == "<s>[INST]Hi[/INST]Ho</s>[INST]Be brief.\n\nAnd?[/INST]"
 
