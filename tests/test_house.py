@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"platform"},
     "sample": {"platform"},
     "pool": {"platform"},
-    "lora": {"attention", "parallel"},
+    "lora": {"attention", "parallel", "platform"},
     "quant": {"checkpoint", "families", "platform"},
     "models": {
         "models/surgery/operation",

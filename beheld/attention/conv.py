@@ -18,6 +18,7 @@ from torch import Tensor
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import current
 from beheld.core.errors import ModelError
+from beheld.platform import operators
 
 
 @dataclass(eq=False)
@@ -100,7 +101,6 @@ def _convolve_shape(x_TC: Tensor, layer: Tensor, weight_CL: Tensor, bias_C: Tens
     return x_TC.new_empty(x_TC.shape)
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("convolve(Tensor x, Tensor layer, Tensor weight, Tensor? bias) -> Tensor")
-_library.impl("convolve", _convolve, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::convolve", _convolve_shape, lib=_library)
+operators.register(
+    "convolve(Tensor x, Tensor layer, Tensor weight, Tensor? bias) -> Tensor", _convolve, _convolve_shape
+)

@@ -19,6 +19,7 @@ from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import current
 from beheld.attention.gated_delta import GatedDelta
 from beheld.attention.recurrent import LayerStates, StateSlice, layer_states, pieces_of, recur
+from beheld.platform import operators
 
 
 class DeltaKernels(Protocol):
@@ -121,10 +122,9 @@ def _delta_rule_shape(
     return x_TC.new_empty((x_TC.shape[0], value_heads, value_dim))
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define(
+operators.register(
     "delta_rule(Tensor x, Tensor g, Tensor beta, Tensor weight, Tensor? bias, Tensor layer, int key_heads, int key_dim,"
-    " int value_heads, int value_dim) -> Tensor"
+    " int value_heads, int value_dim) -> Tensor",
+    _delta_rule,
+    _delta_rule_shape,
 )
-_library.impl("delta_rule", _delta_rule, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::delta_rule", _delta_rule_shape, lib=_library)

@@ -21,6 +21,7 @@ from beheld.attention.context import CrossContext, current
 from beheld.attention.cross import read_states
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
+from beheld.platform import operators
 
 
 def attend_layer(
@@ -233,13 +234,14 @@ def _latent_shape(
     return q_1HTC.new_empty((1, tokens, heads, values))
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define(
+operators.register(
     "attend(Tensor q, Tensor k, Tensor v, Tensor layer, int? window, float scale, float? softcap, Tensor? sinks)"
-    " -> Tensor"
+    " -> Tensor",
+    _attend,
+    _attend_shape,
 )
-_library.impl("attend", _attend, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::attend", _attend_shape, lib=_library)
-_library.define("attend_latent(Tensor q, Tensor latent, Tensor up, Tensor layer, float scale) -> Tensor")
-_library.impl("attend_latent", _attend_latent, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::attend_latent", _latent_shape, lib=_library)
+operators.register(
+    "attend_latent(Tensor q, Tensor latent, Tensor up, Tensor layer, float scale) -> Tensor",
+    _attend_latent,
+    _latent_shape,
+)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from beheld.attention import cpu_windows
+from beheld.platform import operators
 
 NAME = "beheld_flash_tower"
 
@@ -112,7 +113,6 @@ def _batch(q_THC: Tensor, k_THC: Tensor, v_THC: Tensor, length: int, scale: floa
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(0, 1)
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("tower(Tensor q, Tensor k, Tensor v, Tensor bounds, float scale, str how) -> Tensor")
-_library.impl("tower", _tower, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::tower", _tower_shape, lib=_library)
+operators.register(
+    "tower(Tensor q, Tensor k, Tensor v, Tensor bounds, float scale, str how) -> Tensor", _tower, _tower_shape
+)

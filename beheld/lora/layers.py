@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from beheld.attention.context import current
 from beheld.lora.step import LayerWeights
+from beheld.platform import operators
 
 
 class Switch:
@@ -111,7 +112,6 @@ def _add_shape(y: Tensor, x: Tensor, down_SPRI: Tensor, up_OSR: Tensor, ranks_SP
     """Describe the result for torch.compile: none."""
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("lora_add_(Tensor(a!) y, Tensor x, Tensor down, Tensor up, Tensor ranks, SymInt[] sizes) -> ()")
-_library.impl("lora_add_", _add, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::lora_add_", _add_shape, lib=_library)
+operators.register(
+    "lora_add_(Tensor(a!) y, Tensor x, Tensor down, Tensor up, Tensor ranks, SymInt[] sizes) -> ()", _add, _add_shape
+)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.float8 import Float8Linear
 
@@ -125,7 +126,6 @@ def _one_row_shape(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, scale_N:
     return x.new_empty((*x.shape[:-1], weight_NK.shape[0]))
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? scale=None) -> Tensor")
-_library.impl("one_row_linear", _one_row, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::one_row_linear", _one_row_shape, lib=_library)
+operators.register(
+    "one_row_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? scale=None) -> Tensor", _one_row, _one_row_shape
+)

@@ -27,6 +27,7 @@ from beheld.parallel.host_sums import HostSums
 from beheld.parallel.meeting import Folder, Meeting, interface_of
 from beheld.parallel.nccl import VARIABLES
 from beheld.parallel.peers import PeerSums
+from beheld.platform import operators
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -491,10 +492,5 @@ def _join_shape(x: Tensor, group: int, size: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] * size))
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("rank_sum_(Tensor(a!) x, int group) -> ()")
-_library.impl("rank_sum_", _sum, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::rank_sum_", _sum_shape, lib=_library)
-_library.define("rank_join(Tensor x, int group, int size) -> Tensor")
-_library.impl("rank_join", _join, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::rank_join", _join_shape, lib=_library)
+operators.register("rank_sum_(Tensor(a!) x, int group) -> ()", _sum, _sum_shape)
+operators.register("rank_join(Tensor x, int group, int size) -> Tensor", _join, _join_shape)

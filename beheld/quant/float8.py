@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_bias, plain
 
@@ -110,18 +111,15 @@ def _grouped_shape(
 
 
 # Registered operators, so that torch.compile sees opaque calls.
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("float8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
-_library.impl("float8_linear", _linear, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::float8_linear", _linear_shape, lib=_library)
-_library.define("float8_division(Tensor groups, int num_groups) -> (Tensor, Tensor)")
-_library.impl("float8_division", _division, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::float8_division", _division_shape, lib=_library)
-_library.define(
-    "float8_grouped(Tensor x, Tensor weight, Tensor scale, Tensor order, Tensor starts, int share) -> Tensor"
+operators.register(
+    "float8_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor", _linear, _linear_shape
 )
-_library.impl("float8_grouped", _grouped, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::float8_grouped", _grouped_shape, lib=_library)
+operators.register("float8_division(Tensor groups, int num_groups) -> (Tensor, Tensor)", _division, _division_shape)
+operators.register(
+    "float8_grouped(Tensor x, Tensor weight, Tensor scale, Tensor order, Tensor starts, int share) -> Tensor",
+    _grouped,
+    _grouped_shape,
+)
 
 
 class Float8Linear(StoredLinear):

@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
 from beheld.quant.float8 import FP8, MOST
@@ -196,15 +197,14 @@ def _grouped_shape(
 
 
 # Registered operators, so that torch.compile sees opaque calls.
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("float8_block_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor")
-_library.impl("float8_block_linear", _linear, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::float8_block_linear", _linear_shape, lib=_library)
-_library.define(
-    "float8_block_grouped(Tensor x, Tensor weight, Tensor scale, Tensor order, Tensor starts, int share) -> Tensor"
+operators.register(
+    "float8_block_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias) -> Tensor", _linear, _linear_shape
 )
-_library.impl("float8_block_grouped", _grouped, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::float8_block_grouped", _grouped_shape, lib=_library)
+operators.register(
+    "float8_block_grouped(Tensor x, Tensor weight, Tensor scale, Tensor order, Tensor starts, int share) -> Tensor",
+    _grouped,
+    _grouped_shape,
+)
 
 
 class BlockFloat8Linear(StoredLinear):

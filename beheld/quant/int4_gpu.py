@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
 from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
@@ -89,10 +90,9 @@ def _linear_shape(
 
 
 # A registered operator, so that torch.compile sees an opaque call.
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? low, Tensor? bias) -> Tensor")
-_library.impl("int4_linear", _linear, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::int4_linear", _linear_shape, lib=_library)
+operators.register(
+    "int4_linear(Tensor x, Tensor weight, Tensor scale, Tensor? low, Tensor? bias) -> Tensor", _linear, _linear_shape
+)
 
 
 class Int4GPULinear(StoredLinear):

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
 from beheld.quant.float8 import FP8
@@ -153,13 +154,12 @@ def _grouped_shape(
 
 
 # A registered operator, so that torch.compile sees an opaque call.
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define(
+operators.register(
     "mxfp4_grouped(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor order, Tensor starts, int share)"
-    " -> Tensor"
+    " -> Tensor",
+    _grouped,
+    _grouped_shape,
 )
-_library.impl("mxfp4_grouped", _grouped, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::mxfp4_grouped", _grouped_shape, lib=_library)
 
 
 def _row(
@@ -195,11 +195,11 @@ def _row_shape(
     return x_CK.new_empty((rows, weight_ENJ.shape[1]))
 
 
-_library.define(
-    "mxfp4_row(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor choices, Tensor? shares) -> Tensor"
+operators.register(
+    "mxfp4_row(Tensor x, Tensor weight, Tensor exponent, Tensor? bias, Tensor choices, Tensor? shares) -> Tensor",
+    _row,
+    _row_shape,
 )
-_library.impl("mxfp4_row", _row, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::mxfp4_row", _row_shape, lib=_library)
 
 
 class MXFP4Experts(OneRowExperts):

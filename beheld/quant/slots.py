@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from beheld.platform import operators
 from beheld.platform.registry import platform_of
 
 # Kernels take up to this many slots unsorted; a tile holds all of them.
@@ -35,7 +36,4 @@ def _divided_shape(choices_TC: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     return order_S, choices_TC.new_empty(experts + 1, dtype=torch.int32)
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("expert_slots(Tensor choices, int experts) -> (Tensor, Tensor)")
-_library.impl("expert_slots", divided, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::expert_slots", _divided_shape, lib=_library)
+operators.register("expert_slots(Tensor choices, int experts) -> (Tensor, Tensor)", divided, _divided_shape)

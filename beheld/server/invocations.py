@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import BaseModel
 
 from beheld.core.pooling import PoolerInfo
 from beheld.server.embed_schema import EmbedRequest
@@ -24,21 +24,6 @@ ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 _SIDES = frozenset(ScoreRequest.model_fields) & {
     *("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
 }
-
-
-class Invocation(
-    RootModel[
-        ChatRequest
-        | CompletionRequest
-        | EmbeddingRequest
-        | EmbedRequest
-        | PoolingRequest
-        | ClassifyRequest
-        | ScoreRequest
-        | RerankRequest
-    ]
-):
-    """POST /invocations: the body of any of these routes."""
 
 
 def kind_of(given: Any, info: PoolerInfo | None) -> type[BaseModel]:

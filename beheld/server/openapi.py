@@ -5,23 +5,44 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
+from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateRequest
-from beheld.server.invocations import Invocation
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling import routes
 from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
     ChatRequest,
+    ClassifyRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
+
+
+class Invocation(
+    RootModel[
+        ChatRequest
+        | CompletionRequest
+        | EmbeddingRequest
+        | EmbedRequest
+        | PoolingRequest
+        | ClassifyRequest
+        | ScoreRequest
+        | RerankRequest
+    ]
+):
+    """POST /invocations: the body of any of these routes."""
+
 
 _POOLED = {
     "EmbeddingRequest": "The vectors of texts or of a conversation, with a model that pools.",

@@ -27,9 +27,13 @@ def test_a_start_makes_no_bodies_of_messages_and_responses() -> None:
 def test_of_all_bodies_a_start_makes_the_check_of_chats_alone() -> None:
     script = (
         "from unittest.mock import MagicMock\n"
+        "import pydantic\n"
         "from beheld.server import app, options, schema\n"
         "def made(kind): return kind.__pydantic_complete__\n"
-        "assert not made(schema.ChatRequest)\n"
+        "def below(kind): return [each for k in kind.__subclasses__() for each in (k, *below(k))]\n"
+        "ours = [kind for kind in below(pydantic.BaseModel) if kind.__module__.startswith('beheld.')]\n"
+        "assert schema.ChatRequest in ours\n"
+        "assert not any(map(made, ours)), [kind for kind in ours if made(kind)]\n"
         "llm = MagicMock(chat_template='')\n"
         "llm.config.max_model_len, llm.info.pooler = 64, None\n"
         "app.Service(llm, options.ServerOptions())\n"

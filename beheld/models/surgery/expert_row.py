@@ -20,6 +20,7 @@ from beheld.core.errors import first_line
 from beheld.models.one_row import early_start
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.rank_trial import RankTrial
+from beheld.platform import operators
 from beheld.quant.linear import OneRowExperts
 from beheld.utils.log import get_logger
 
@@ -139,10 +140,11 @@ def _outer_shape(
     return x_CI.new_empty((1, weight_EHI.shape[1]))
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define("expert_row_inner(Tensor x, Tensor weight, Tensor? bias, Tensor choices) -> Tensor")
-_library.impl("expert_row_inner", _inner, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::expert_row_inner", _inner_shape, lib=_library)
-_library.define("expert_row_outer(Tensor x, Tensor weight, Tensor? bias, Tensor choices, Tensor shares) -> Tensor")
-_library.impl("expert_row_outer", _outer, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::expert_row_outer", _outer_shape, lib=_library)
+operators.register(
+    "expert_row_inner(Tensor x, Tensor weight, Tensor? bias, Tensor choices) -> Tensor", _inner, _inner_shape
+)
+operators.register(
+    "expert_row_outer(Tensor x, Tensor weight, Tensor? bias, Tensor choices, Tensor shares) -> Tensor",
+    _outer,
+    _outer_shape,
+)

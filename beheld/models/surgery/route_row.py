@@ -23,6 +23,7 @@ from beheld.core.errors import first_line
 from beheld.models.one_row import early_start
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.rank_trial import RankTrial
+from beheld.platform import operators
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -211,10 +212,9 @@ def _route_shape(
     return logits_1E, x.new_empty(chosen, dtype=shares_type), x.new_empty(chosen, dtype=torch.int64)
 
 
-_library = torch.library.Library("beheld", "FRAGMENT")
-_library.define(
+operators.register(
     "route_row(Tensor x, Tensor weight, Tensor? bias, Tensor? correction, bool sigmoid, int choices, int groups,"
-    " int kept, bool normed, float scale, bool wide_logits, bool wide_shares) -> (Tensor, Tensor, Tensor)"
+    " int kept, bool normed, float scale, bool wide_logits, bool wide_shares) -> (Tensor, Tensor, Tensor)",
+    _route,
+    _route_shape,
 )
-_library.impl("route_row", _route, "CompositeExplicitAutograd")
-torch.library.register_fake("beheld::route_row", _route_shape, lib=_library)
