@@ -107,6 +107,8 @@ def entry(path: str | Path, name: str) -> int | None:
 
 # Bytes that are read of a mapped file before its pages are given back.
 _READ_AT_A_TIME = 64 << 20
+# Fewer bytes than these are not worth the milliseconds that the list of mappings takes.
+_WORTH_A_LOOK = 16 << 20
 _DONTNEED = 4
 # Entries of /proc/self/pagemap that are read at a time. Of an entry, bit 63 says that the page is in memory, bit 62
 # that it is swapped out, and bit 61 that it is a file's or shared: a file's page that was written privately is not.
@@ -114,7 +116,7 @@ _PAGES_AT_A_TIME = 1 << 16
 
 
 class FilePages:
-    """Gives back the memory of mapped files while weights are copied from them.
+    """Gives back the memory of mapped files while weights are copied from them; a few MiB stay.
 
     The system keeps the files' pages in its own cache, so that they are there when they are read again, but they are no
     longer counted as memory of this process.
@@ -124,12 +126,25 @@ class FilePages:
         # By mapping: how many bytes were read since the last time, and the lowest and highest address of them.
         self._read: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._maps: list[tuple[int, int]] | None = None
+        # What was read before the mappings were looked at: addresses and bytes, and all bytes together.
+        self._first: list[tuple[int, int]] = []
+        self._first_bytes = 0
 
     def read(self, address: int, num_bytes: int) -> None:
         """Note that bytes were read; if they are of a mapped file, give them back now and then."""
-        if self._maps is None:
+        if self._maps is not None:
+            self._note(self._maps, address, num_bytes)
+            return
+        self._first.append((address, num_bytes))
+        self._first_bytes += num_bytes
+        if self._first_bytes >= _WORTH_A_LOOK:
             self._maps = _file_maps()
-        found = next(((start, stop) for start, stop in self._maps if start <= address < stop), None)
+            for each in self._first:
+                self._note(self._maps, *each)
+            self._first.clear()
+
+    def _note(self, maps: list[tuple[int, int]], address: int, num_bytes: int) -> None:
+        found = next(((start, stop) for start, stop in maps if start <= address < stop), None)
         if found is None:
             return
         before, low, high = self._read.get(found, (0, found[1], found[0]))

@@ -35,6 +35,29 @@ def _resident_kib(address: int) -> int:
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
 
 
+@pytest.fixture(autouse=True)
+def few_bytes_are_worth_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of tests are small."""
+    monkeypatch.setattr(host, "_WORTH_A_LOOK", 1)
+
+
+def test_for_few_bytes_nobody_looks_at_the_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages, address = _mapped(tmp_path)
+    monkeypatch.setattr(host, "_WORTH_A_LOOK", _SIZE)
+    own = host.FilePages()
+    own.read(address, _SIZE - 1)
+    with monkeypatch.context() as looks:
+        looks.setattr(host, "_file_maps", lambda: pytest.fail("looked"))
+        own.end()
+        own.read(address, 0)
+    assert _resident_kib(address) >= _SIZE >> 10
+    # What was read before counts.
+    own.read(address + _SIZE - 1, 1)
+    own.end()
+    assert _resident_kib(address) == 0
+    assert pages[:] == b"\x07" * _SIZE
+
+
 def test_pages_of_a_file_are_given_back_once_enough_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages, address = _mapped(tmp_path)
     monkeypatch.setattr(host, "_READ_AT_A_TIME", _SIZE)
