@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -42,9 +42,8 @@ def registered(package: str) -> Iterator[None]:
 @cache
 def families() -> Mapping[str, Family]:
     """Return the facts of all families, by package."""
-    import beheld.families
-
-    folders = sorted(found.name for found in pkgutil.iter_modules(beheld.families.__path__) if found.ispkg)
+    # Not by pkgutil, which lists the files of each folder.
+    folders = sorted(found.name for found in os.scandir(Path(__file__).parent) if Path(found, "__init__.py").is_file())
     packages = [*_registered, *(f"{_PACKAGE}.{folder}" for folder in folders if not folder.startswith("_"))]
     return {package: facts(package) for package in packages}
 

@@ -13,8 +13,8 @@ from beheld.core.errors import PromptTooLongError
 _LETTER = (
     "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
 )
-_BLANK = re.compile(f"(?<={_LETTER}) (?={_LETTER})")
-_BREAK = re.compile(f"(?<={_LETTER})[ \\n,.\uff0c\u3002\u3001](?={_LETTER})")
+_BLANK = f"(?<={_LETTER}) (?={_LETTER})"
+_BREAK = f"(?<={_LETTER})[ \\n,.\uff0c\u3002\u3001](?={_LETTER})"
 # Regular expression syntax whose match depends on the text before it, or on the text's start and end.
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AbBGzZK]|(?<!\[)\^|\$")
 _WORD = "\u2581"
@@ -165,7 +165,7 @@ def _cut(described: Mapping[str, Any]) -> re.Pattern[str] | None:
         found = _BLANK
     else:
         return None
-    return None if any(_spans(token) for token in described["added_tokens"]) else found
+    return None if any(_spans(token) for token in described["added_tokens"]) else re.compile(found)
 
 
 def _steps(described: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
