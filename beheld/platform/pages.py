@@ -18,6 +18,9 @@ HUGE_PAGE = 2 << 20
 # What is larger has a mapping of its own; less shares one with what comes after it. Pages take memory when written.
 OWN, _SHARED = 16 << 20, 64 << 20
 _LINE = 64
+# So few weights stay in the processor's last cache, where huge pages gain nothing. To find one takes up to 7 ms of a
+# start, where its 512 usual ones take 1.
+_FEW = 32 << 20
 
 
 def zeros(num_bytes: int, small: int = 0) -> Tensor:
@@ -49,16 +52,28 @@ class _Shared:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left = torch.empty(0, dtype=torch.uint8)
+        self._usual = False
+
+    def expect(self, usual: bool) -> None:
+        with self._lock:
+            if usual is not self._usual:
+                # What is left has the other pages.
+                self._usual, self._left = usual, torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
         with self._lock:
             if num_bytes > len(self._left):
-                self._left = zeros(_SHARED)
+                self._left = zeros(_SHARED, small=_SHARED if self._usual else 0)
             taken, self._left = self._left[:num_bytes], self._left[num_bytes + -num_bytes % _LINE :]
         return taken
 
 
 _shared = _Shared()
+
+
+def expect(num_bytes: int) -> None:
+    """Tell how many bytes of weights come next: few are written to usual pages, until more are expected."""
+    _shared.expect(usual=num_bytes <= _FEW)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

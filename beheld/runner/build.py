@@ -21,7 +21,7 @@ from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
 from beheld.parallel.group import RankGroups
-from beheld.platform import host
+from beheld.platform import host, pages
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
 from beheld.runner import capacity, memory_profile
@@ -91,6 +91,8 @@ def load(
     platform = platform_of(config.device)
     compile_ahead.begin(config, info.kv_groups)
     share, weights_bytes = _begin(hf_config, info, config, again=again)
+    if platform.shares_host_memory:
+        pages.expect(weights_bytes)
     if platform.shares_host_memory and weights_bytes >= _ONE_THREAD_BYTES:
         # Before weights come on top of what imports read, and again at the end. A small model adds little to that peak.
         host.give_back_libraries()

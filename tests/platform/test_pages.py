@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,24 @@ needs_pages = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE") or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
     reason="needs a system with such pages",
 )
+
+
+@pytest.fixture(autouse=True)
+def many_weights_are_expected() -> Iterator[None]:
+    """Whatever engine was started before."""
+    before = pages._shared._usual
+    pages.expect(1 << 30)
+    yield
+    pages._shared.expect(usual=before)
+
+
+@needs_pages
+def test_few_weights_lie_in_usual_pages_and_many_after_them_do_not() -> None:
+    pages.expect(pages._FEW)
+    few = pages.empty((3 << 20,), torch.uint8)
+    pages.expect(pages._FEW + 1)
+    many = pages.empty((3 << 20,), torch.uint8)
+    assert [asked_for(each.data_ptr()) for each in (few, many)] == [False, True]
 
 
 @needs_pages
