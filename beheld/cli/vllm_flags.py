@@ -113,7 +113,6 @@ SAME: dict[str, dict[str, str]] = {
         "llama4_pythonic": "pythonic",
         "qwen3_json": "hermes",
         "step3p5": "qwen3_coder",
-        "hunyuan_a13b": "jamba",
         "minimax": "jamba",
     },
 }

@@ -112,6 +112,7 @@ WRITTEN: dict[str, list[str]] = {
         f"<tool_calls>{listed()}</tool_calls>",
         "<tool_calls>\n" + each('{"name": "NAME", "arguments": ARGUMENTS}') + "\n</tool_calls>",
     ],
+    "hunyuan_a13b": [f"<tool_calls>{listed()}</tool_calls>"],
     "internlm": [each('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>')],
     "cohere": [f"<|START_ACTION|>{listed('tool_name', 'parameters')}<|END_ACTION|>"],
     "nemotron": [f"<TOOLCALL>{listed()}</TOOLCALL>"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from beheld.text.tools import gemma, headed, mistral
-from beheld.text.tools.bare import PythonCalls, json_reader, marked_json_reader, python_reader, worded_json_reader
+from beheld.text.tools.bare import PythonCalls, json_reader, listed_json_reader, python_reader, worded_json_reader
 from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
@@ -62,6 +62,7 @@ _HERMES = {"<tool_call>": Region("</tool_call>")}
 _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
+_HUNYUAN = {"<tool_calls>": Region("</tool_calls>")}
 _LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
 _MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
 _MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
@@ -126,6 +127,10 @@ FORMATS: dict[str, CallFormat] = {
         ("<|tool|>",),
     ),
     "jamba": _marked("<tool_calls>", "</tool_calls>", _json),
+    # The same, whose template writes the words before calls again as they were.
+    "hunyuan_a13b": CallFormat(
+        lambda schemas: MarkedReader(_HUNYUAN, JsonCalls, blanks=True), ("<tool_calls>",), ("<tool_calls>",)
+    ),
     "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
     "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
     "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
@@ -144,7 +149,7 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
     "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
-    "xlam": CallFormat(marked_json_reader),
+    "xlam": CallFormat(listed_json_reader),
     "json": CallFormat(json_reader),
 }
 

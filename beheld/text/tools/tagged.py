@@ -18,6 +18,8 @@ _ALIASES = {
     **{"dict": "object", "list": "array", "tuple": "array", "none": "null"},
 }
 
+_WORDS = {"type": "string"}
+
 
 @dataclass(frozen=True)
 class Tags:
@@ -30,11 +32,13 @@ class Tags:
         first: the state in which a call begins.
         states: the table.
         frame: text around a value that is not part of it.
+        words: a value whose type no schema gives is a string, also if it could be read as another type.
     """
 
     first: str
     states: Mapping[str, Mapping[str, str]]
     frame: str = ""
+    words: bool = False
 
 
 GLM = Tags(
@@ -75,8 +79,10 @@ def _named(invoke: str, parameter: str) -> dict[str, dict[str, str]]:
     }
 
 
-MINIMAX = Tags("head", _named("invoke", "parameter"))
-STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head"}, **_named("steptml:invoke", "steptml:parameter")})
+MINIMAX = Tags("head", _named("invoke", "parameter"), words=True)
+_STEP3 = _named("steptml:invoke", "steptml:parameter")
+# Some answers lack the kind of tool before the call.
+STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head", **_STEP3["head"]}, **_STEP3})
 
 
 class TaggedCalls:
@@ -176,7 +182,7 @@ class TaggedCalls:
             key = text.strip()
             pieces += _pieces_of((", " if self._opened else "{") + json_text(key) + ": ")
             self._opened = True
-            self._value = Value(self._properties.get(key), self._tags.frame)
+            self._value = Value(self._properties.get(key, _WORDS if self._tags.words else None), self._tags.frame)
         elif self._state == "value":
             pieces += _pieces_of(self._value.end())
 
