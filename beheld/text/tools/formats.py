@@ -154,6 +154,8 @@ FORMATS: dict[str, CallFormat] = {
 }
 
 
+# Formats whose grammars write the inputs of custom tools as JSON, where they can follow grammars of their own.
+HOLDING = frozenset(("hermes", "granite4", "mistral", "llama3_json", "json", "pythonic"))
 # Formats of operators' plug-ins.
 PLUGGED: dict[str, CallFormat] = {}
 
