@@ -41,7 +41,8 @@ FLAGS: dict[str, VllmOption] = {
     "speculative-model": VllmOption("no token is guessed ahead, and answers are the same without", values=1),
     "enable-flash-late-interaction": VllmOption("one way of late interaction is there, and scores are the same"),
     "api-server-count": VllmOption(
-        "one process speaks HTTP beside the engine's (--engine process), and --data-parallel-size adds engines", values=1
+        "one process speaks HTTP, another runs the engine, and --data-parallel-size adds engines",
+        values=1,
     ),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),

@@ -81,6 +81,17 @@ WRITTEN: dict[str, list[str]] = {
             '<parameter name="KEY">VALUE</parameter>',
         ),
     ],
+    **{
+        form: [
+            f"<｜DSML｜{frame}>\n"
+            + tagged(
+                '<｜DSML｜invoke name="NAME">\nARGUMENTS</｜DSML｜invoke>',
+                '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>\n',
+            )
+            + f"\n</｜DSML｜{frame}>"
+        ]
+        for form, frame in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    },
     "step3": [
         _STEP3[0]
         + tagged(_STEP3_CALL, '<steptml:parameter name="KEY">VALUE</steptml:parameter>').replace("\n", "")

@@ -74,6 +74,15 @@ STEP3 = (
     '<steptml:invoke name="look"><steptml:parameter name="at">the "sky"</steptml:parameter></steptml:invoke>'
     "<｜tool_call_end｜><｜tool_calls_end｜>"
 )
+DSML_OPEN = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+DSML_CLOSE = "\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+
+
+def dsml(key: str, value: str, text: str = "true") -> str:
+    begun = f'<｜DSML｜parameter name="{key}" string="{text}">' if text else f'<｜DSML｜parameter name="{key}">'
+    return f"{begun}{value}</｜DSML｜parameter>"
+
+
 LFM2_OPEN = "<|tool_call_start|>"
 LFM2 = LFM2_OPEN + "[look(at='the \"sky\"')]<|tool_call_end|>"
 SKY = '"the \\"sky\\""'
@@ -168,6 +177,18 @@ SKY = '"the \\"sky\\""'
         ("minimax_m2", MINIMAX[: MINIMAX.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>', "", [Piece("f", "{}")]),
         ("minimax_m2", 'Write <invoke name="a b">.', 'Write <invoke name="a b">.', []),
+        ("deepseek_v32", "So. \n" + DSML_OPEN + dsml("at", 'the "sky"') + DSML_CLOSE, "So. \n", [LOOK]),
+        ("deepseek_v4", (DSML_OPEN + dsml("new", "5") + dsml("more", "5", "false") + dsml("on", "yes", "") + DSML_CLOSE)
+         .replace("function_calls", "tool_calls"), "", [Piece("look", '{"new": "5", "more": 5, "on": "yes"}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("arguments", ' {"at": "x"} ', "false") + DSML_CLOSE, "",
+         [Piece("look", '{"at": "x"}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("input", '{"at": "x"}') + dsml("days", "2", "false") + DSML_CLOSE, "",
+         [Piece("look", '{"at": "x", "days": 2}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("arguments", "{}", "false") + DSML_CLOSE, "", [Piece("look", "{}")]),
+        ("deepseek_v32", DSML_OPEN + dsml("input", "7") + DSML_CLOSE, "", [Piece("look", '{"input": 7}')]),
+        ("deepseek_v32", DSML_OPEN + '<｜DSML｜parameter name="input" string="true">{"at": "x', "",
+         [Piece("look", '{"input": ')]),
+        ("deepseek_v32", f"{DSML_OPEN}{DSML_CLOSE}", "", [Piece("look", "{}")]),
         ("step3", STEP3, "", [LOOK]),
         ("step3", f"I look.{STEP3}{STEP3}", "I look.", [LOOK, LOOK]),
         ("step3", STEP3.replace("function<｜tool_sep｜>", ""), "", [LOOK]),

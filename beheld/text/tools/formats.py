@@ -10,7 +10,7 @@ from beheld.text.tools.bare import PythonCalls, json_reader, listed_json_reader,
 from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
-from beheld.text.tools.tagged import GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
+from beheld.text.tools.tagged import DEEPSEEK, GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,16 @@ def _marked(
     )
 
 
+def _dsml(frame: str) -> CallFormat:
+    """DeepSeek's calls in tags with attributes, in a frame of this name."""
+    marks = f"<｜DSML｜{frame}>", f"</｜DSML｜{frame}>"
+    return CallFormat(
+        lambda schemas: MarkedReader(_DSML, lambda: TaggedCalls(DEEPSEEK, schemas), frame=marks, blanks=True),
+        (marks[0], *_DSML),
+        template=(marks[0],),
+    )
+
+
 def _json(schemas: Schemas) -> CallBody:
     return JsonCalls()
 
@@ -66,6 +76,7 @@ _HUNYUAN = {"<tool_calls>": Region("</tool_calls>")}
 _LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
 _MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
 _MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
+_DSML = {'<｜DSML｜invoke name="': Region("</｜DSML｜invoke>", '<｜DSML｜invoke name="')}
 _STEP3_CALL = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 _STEP3_ALL = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 # Some of its models spell the mark out.
@@ -112,6 +123,9 @@ FORMATS: dict[str, CallFormat] = {
         short_ids=True,
     ),
     "deepseek_v3": _marked(*_DEEPSEEK_CALL, lambda schemas: headed.deepseek(), _DEEPSEEK_ALL),
+    # V3.2's, and V4's, which has another frame.
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
     "kimi_k2": _marked(*_KIMI_CALL, lambda schemas: headed.kimi(), _KIMI_ALL),
     # The reader of its reasoning leaves only calls between these.
     "openai": CallFormat(
