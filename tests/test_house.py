@@ -341,6 +341,7 @@ NOT_MODEL_TYPES = {
         *(
             "mistral",
             "deepseek_v3",
+            "olmo3",
             "deepseek_v32",
             "deepseek_v4",
             "kimi_k2",

@@ -38,8 +38,12 @@ def tagged(call: str, argument: str, text: str = "") -> str:
     return "\n".join(made)
 
 
+def python_lines() -> list[str]:
+    return [f"{n}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for n, given in CALLS]
+
+
 def python() -> str:
-    return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for n, given in CALLS) + "]"
+    return f"[{', '.join(python_lines())}]"
 
 
 def gemma() -> str:
@@ -128,6 +132,10 @@ WRITTEN: dict[str, list[str]] = {
     "cohere": [f"<|START_ACTION|>{listed('tool_name', 'parameters')}<|END_ACTION|>"],
     "nemotron": [f"<TOOLCALL>{listed()}</TOOLCALL>"],
     "lfm2": [f"<|tool_call_start|>{python()}<|tool_call_end|>"],
+    "olmo3": [
+        f"<function_calls>{python()[1:-1]}</function_calls>",
+        "<function_calls>\n" + "\n".join(python_lines()) + "\n</function_calls>",
+    ],
     "granite": [f"<|tool_call|>{listed()}"],
     "pythonic": [python(), f"<|python_start|>{python()}<|python_end|>"],
     "llama3_json": [each('{"name": "NAME", "parameters": ARGUMENTS}', "; ")],

@@ -238,6 +238,10 @@ SKY = '"the \\"sky\\""'
         ("json", ' [1, {"name": "f"}]', ' [1, {"name": "f"}]', []),
         ("json", "It is {x}.", "It is {x}.", []),
         ("pythonic", '[look(at="the \\"sky\\"")]', "", [LOOK]),
+        ("olmo3", 'I look. <function_calls>look(at="the \\"sky\\"")\nf()</function_calls>', "I look.",
+         [LOOK, Piece("f", "{}")]),
+        ("olmo3", "<function_calls>no call</function_calls>", "<function_calls>no call</function_calls>", []),
+        ("olmo3", "<function_calls>f(x=1", "<function_calls>f(x=1", []),
         (
             "pythonic",
             "<|python_start|>[f(a=-1.5, b=[True, None, {'k': 'it\\'s'}], ), look(at='a)]')]<|python_end|>",

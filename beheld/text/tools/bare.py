@@ -84,11 +84,12 @@ class PythonCalls:
 
     Args:
         names: the functions that may be called.
+        listed: brackets surround the calls; without them, each may stand on a line of its own.
     """
 
-    def __init__(self, names: Container[str]) -> None:
+    def __init__(self, names: Container[str], *, listed: bool = True) -> None:
         self._names = names
-        self._state = "start"
+        self._state = "start" if listed else "between"
         self._raw: list[str] = []
         self._held: list[str] = []
         self._balance = Balance(quotes="\"'")

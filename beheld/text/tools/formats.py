@@ -161,6 +161,7 @@ FORMATS: dict[str, CallFormat] = {
         ("<|tool_call|>",),
         ("<|tool_call|>",),
     ),
+    "olmo3": _marked("<function_calls>", "</function_calls>", lambda schemas: PythonCalls(schemas, listed=False)),
     "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
     "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
     "xlam": CallFormat(listed_json_reader),
