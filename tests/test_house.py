@@ -358,7 +358,20 @@ NOT_MODEL_TYPES = {
     # Names of formats for tool calls.
     "beheld/structured/calls.py": {"mistral"},
     "beheld/text/tools/formats.py": {
-        *("mistral", "deepseek_v3", "kimi_k2", "gemma4", "jamba", "cohere", "nemotron", "lfm2", "granite"),
+        *(
+            "mistral",
+            "deepseek_v3",
+            "olmo3",
+            "deepseek_v32",
+            "deepseek_v4",
+            "kimi_k2",
+            "gemma4",
+            "jamba",
+            "cohere",
+            "nemotron",
+            "lfm2",
+            "granite",
+        ),
         "minimax_m2",
     },
     # Names of formats of reasoning.

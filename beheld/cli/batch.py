@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from beheld.server.options import ServerOptions
 
 # Server options that a job has: those of a model's answers, not those of sockets.
-_SERVER = frozenset({"loras", "tool_parser", "reasoning_parser", "trust_templates", "strict_fields", "max_body_bytes"})
+_PLUGINS = ("tool_parser_plugin", "reasoning_parser_plugin")
+_SERVER = frozenset(
+    ("loras", "tool_parser", "reasoning_parser", *_PLUGINS, "trust_templates", "strict_fields", "max_body_bytes")
+)
 # Files of a folder that count as media.
 _ENDINGS = IMAGE | VIDEO | AUDIO
 # Seconds between two states of the progress line.
@@ -92,6 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     from beheld.jobs.output import OutputFile
 
     if arguments.ray:
+        plugin = next((name for name in _PLUGINS if getattr(server, name) is not None), None)
+        if plugin is not None:
+            raise ConfigError(
+                f"--{plugin.replace('_', '-')} is a file of this machine, which a cluster's others lack.",
+                "Leave out --ray, or the plug-in.",
+                param=plugin,
+            )
         need_ray("beheld batch --ray", "ray")
     output = OutputFile(Path(arguments.output), resume=arguments.resume)
     try:

@@ -29,7 +29,7 @@ def with_plugins(said: dict[str, Any]) -> dict[str, Any]:
 
 def _loaded(path: str, kind: str, flag: str, name: str | None) -> type:
     from beheld.compat.finder import install
-    from beheld.compat.parsers import ReasoningParsers, ToolParsers
+    from beheld.compat.parsers import REASONING_PARSERS, TOOL_PARSERS
 
     param = f"{kind}_parser_plugin"
     if name is None:
@@ -46,7 +46,7 @@ def _loaded(path: str, kind: str, flag: str, name: str | None) -> type:
             "Name a Python file or a module that registers a parser, as for vLLM.",
             param=param,
         ) from error
-    return ToolParsers.get_tool_parser(name) if kind == "tool" else ReasoningParsers.get_reasoning_parser(name)
+    return (TOOL_PARSERS if kind == "tool" else REASONING_PARSERS).found(name)
 
 
 def _imported(path: str) -> ModuleType:

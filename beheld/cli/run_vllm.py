@@ -15,6 +15,8 @@ from pathlib import Path
 
 from beheld.core.errors import ConfigError
 
+_COMMAND = "from beheld.cli.main import command\ncommand()\n"
+_ROOT = Path(__file__).parents[2]
 # What is not the user's code: beheld, Python's library and installed packages.
 _NOT_THEIRS = [
     Path(folder).resolve()
@@ -44,8 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     script = Path(arguments.script)
     if arguments.script == "vllm" and not script.is_file():
-        # In place of this process, so that signals reach the command.
-        os.execv(sys.executable, [sys.executable, "-m", "beheld", *arguments.arguments])
+        # In place of this process, so that signals reach the command. A command does not import from the folder that it
+        # was called in.
+        code = f"import sys\nsys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]\n{_COMMAND}"
+        os.execv(sys.executable, [sys.executable, "-c", code, *arguments.arguments])
     if not script.is_file():
         raise ConfigError(f"There is no file {arguments.script!r}.", "Name a Python file.", param="script")
     install()
@@ -72,8 +76,7 @@ def _command() -> Iterator[None]:
     paths = os.environ.get("PATH", os.defpath)
     with tempfile.TemporaryDirectory(prefix="beheld-command-") as folder:
         file = Path(folder) / "vllm"
-        code = "from beheld.cli.main import command\ncommand()\n"
-        file.write_text(f"#!{sys.executable}\n{code}", encoding="utf-8")
+        file.write_text(f"#!{sys.executable}\n{_COMMAND}", encoding="utf-8")
         file.chmod(0o755)
         os.environ["PATH"] = f"{paths}{os.pathsep}{folder}"
         try:

@@ -40,9 +40,12 @@ FLAGS: dict[str, VllmOption] = {
     "tokenizer-pool-size": VllmOption("texts are tokenized in threads", values=1),
     "speculative-model": VllmOption("no token is guessed ahead, and answers are the same without", values=1),
     "enable-flash-late-interaction": VllmOption("one way of late interaction is there, and scores are the same"),
+    "api-server-count": VllmOption(
+        "one process speaks HTTP, another runs the engine, and --data-parallel-size adds engines",
+        values=1,
+    ),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
-    "api-server-count": VllmOption(remedy="One process serves; leave it out.", values=1, only=("1",)),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
     "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
@@ -89,6 +92,7 @@ FLAGS.update(
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
+    "-asc": "api-server-count",
     "-sc": "speculative-config",
     "-cc": "compilation-config",
     "-O": "compilation-config",
@@ -113,7 +117,6 @@ SAME: dict[str, dict[str, str]] = {
         "llama4_pythonic": "pythonic",
         "qwen3_json": "hermes",
         "step3p5": "qwen3_coder",
-        "hunyuan_a13b": "jamba",
         "minimax": "jamba",
     },
 }

@@ -51,11 +51,11 @@ _PARSERS = {
 }
 _TOOL_PARSERS = {
     "ToolParser": "beheld.compat.parsers:ToolParser",
-    "ToolParserManager": "beheld.compat.parsers:ToolParsers",
+    "ToolParserManager": "beheld.compat.parsers:TOOL_PARSERS",
 }
 _REASONING_PARSERS = {
     "ReasoningParser": "beheld.compat.parsers:ReasoningParser",
-    "ReasoningParserManager": "beheld.compat.parsers:ReasoningParsers",
+    "ReasoningParserManager": "beheld.compat.parsers:REASONING_PARSERS",
 }
 _THINKING = {"BaseThinkingReasoningParser": "beheld.compat.parsers:MarkedReasoningParser"}
 _METRICS = {name: f"beheld.compat.metrics:{name}" for name in ("Counter", "Gauge", "Histogram", "Metric", "Vector")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,7 +25,7 @@ class _Record(BaseModel):
 class FunctionCall(_Record):
     """The function of a call; its arguments are JSON."""
 
-    id: str | None = None
+    id: str | None = Field(default=None, exclude=True)
     name: str
     arguments: str
 
@@ -77,6 +77,7 @@ class FunctionDefinition(_Record):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ChatCompletionToolsParam(_Record):
@@ -172,57 +173,38 @@ class Qwen3ReasoningParser(DeepSeekR1ReasoningParser):
     """The same."""
 
 
-class _Registry:
+class Registry:
     """A registry: name -> class, and a decorator that registers."""
 
-    kinds: ClassVar[dict[str, type]]
+    def __init__(self) -> None:
+        self.kinds: dict[str, type] = {}
 
-    @classmethod
     def register_module(
-        cls, name: str | list[str] | None = None, force: bool = True, module: type | None = None
+        self, name: str | list[str] | None = None, force: bool = True, module: type | None = None
     ) -> type | Callable[[Kind], Kind]:
         """Register a class under one name or several; its own if none is given. Without `module`, a decorator."""
 
         def register(kind: Kind) -> Kind:
             names = [kind.__name__] if name is None else [name] if isinstance(name, str) else list(name)
-            cls.kinds.update(dict.fromkeys(names, kind))
+            self.kinds.update(dict.fromkeys(names, kind))
             return kind
 
         return register if module is None else register(module)
 
-    @classmethod
-    def _found(cls, name: str) -> type:
-        if name not in cls.kinds:
-            known = ", ".join(sorted(cls.kinds)) or "none"
+    def found(self, name: str) -> type:
+        """The parser of that name.
+
+        Raises:
+            ConfigError: none is registered.
+        """
+        if name not in self.kinds:
+            known = ", ".join(sorted(self.kinds)) or "none"
             raise ConfigError(f"The plug-in registers no parser {name!r}.", f"It registers: {known}.", param=name)
-        return cls.kinds[name]
+        return self.kinds[name]
+
+    # vLLM's names, of which each kind of parser has one.
+    get_tool_parser = get_reasoning_parser = found
 
 
-class ToolParsers(_Registry):
-    """The registry of parsers of calls."""
-
-    kinds: ClassVar[dict[str, type]] = {}
-
-    @classmethod
-    def get_tool_parser(cls, name: str) -> type:
-        """The parser of that name.
-
-        Raises:
-            ConfigError: none is registered.
-        """
-        return cls._found(name)
-
-
-class ReasoningParsers(_Registry):
-    """The registry of parsers of reasoning."""
-
-    kinds: ClassVar[dict[str, type]] = {}
-
-    @classmethod
-    def get_reasoning_parser(cls, name: str) -> type:
-        """The parser of that name.
-
-        Raises:
-            ConfigError: none is registered.
-        """
-        return cls._found(name)
+TOOL_PARSERS = Registry()
+REASONING_PARSERS = Registry()

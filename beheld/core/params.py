@@ -30,6 +30,10 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+# The form, in StructuredOutputs.calls, of an answer that is nothing but calls in JSON, whatever the model's own.
+FORCED_CALLS = "forced"
+
+
 @dataclass(frozen=True)
 class ReasoningFormat:
     """How a model delimits its reasoning: the texts `open` and `close`.

@@ -43,6 +43,7 @@ from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
 from beheld.server.chat import EFFORT, ChunkHead
 from beheld.server.clients import Clients
+from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.generate_schema import GenerateRequest
@@ -69,6 +70,7 @@ from beheld.server.schema import (
 from beheld.server.shutdown import CutOff
 from beheld.server.speech_schema import TranscriptionRequest, TranslationRequest
 from beheld.server.stream import Chunk, Gone, fold, until_gone
+from beheld.server.tools import free_inputs
 from beheld.text.detokenize import token_bytes
 from beheld.utils.log import get_logger
 
@@ -246,6 +248,7 @@ class Service:
             return warned(made, request.state.notes)
 
         self._note_effort(body, request)
+        self._note_grammars(body, request)
         self._note_priority(body, request)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
@@ -386,6 +389,7 @@ class Service:
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
         self._note_effort(ask.body, request, "reasoning.effort")
+        self._note_grammars(ask.body, request)
         self._note_priority(ask.body, request)
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
@@ -660,6 +664,16 @@ class Service:
             and not chat.switches_thinking(body, self.llm.chat_template)
         ):
             self._note(request, chat.THINKING, "This model's template has no switch for it.")
+
+    def _note_grammars(self, body: ChatRequest, request: Request) -> None:
+        """Note the custom tools whose calls may not follow their grammars.
+
+        Raises:
+            HttpError: fields without effect are refused.
+        """
+        for name in free_inputs(body, self._forms.calls):
+            words = f"{not_held(name)} The tool choices 'required' and this tool hold them to it."
+            self._note(request, "tools", words)
 
     def _note_priority(self, body: ChatRequest | CompletionRequest | Pooled, request: Request) -> None:
         """Note that the engine does not rank requests, if this one has a priority.

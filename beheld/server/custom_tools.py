@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from beheld.utils.quoted_grammar import of_regex, quoted
+
 
 def function_of(name: str, description: str | None, grammar: tuple[str, str] | None) -> dict[str, Any]:
     """The function that the model sees; `grammar` is the syntax and definition that the input follows, if any."""
@@ -15,6 +17,21 @@ def function_of(name: str, description: str | None, grammar: tuple[str, str] | N
         words += f"\n\nThe input follows this grammar ({grammar[0]}):\n{grammar[1]}"
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return {"name": name, "description": words, "parameters": text | {"additionalProperties": False}}
+
+
+def held_grammar(syntax: str, definition: str) -> str | None:
+    """The grammar that the input's calls can be held to, in Lark; None if a part of it has no form in JSON."""
+    grammar = of_regex(definition) if syntax == "regex" else definition
+    try:
+        quoted(grammar)
+    except ValueError:
+        return None
+    return grammar
+
+
+def not_held(name: str) -> str:
+    """What a warning says of a grammar that the calls are not held to."""
+    return f"The model is shown the grammar of {name}; its calls may still not follow it."
 
 
 def arguments_of(text: str) -> str:

@@ -88,7 +88,10 @@ class DeltaParser:
         if not text:
             return
         if self._named is not None:
-            yield self._argument(text)
+            if not self._num_calls:
+                self._num_calls = 1
+                yield self._call(0, self._named)
+            yield _more(0, text)
         elif self._reader is None:
             yield {"content": text}
         else:
@@ -101,30 +104,30 @@ class DeltaParser:
             if self._max_calls is not None and number >= self._max_calls:
                 return
             first, *more = group
-            arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
             if first.name is not None:
-                yield {"tool_calls": [self._call(number, first.name, arguments, first.id)]}
-            elif arguments:
-                yield {"tool_calls": [{"index": number, "function": {"arguments": arguments}}]}
+                yield self._call(number, first.name, first.id)
+            arguments = "".join([first.arguments, *(piece.arguments for piece in more)])
+            if arguments:
+                yield _more(number, arguments)
 
     def _number(self, piece: Piece) -> int:
         """The index of the call that a piece belongs to, from 0."""
         self._num_calls += piece.name is not None
         return self._num_calls - 1
 
-    def _argument(self, text: str) -> Delta:
-        """A piece of the arguments of the one function that must be called."""
-        assert self._named is not None
-        if not self._num_calls:
-            self._num_calls = 1
-            return {"tool_calls": [self._call(0, self._named, text)]}
-        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+    def _call(self, index: int, name: str, identity: str | None = None) -> Delta:
+        """The beginning of a call, before its arguments, as OpenAI's streams have it.
 
-    def _call(self, index: int, name: str, arguments: str, identity: str | None = None) -> Delta:
-        """The beginning of a call; it keeps the id that the model gave it, unless an earlier one has the same."""
-        function = {"name": name, "arguments": arguments}
+        The call keeps the id that the model gave it, unless an earlier one has the same.
+        """
         own = uuid.uuid4().hex
         if identity is None or identity in self._ids:
             identity = own[:9] if self._short_ids else f"call_{own[:24]}"
         self._ids.add(identity)
-        return {"index": index, "id": identity, "type": "function", "function": function}
+        function = {"name": name, "arguments": ""}
+        return {"tool_calls": [{"index": index, "id": identity, "type": "function", "function": function}]}
+
+
+def _more(index: int, arguments: str) -> Delta:
+    """A piece of a call's arguments."""
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}

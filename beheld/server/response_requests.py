@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from beheld.server import limits
-from beheld.server.custom_tools import arguments_of, function_of
+from beheld.server.custom_tools import arguments_of, function_of, held_grammar, not_held
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
@@ -204,10 +204,17 @@ class FreeformTool(Body):
 
     def as_function(self) -> dict[str, Any]:
         """The function that the model sees."""
-        grammar = None
-        if self.format is not None and self.format.definition:
-            grammar = (self.format.syntax or "lark", self.format.definition)
-        return function_of(self.name, self.description, grammar)
+        return function_of(self.name, self.description, self._grammar())
+
+    def held(self) -> str | None:
+        """The grammar that its calls can be held to, in Lark."""
+        grammar = self._grammar()
+        return None if grammar is None else held_grammar(*grammar)
+
+    def _grammar(self) -> tuple[str, str] | None:
+        if self.format is None or not self.format.definition:
+            return None
+        return self.format.syntax or "lark", self.format.definition
 
 
 class NamespaceTool(Body):
@@ -475,7 +482,11 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     names = FieldNames("input", fields=fields, places=places)
     # Kept without the input, whose media are large.
     kept = given.model_copy(update={"input": ""})
-    return ResponseAsked(kept, ChatRequest.model_validate(made), names, [] if given.store is False else items.messages)
+    body = ChatRequest.model_validate(made)
+    held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
+    for each in body.tools or ():
+        each.function.hold_to(held.get(each.function.name))
+    return ResponseAsked(kept, body, names, [] if given.store is False else items.messages)
 
 
 def _chosen(choice: str | NamedFunction | AllowedNames | None) -> Any:
@@ -512,8 +523,8 @@ def _seen(tools: Sequence[FunctionTool | FreeformTool | NamespaceTool]) -> list[
 def _function(tool: FunctionTool | FreeformTool, notes: Notes) -> dict[str, Any]:
     if isinstance(tool, FunctionTool):
         return tool.model_dump(exclude={"type"}, exclude_none=True)
-    if tool.format is not None and tool.format.type == "grammar":
-        words = f"The model is shown the grammar of {tool.name}; its calls may still not follow it."
+    if tool.format is not None and tool.format.type == "grammar" and tool.held() is None:
+        words = not_held(tool.name)
         if notes.strict:
             raise HttpError(400, words, "Send the tool without a format.", param="tools")
         notes.tell("tools", words)

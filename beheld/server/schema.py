@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     Tag,
     ValidationError,
     ValidationInfo,
@@ -23,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from beheld.core.params import nearest
 from beheld.server import limits
-from beheld.server.custom_tools import arguments_of, function_of
+from beheld.server.custom_tools import arguments_of, function_of, held_grammar, not_held
 from beheld.server.notes import Notes
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -493,6 +494,17 @@ class Function(Body):
     description: Annotated[str, Field(max_length=1 << 16)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    # The grammar of a custom tool's input, in Lark.
+    _input: str | None = PrivateAttr(None)
+
+    @property
+    def input(self) -> str | None:
+        """The grammar that the one argument follows, if this stands for a custom tool with one."""
+        return self._input
+
+    def hold_to(self, grammar: str | None) -> None:
+        """Let the one argument follow a grammar."""
+        self._input = grammar
 
 
 class Tool(Body):
@@ -547,15 +559,18 @@ def _as_tool(given: Tool | ChatCustomTool, info: ValidationInfo) -> Tool:
     if own.format is not None and (own.format.type == "grammar") != (given_form is not None):
         raise wrong(f"The format of {own.name} is of the type grammar or has one, not both.", "Send both, or neither.")
     grammar: tuple[str, str] | None = None
+    held: str | None = None
     if given_form is not None:
         grammar = (given_form.syntax, given_form.definition)
-        words = f"The model is shown the grammar of {own.name}; its calls may still not follow it."
-        if isinstance(info.context, Notes) and info.context.strict:
-            raise wrong(words, "Send the tool without a format.")
-        if isinstance(info.context, Notes):
+        held = held_grammar(*grammar)
+        if held is None and isinstance(info.context, Notes):
+            words = not_held(own.name)
+            if info.context.strict:
+                raise wrong(words, "Send the tool without a format.")
             info.context.tell("tools", words)
-    seen = function_of(own.name, own.description, grammar)
-    return SeenCustom(type="function", function=Function(**seen))
+    made = SeenCustom(type="function", function=Function(**function_of(own.name, own.description, grammar)))
+    made.function.hold_to(held)
+    return made
 
 
 if TYPE_CHECKING:

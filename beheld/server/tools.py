@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from beheld.core.params import StructuredOutputs
+from beheld.core.params import FORCED_CALLS, StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
-from beheld.text.tools import format_named
+from beheld.text.tools import HOLDING, format_named
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,16 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
                 "Name one of them.",
                 param="tool_choice",
             )
-        return ToolUse(shown, None, wanted, _json(_parameters(body, wanted)), short_ids=short)
+        held = [each for each in _held(body) if each["name"] == wanted]
+        grammar = _json(_parameters(body, wanted))
+        if held and held[0]["input"] is not None:
+            grammar = _forced(held, 0)
+        return ToolUse(shown, None, wanted, grammar, short_ids=short)
     if choice == "required":
         entries = [_call_schema(body, name, f"#/items/anyOf/{place}") for place, name in enumerate(names)]
         grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
+        if any(each["input"] is not None for each in _held(body)):
+            grammar = _forced(_held(body), most or 16)
         return ToolUse(shown, "json", None, grammar, schemas, short_ids=short)
     if form is None:
         raise HttpError(
@@ -149,7 +155,7 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
             "Set tool_choice to 'required' or to a function. The operator may start it with --tool-call-parser.",
             param="tools",
         )
-    if not any(tool.function.strict for tool in body.tools):
+    if not any(tool.function.strict or (tool.function.input and form.name in HOLDING) for tool in body.tools):
         return ToolUse(shown, form.name, schemas=schemas, max_calls=most, short_ids=short)
     # The grammar of strict functions does not hold calls that stand among words.
     read = "json" if form.name == "llama3_json" else form.name
@@ -159,10 +165,34 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
 def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
     """A grammar for any text in which calls of strict functions follow their schemas."""
     tools = [
-        {"name": tool.function.name, "schema": (tool.function.parameters or {}) if tool.function.strict else None}
+        {
+            "name": tool.function.name,
+            "schema": (tool.function.parameters or {}) if tool.function.strict or tool.function.input else None,
+            "input": tool.function.input if form.name in HOLDING else None,
+        }
         for tool in body.tools or ()
     ]
     return StructuredOutputs(calls=json.dumps({"form": form.name, "tools": tools}))
+
+
+def _held(body: ChatRequest) -> list[dict[str, Any]]:
+    """The functions as grammars have them where all must be followed."""
+    return [
+        {"name": name, "schema": _parameters(body, name), "input": tool.function.input}
+        for tool in body.tools or ()
+        for name in (tool.function.name,)
+    ]
+
+
+def _forced(tools: list[dict[str, Any]], most: int) -> StructuredOutputs:
+    return StructuredOutputs(calls=json.dumps({"form": FORCED_CALLS, "tools": tools, "most": most}))
+
+
+def free_inputs(body: ChatRequest, form: ToolForm | None) -> list[str]:
+    """The custom tools whose calls are not held to their grammars: the model's format has no place for them."""
+    if form is None or body.tool_choice not in (None, "auto") or form.name in HOLDING:
+        return []
+    return [tool.function.name for tool in body.tools or () if tool.function.input is not None]
 
 
 def _json(schema: dict[str, Any]) -> StructuredOutputs:

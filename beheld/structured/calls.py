@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from beheld.core.errors import ParamsError
-from beheld.core.params import Grammar, ReasoningFormat
+from beheld.core.params import FORCED_CALLS, Grammar, ReasoningFormat
 from beheld.structured.closed import json_rule
 from beheld.structured.marks import TEXT, Tokens, up_to, words, written
 from beheld.utils.json_types import types_of, values_of
+from beheld.utils.quoted_grammar import quoted
 
 # Schema keywords that restrict nothing.
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "strict"})
@@ -34,7 +35,8 @@ def leaves_room(grammar: Grammar) -> bool:
     The model opens it itself, and marks separate calls from words.
     """
     reasoning = grammar.reasoning
-    return reasoning is not None and not reasoning.begun and json.loads(grammar.text)["form"] not in _BARE
+    marked = json.loads(grammar.text)["form"] in _MARKED
+    return marked and reasoning is not None and not reasoning.begun
 
 
 def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None) -> str:
@@ -42,7 +44,9 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
 
     Args:
         text: JSON: {"form": a key of text.tools.FORMATS, "tools": [{"name": ..., "schema": the argument schema of a
-            strict function; null for others}]}.
+            strict function; null for others, "input": the grammar that the one argument of a custom tool's function
+            follows, in Lark; null for others}], "most": with the form "forced", the greatest number of calls in a JSON
+            list that is the whole answer, or 0 for the arguments of one function alone}.
         tokens: the tokenizer's special tokens.
         reasoning: reasoning before the answer, if any; text cannot start with its opening mark.
 
@@ -51,6 +55,8 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
     """
     asked = json.loads(text)
     form, tools = asked["form"], asked["tools"]
+    if form == FORCED_CALLS:
+        return _forced(tools, asked["most"])
     rules = [TEXT]
     if form not in _BARE and form not in _MARKED:
         raise ParamsError(
@@ -63,6 +69,13 @@ def lark_of(text: str, tokens: Tokens, reasoning: ReasoningFormat | None = None)
     else:
         rules += [words(tokens, *_MARKS[form]), *_MARKED[form](tools, tokens)]
     return "\n".join(rules)
+
+
+def _forced(tools: Sequence[Any], most: int) -> str:
+    if not most:
+        return f"start: {_arguments(tools[0])}"
+    more = f' (", " one){{0,{most - 1}}}' if most > 1 else ""
+    return "\n".join([f'start: "[" one{more} "]"', f"one: {_any_of(tools)}", *_json_calls(tools, "arguments")])
 
 
 def _spoken(tokens: Tokens) -> str:
@@ -83,8 +96,15 @@ def _any_of(tools: Sequence[Any]) -> str:
     return " | ".join(f"call_{number}" for number in range(len(tools)))
 
 
-def _arguments(schema: Schema | None) -> str:
-    return json_rule({**(schema or {}), "type": "object"})
+def _arguments(tool: Any) -> str:
+    if tool.get("input") is not None:
+        return f'"{{\\"input\\": " {_text_of(tool)} "}}"'
+    return json_rule({**(tool["schema"] or {}), "type": "object"})
+
+
+def _text_of(tool: Any) -> str:
+    """The input of a custom tool, as JSON."""
+    return f'"\\"" %lark {{\n{quoted(tool["input"])}\n}} "\\""'
 
 
 # ---------------------------------------------------------------------- calls in JSON
@@ -100,7 +120,7 @@ def _hermes(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
 def _json_calls(tools: Sequence[Any], key: str) -> Iterator[str]:
     for number, tool in enumerate(tools):
         begin = f'{{"name": {json.dumps(tool["name"])}, "{key}": '
-        yield f'call_{number}: {json.dumps(begin)} {_arguments(tool["schema"])} "}}"'
+        yield f'call_{number}: {json.dumps(begin)} {_arguments(tool)} "}}"'
 
 
 def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
@@ -112,7 +132,7 @@ def _mistral(tools: Sequence[Any], tokens: Tokens) -> Iterator[str]:
     number_of = f"({written('[CALL_ID]', tokens)} /[A-Za-z0-9]{{1,16}}/)?"
     for number, tool in enumerate(tools):
         behind = f"{number_of} {written('[ARGS]', tokens)}?"
-        yield f"named_{number}: {json.dumps(tool['name'])} {behind} {_arguments(tool['schema'])}"
+        yield f"named_{number}: {json.dumps(tool['name'])} {behind} {_arguments(tool)}"
 
 
 def _bare_json(key: str) -> Callable[[Sequence[Any], Tokens, str], Iterator[str]]:
@@ -166,6 +186,9 @@ def _pythonic(tools: Sequence[Any], tokens: Tokens, opening: str) -> Iterator[st
         if tool["schema"] is None:
             yield f'{rule}_f0: ({rule}_a (", " {rule}_a)*)?'
             yield f'{rule}_a: /[A-Za-z_][A-Za-z0-9_]*/ "=" (%json {{}} | {" | ".join(_PYTHON_WORDS.values())})'
+            continue
+        if tool.get("input") is not None:
+            yield from _separated(rule, [(f'"input=" {_text_of(tool)}', True)])
             continue
         named = [
             (f"{json.dumps(key + '=')} ({_python_value(schema)})", needed)

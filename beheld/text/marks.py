@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 # Longer texts are processed in blocks, so that the rest of a text is not copied and searched after each of its marks.
 BLOCK = 4096
@@ -62,6 +62,60 @@ class Trimmed:
         """Return and forget the whitespace held back."""
         held, self._blanks = "".join(self._blanks), []
         return held
+
+
+class Enclosed:
+    """Words around marked parts: the marks that enclose a part are left out, and so is whitespace before it.
+
+    Args:
+        opens: marks that may stand before a part, in any number.
+        closes: marks that may stand behind it, one of them.
+    """
+
+    # Longer whitespace and marks are words.
+    MOST = 256
+
+    def __init__(self, opens: Sequence[str] = (), closes: Sequence[str] = ()) -> None:
+        self._opens = opens
+        self._closes = closes
+        self._held = ""
+        self._closing: Beginning | None = None
+
+    def push(self, text: str) -> str:
+        """Add text; returns what is certain."""
+        if self._closing is not None:
+            found = self._closing.push(text)
+            if found is None:
+                return ""
+            blanks, mark, rest = found
+            self._closing, text = None, rest if mark else blanks + rest
+        text = self._held + text
+        place = self._opening(text, max(0, len(text) - self.MOST))
+        self._held = text[place:]
+        return text[:place]
+
+    def part(self) -> None:
+        """A part stands here: forget what opens it."""
+        self._held = ""
+        self._closing = Beginning(*self._closes) if self._closes else None
+
+    def rest(self) -> str:
+        """Return and forget what is held back."""
+        held, self._held = self._held, ""
+        if self._closing is not None:
+            held, self._closing = self._closing.rest() + held, None
+        return held
+
+    def _opening(self, text: str, least: int) -> int:
+        """Where the marks and the whitespace at the end begin, or what may become a mark."""
+        place = len(text) - max((held_back(text, mark) for mark in self._opens), default=0)
+        while place > least:
+            solid = len(text[least:place].rstrip()) + least
+            marks = [mark for mark in self._opens if text.endswith(mark, least, solid)]
+            if solid == place and not marks:
+                break
+            place = solid - max(map(len, marks), default=0)
+        return max(place, least)
 
 
 class Beginning:

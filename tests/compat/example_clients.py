@@ -1,9 +1,10 @@
 """Runs a folder of vLLM's example clients as they stand against `beheld serve`, and prints a row for each.
 
-    python -m tests.compat.example_clients FOLDER [--only TEXT] [--stage FOLDER]
+    python -m tests.compat.example_clients FOLDER [--only TEXT] [--stage FOLDER] [--python FILE]
 
-FOLDER is a copy of vLLM's examples/online_serving. The clients speak to port 8000, so it must be free. SERVERS says
-which server each needs; the rows mean the same as those of tests/compat/examples.py. Scripts for clusters, for the
+FOLDER is a copy of vLLM's examples/online_serving. The clients speak to port 8000, so it must be free. --python is a
+Python for the clients of OLDER, with torch, openai and transformers 4, which vLLM 0.12.0 asks for. SERVERS says which
+server each needs; the rows mean the same as those of tests/compat/examples.py. Scripts for clusters, for the
 page of another program or for data bases are left out: SERVERS does not name them.
 """
 
@@ -45,9 +46,13 @@ SERVERS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "openai_responses_client.py": "",
         "openai_responses_client_with_mcp_tools.py": "",
         "openai_responses_client_with_tools.py": "",
-        "prompt_embed_inference_with_openai_client.py": "",
         "structured_outputs/structured_outputs.py": "",
+    },
+    ("Qwen/Qwen3-0.6B", "--max-model-len 2048 --served-model-name Qwen/Qwen3-0.6B"): {
         "token_generation_client.py": "",
+    },
+    (examples.LLAMA, f"--enable-prompt-embeds --served-model-name {examples.LLAMA}"): {
+        "prompt_embed_inference_with_openai_client.py": "",
     },
     ("calls", f"{TOOLS} --reasoning-parser deepseek_r1 --max-model-len 2048 --served-model-name tiny"): {
         "openai_chat_completion_client_with_tools.py": "",
@@ -75,6 +80,8 @@ SERVERS: Mapping[tuple[str, str], Mapping[str, str]] = {
         "pooling/ner_client.py": "",
     },
 }
+# Their own calls of `apply_chat_template` want the tokens alone, as transformers 4 gives them.
+OLDER = ("prompt_embed_inference_with_openai_client.py", "token_generation_client.py")
 URL = "http://127.0.0.1:8000/health"
 START_S = 120
 LIMIT_S = 240
@@ -140,6 +147,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append", help="clients whose name holds this text")
     parser.add_argument("--stage", type=Path, help="where checkpoints and media are laid; kept for the next time")
+    parser.add_argument("--python", help="a Python with transformers 4, for the clients that need it")
     arguments = parser.parse_args()
     made = examples.stage(arguments.stage or Path(tempfile.mkdtemp(prefix="beheld-clients-")))
     counts: Counter[str] = Counter()
@@ -149,7 +157,8 @@ def main() -> None:
             continue
         with serving(made, model, flags):
             for name in wanted:
-                row = examples.run(made, arguments.folder / name, name, clients[name], limit_s=LIMIT_S)
+                python = arguments.python if name in OLDER else None
+                row = examples.run(made, arguments.folder / name, name, clients[name], limit_s=LIMIT_S, python=python)
                 counts[row.result] += 1
                 print(f"{row.result:8}{row.seconds:6.1f} s  {name:56}  {row.line[:260]}", flush=True)
     print(", ".join(f"{count} {result}" for result, count in counts.most_common()), "of", counts.total())

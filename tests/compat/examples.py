@@ -31,6 +31,7 @@ from tests.compat import example_repositories, laid
 from tests.compat.stage import Stage
 
 LIMIT_S = 240
+RUN_VLLM = ("-m", "beheld.cli.main", "run-vllm")
 # A million positions of the tiny checkpoint take 0.38 GiB.
 _ROOM = {"BEHELD_CPU_KV_CACHE_GIB": "0.5"}
 LLAMA = "meta-llama/Llama-3.2-1B-Instruct"
@@ -90,12 +91,20 @@ def stage(folder: Path) -> Stage:
     return made
 
 
-def run(made: Stage, script: Path, name: str, words: str | None = None, limit_s: float = LIMIT_S) -> Row:
+def run(
+    made: Stage,
+    script: Path,
+    name: str,
+    words: str | None = None,
+    limit_s: float = LIMIT_S,
+    python: str | None = None,
+) -> Row:
     """Run one script with its arguments.
 
     Args:
         name: its name in ARGUMENTS.
         words: other arguments.
+        python: a Python that runs the script without beheld.
     """
     source = script.read_text(encoding="utf-8")
     given = ARGUMENTS.get(name, "") if words is None else words
@@ -108,7 +117,7 @@ def run(made: Stage, script: Path, name: str, words: str | None = None, limit_s:
         given = given.format(model=model, out=f"{place}/out")
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", "beheld.cli.main", "run-vllm", str(script), *given.split()],
+            [*((python,) if python else (sys.executable, *RUN_VLLM)), str(script), *given.split()],
             cwd=place,
             env=os.environ | made.environment() | _ROOM | _paths(made.folder / "site"),
             stdout=subprocess.PIPE,

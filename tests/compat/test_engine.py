@@ -276,7 +276,11 @@ def test_programs_that_a_script_starts_find_a_command(tmp_path: Path, monkeypatc
 
 
 def test_a_line_of_the_command_itself(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "beheld", "run-vllm", "vllm", "serve", "--help"]
+    words = [sys.executable, "-P", "-m", "beheld", "run-vllm", "vllm", "serve", "--help"]
+    # As an installed command, it takes nothing from the folder that it is called in.
+    (tmp_path / "torch.py").write_text("raise SystemExit('another module')")
+    (tmp_path / "yaml.py").write_text("raise SystemExit('another module')")
+    (tmp_path / "beheld.py").write_text("raise SystemExit('another module')")
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
     assert done.returncode == 0, done.stderr
     assert "--max-model-len" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from beheld.server.custom_tools import CustomCalls, input_of
 from beheld.server.delta_parser import DeltaParser
+from beheld.server.schema import ChatRequest
 from beheld.server.stream import fold
+from beheld.server.tools import ToolForm, free_inputs, tool_use
 from tests.server.running import ENGINE, Running
 
 CHAT = "/v1/chat/completions"
@@ -89,12 +92,54 @@ def test_its_calls_are_taken_back(server: Running) -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_grammar_is_told(server: Running) -> None:
-    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}}
-    tool = {"type": "custom", "custom": {"name": "shell", "format": form}}
-    answer = server.post(CHAT, {**ASKED, "max_tokens": 1, "tools": [tool], "tool_choice": "required"})
+def formed(syntax: str, definition: str) -> dict[str, Any]:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": "shell", "format": form}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "pattern"),
+    [
+        (formed("regex", r'^"[a-c]{3,5}\n"$'), r'"[a-c]{3,5}\n"'),
+        (formed("lark", 'start: "\\"" WORD ("\\n" WORD)* ";"\nWORD: /[a-c]{1,3}/'), r'"[a-c]{1,3}(\n[a-c]{1,3})*;'),
+    ],
+)
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "shell"}}])
+def test_the_input_follows_its_grammar(server: Running, tool: dict[str, Any], pattern: str, choice: Any) -> None:
+    asked = {**ASKED, "max_tokens": 120, "tools": [tool, OTHER], "tool_choice": choice, "parallel_tool_calls": False}
+    found = []
+    for seed in range(4):
+        answer = server.post(CHAT, {**asked, "temperature": 2, "seed": seed}).json()
+        assert "warnings" not in answer
+        if answer["choices"][0]["finish_reason"] != "length":
+            found += [
+                call["custom"]["input"] for call in answer["choices"][0]["message"]["tool_calls"] if "custom" in call
+            ]
+    assert found
+    assert all(re.fullmatch(pattern, text) for text in found)
+    flat = {"type": "custom", "name": "shell", "format": {"type": "grammar", **tool["custom"]["format"]["grammar"]}}
+    named = choice if choice == "required" else {"type": "custom", "name": "shell"}
+    given = {"model": "tiny", "input": "x", "tools": [flat], "tool_choice": named, "max_output_tokens": 120}
+    made = server.post("/v1/responses", given).json()
+    assert "warnings" not in made
+    assert made["status"] == "incomplete" or all(re.fullmatch(pattern, item["input"]) for item in made["output"])
+
+
+def test_a_grammar_that_cannot_be_followed_is_told(server: Running) -> None:
+    asked = {**ASKED, "max_tokens": 1, "tools": [formed("regex", r"\p{Lu}")], "tool_choice": "required"}
+    answer = server.post(CHAT, asked)
     assert "may still not follow" in answer.json()["warnings"][0]["message"]
     assert answer.json()["warnings"][0]["param"] == "tools"
+    wrong = {**asked, "tools": [formed("lark", "start: nothing")]}
+    assert server.post(CHAT, wrong).status_code == 400
+
+
+@pytest.mark.parametrize(("form", "told"), [("hermes", False), ("llama3_json", False), ("glm45", True)])
+def test_whether_the_form_of_calls_holds_them_to_it_is_known(form: str, told: bool) -> None:
+    body = ChatRequest.model_validate({**ASKED, "tools": [formed("regex", "a+")]})
+    assert free_inputs(body, ToolForm(form, special=False)) == (["shell"] if told else [])
+    use = tool_use(body, ToolForm(form, special=False), 8)
+    assert (use.grammar is None) == told
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from beheld.cli import serve as command
+from beheld.cli.main import main
 from beheld.cli.parser import Parser
 from beheld.core.errors import ConfigError
 from beheld.server.options import ServerOptions
@@ -19,6 +20,7 @@ from beheld.server.parser_plugins import PluginReader, marks_of
 from beheld.text.reasoning import splitter
 from beheld.text.tools import Piece
 from tests.compat import scripted
+from tests.jobs.test_job import MODEL
 from tests.server.running import ENGINE, Running
 
 CALLS = """
@@ -122,7 +124,7 @@ def test_a_server_reads_calls_and_reasoning_with_them(files: Path, tmp_path: Pat
         stream = client.chat.completions.create(**asked, tools=[TOOL], temperature=0, stream=True)
         deltas: Any = [choice.delta for chunk in stream for choice in chunk.choices]
         assert "".join(delta.content or "" for delta in deltas) == "Look: "
-        assert [one.function.name for delta in deltas for one in delta.tool_calls or ()] == ["look"]
+        assert [one.function.name for delta in deltas for one in delta.tool_calls or ()] == ["look", None]
         # Without tools nothing is a call.
         plain = client.chat.completions.create(**asked, temperature=0).choices[0].message
         assert (plain.content, plain.tool_calls) == ("Look: <<look:here>>", None)
@@ -131,6 +133,28 @@ def test_a_server_reads_calls_and_reasoning_with_them(files: Path, tmp_path: Pat
             client.chat.completions.create(**asked, tools=[{"type": "function", "function": strict}])
     finally:
         server.close()
+
+
+def test_a_job_reads_calls_and_reasoning_with_them(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    scripted.write(tmp_path / "model", ("<seed>", "Hm.", "</seed>", "Look: ", "<<look:here>>"))
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "tools": [TOOL], "temperature": 0}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    calls, thoughts = str(files / "plugged_calls.py"), str(files / "plugged_thoughts.py")
+    plugins = ["--tool-parser-plugin", calls, "--reasoning-parser-plugin", thoughts]
+    names = ["--tool-call-parser", "ours", "--reasoning-parser", "seeds"]
+    words = ["batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), "-m", str(tmp_path / "model"), *MODEL]
+    assert main([*words, *plugins, *names, "--engine", "thread"]) == 0
+    made = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["response"]["body"]
+    message = made["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ("Look: ", "Hm.")
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+    # Other machines of a cluster have no such file.
+    assert main([*words, *plugins, *names, "--resume", "--ray"]) == 1
+    assert "Leave out --ray" in capsys.readouterr().err
 
 
 def test_an_answer_on_which_a_parser_fails_is_text(files: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar
 from beheld.structured.calls import _BARE, _MARKED
 from beheld.structured.compile import Compiler
-from beheld.text.tools import FORMATS, calls_of
+from beheld.text.tools import FORMATS, HOLDING, calls_of
 from tests import tiny
 
 SCHEMA: dict[str, Any] = {
@@ -335,3 +335,24 @@ def test_texts_that_may_be_null_are_texts() -> None:
     reader = FORMATS["glm45"].reader({"f": schema})
     (call,) = calls_of([*reader.push(text)[1], *reader.finish()[1]])
     assert json.loads(call.arguments) == {"a": None, "b": "x", "c": [1]}
+
+
+HELD = {
+    "hermes": '<tool_call>\n{"name": "shell", "arguments": {"input": %s}}\n</tool_call>',
+    "granite4": '<tool_call>\n{"name": "shell", "arguments": {"input": %s}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS]shell[ARGS]{"input": %s}',
+    "llama3_json": '{"name": "shell", "parameters": {"input": %s}}',
+    "json": '[{"name": "shell", "arguments": {"input": %s}}]',
+    "pythonic": "[shell(input=%s)]",
+}
+
+
+@pytest.mark.parametrize("form", sorted(HOLDING))
+def test_inputs_of_custom_tools_follow_their_grammars_where_json_writes_them(form: str) -> None:
+    schema = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    tool = {"name": "shell", "schema": schema, "input": 'start: "say \\"" /[a-z,]+/ "\\""'}
+    for text, right in (('say "a,b"', True), ('say "', False), ("say a", False), ("", False)):
+        for tools in ((tool,), (*TOOLS, tool)):
+            matcher = compiler("added").matcher(grammar(form, *tools))
+            whole = taken(matcher, "added", HELD[form] % json.dumps(text))
+            assert (whole and matcher.is_accepting()) == right, (text, len(tools))

@@ -38,8 +38,12 @@ def tagged(call: str, argument: str, text: str = "") -> str:
     return "\n".join(made)
 
 
+def python_lines() -> list[str]:
+    return [f"{n}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for n, given in CALLS]
+
+
 def python() -> str:
-    return "[" + ", ".join(f"{n}({', '.join(f'{k}={v!r}' for k, v in given.items())})" for n, given in CALLS) + "]"
+    return f"[{', '.join(python_lines())}]"
 
 
 def gemma() -> str:
@@ -81,6 +85,17 @@ WRITTEN: dict[str, list[str]] = {
             '<parameter name="KEY">VALUE</parameter>',
         ),
     ],
+    **{
+        form: [
+            f"<｜DSML｜{frame}>\n"
+            + tagged(
+                '<｜DSML｜invoke name="NAME">\nARGUMENTS</｜DSML｜invoke>',
+                '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>\n',
+            )
+            + f"\n</｜DSML｜{frame}>"
+        ]
+        for form, frame in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+    },
     "step3": [
         _STEP3[0]
         + tagged(_STEP3_CALL, '<steptml:parameter name="KEY">VALUE</steptml:parameter>').replace("\n", "")
@@ -112,10 +127,15 @@ WRITTEN: dict[str, list[str]] = {
         f"<tool_calls>{listed()}</tool_calls>",
         "<tool_calls>\n" + each('{"name": "NAME", "arguments": ARGUMENTS}') + "\n</tool_calls>",
     ],
+    "hunyuan_a13b": [f"<tool_calls>{listed()}</tool_calls>"],
     "internlm": [each('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>')],
     "cohere": [f"<|START_ACTION|>{listed('tool_name', 'parameters')}<|END_ACTION|>"],
     "nemotron": [f"<TOOLCALL>{listed()}</TOOLCALL>"],
     "lfm2": [f"<|tool_call_start|>{python()}<|tool_call_end|>"],
+    "olmo3": [
+        f"<function_calls>{python()[1:-1]}</function_calls>",
+        "<function_calls>\n" + "\n".join(python_lines()) + "\n</function_calls>",
+    ],
     "granite": [f"<|tool_call|>{listed()}"],
     "pythonic": [python(), f"<|python_start|>{python()}<|python_end|>"],
     "llama3_json": [each('{"name": "NAME", "parameters": ARGUMENTS}', "; ")],

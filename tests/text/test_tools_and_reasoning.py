@@ -74,6 +74,15 @@ STEP3 = (
     '<steptml:invoke name="look"><steptml:parameter name="at">the "sky"</steptml:parameter></steptml:invoke>'
     "<｜tool_call_end｜><｜tool_calls_end｜>"
 )
+DSML_OPEN = '<｜DSML｜function_calls>\n<｜DSML｜invoke name="look">\n'
+DSML_CLOSE = "\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+
+
+def dsml(key: str, value: str, text: str = "true") -> str:
+    begun = f'<｜DSML｜parameter name="{key}" string="{text}">' if text else f'<｜DSML｜parameter name="{key}">'
+    return f"{begun}{value}</｜DSML｜parameter>"
+
+
 LFM2_OPEN = "<|tool_call_start|>"
 LFM2 = LFM2_OPEN + "[look(at='the \"sky\"')]<|tool_call_end|>"
 SKY = '"the \\"sky\\""'
@@ -168,12 +177,39 @@ SKY = '"the \\"sky\\""'
         ("minimax_m2", MINIMAX[: MINIMAX.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>', "", [Piece("f", "{}")]),
         ("minimax_m2", 'Write <invoke name="a b">.', 'Write <invoke name="a b">.', []),
+        ("deepseek_v32", "So. \n" + DSML_OPEN + dsml("at", 'the "sky"') + DSML_CLOSE, "So. \n", [LOOK]),
+        ("deepseek_v4", (DSML_OPEN + dsml("new", "5") + dsml("more", "5", "false") + dsml("on", "yes", "") + DSML_CLOSE)
+         .replace("function_calls", "tool_calls"), "", [Piece("look", '{"new": "5", "more": 5, "on": "yes"}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("arguments", ' {"at": "x"} ', "false") + DSML_CLOSE, "",
+         [Piece("look", '{"at": "x"}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("input", '{"at": "x"}') + dsml("days", "2", "false") + DSML_CLOSE, "",
+         [Piece("look", '{"at": "x", "days": 2}')]),
+        ("deepseek_v32", DSML_OPEN + dsml("arguments", "{}", "false") + DSML_CLOSE, "", [Piece("look", "{}")]),
+        ("deepseek_v32", DSML_OPEN + dsml("input", "7") + DSML_CLOSE, "", [Piece("look", '{"input": 7}')]),
+        ("deepseek_v32", DSML_OPEN + '<｜DSML｜parameter name="input" string="true">{"at": "x', "",
+         [Piece("look", '{"input": ')]),
+        ("deepseek_v32", f"{DSML_OPEN}{DSML_CLOSE}", "", [Piece("look", "{}")]),
         ("step3", STEP3, "", [LOOK]),
         ("step3", f"I look.{STEP3}{STEP3}", "I look.", [LOOK, LOOK]),
+        ("step3", STEP3.replace("function<｜tool_sep｜>", ""), "", [LOOK]),
         ("step3", "<｜tool_call_begin｜>no<｜tool_call_end｜>", "<｜tool_call_begin｜>no<｜tool_call_end｜>", []),
         ("xlam", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]', "", [Piece("f", '{"x": 1}')]),
         ("xlam", '<tool_call>[{"name": "f", "arguments": {}}]</tool_call> ', "", [Piece("f", "{}")]),
         ("xlam", "[1, 2] of [TOOL_CALLS]", "[1, 2] of [TOOL_CALLS]", []),
+        ("xlam", 'I look.\n```json\n[{"name": "f", "arguments": {"x": "]"}}]\n``` \nDone, [1].', "I look. \nDone, [1].",
+         [Piece("f", '{"x": "]"}')]),
+        ("xlam", 'Sure.[TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"x": 1}}]', "Sure.",
+         [Piece("f", "{}"), Piece("g", '{"x": 1}')]),
+        ("xlam", '<think>A [list].</think>[{"name": "f", "arguments": {}}]', "<think>A [list].</think>",
+         [Piece("f", "{}")]),
+        ("xlam", 'I: <tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>\n',
+         "I:", [Piece("f", "{}"), Piece("g", "{}")]),
+        ("xlam", '```json\n[{"x": 1}]\n```', '```json\n[{"x": 1}]\n```', []),
+        ("xlam", 'Write ```[{"name": "', 'Write ```[{"name": "', []),
+        ("hunyuan_a13b", 'I look. <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', "I look. ",
+         [Piece("f", "{}")]),
+        ("minimax_m2", MINIMAX.replace('the "sky"', "5").replace('"at"', '"unknown"'), "",
+         [Piece("look", '{"unknown": "5"}')]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]', "",
          [Piece("f", '{"x": 1}'), Piece("g", "{}")]),
         ("mistral", 'Yes.[TOOL_CALLS]f[ARGS]{"x": "}"}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{}', "Yes.",
@@ -202,6 +238,10 @@ SKY = '"the \\"sky\\""'
         ("json", ' [1, {"name": "f"}]', ' [1, {"name": "f"}]', []),
         ("json", "It is {x}.", "It is {x}.", []),
         ("pythonic", '[look(at="the \\"sky\\"")]', "", [LOOK]),
+        ("olmo3", 'I look. <function_calls>look(at="the \\"sky\\"")\nf()</function_calls>', "I look.",
+         [LOOK, Piece("f", "{}")]),
+        ("olmo3", "<function_calls>no call</function_calls>", "<function_calls>no call</function_calls>", []),
+        ("olmo3", "<function_calls>f(x=1", "<function_calls>f(x=1", []),
         (
             "pythonic",
             "<|python_start|>[f(a=-1.5, b=[True, None, {'k': 'it\\'s'}], ), look(at='a)]')]<|python_end|>",
@@ -320,10 +360,22 @@ def test_calls_keep_the_ids_that_the_model_gave_them_once() -> None:
     names = ("functions.look:3", "functions.look:3", "functions.f:4", "g", "g:5")
     parser = DeltaParser(None, "kimi_k2", None, SCHEMAS)
     deltas = [*parser.push("".join(map(call.format, names))), *parser.finish()]
-    calls = [one for delta in deltas for one in delta.get("tool_calls", ())]
+    pieces = [one for delta in deltas for one in delta.get("tool_calls", ())]
+    calls = [one for one in pieces if "name" in one["function"]]
     assert [one["function"]["name"] for one in calls] == ["look", "look", "f", "g", "g"]
     assert [calls[place]["id"] for place in (0, 2, 4)] == ["functions.look:3", "functions.f:4", "g:5"]
     assert all(calls[place]["id"].startswith("call_") for place in (1, 3))
+
+
+@pytest.mark.parametrize(("form", "named"), [("hermes", None), (None, "f")])
+def test_a_call_begins_with_a_delta_without_arguments(form: str | None, named: str | None) -> None:
+    """As in OpenAI's streams: clients take the first delta for the name alone."""
+    parser = DeltaParser(None, form, named, SCHEMAS)
+    text = '{"x": 1}' if named else '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    (begun,), *further = [delta["tool_calls"] for delta in (*parser.push(text), *parser.finish())]
+    assert begun["function"] == {"name": "f", "arguments": ""}
+    assert "".join(one["function"]["arguments"] for (one,) in further) == '{"x": 1}'
+    assert all("id" not in one for (one,) in further)
 
 
 def test_blanks_in_place_of_a_bare_calls_name_take_no_time() -> None:

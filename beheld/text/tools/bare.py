@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from beheld.text.marks import BLOCK, Beginning
+from beheld.text.marks import BLOCK, Beginning, Enclosed
 from beheld.text.tools.call import NAME, CallBody, Piece, Schemas, json_text
 from beheld.text.tools.json_calls import Balance, JsonCalls
 from beheld.text.tools.literal import keywords_of, unescaped_keywords_of
@@ -62,7 +62,7 @@ class BareReader:
             return self._undecided + shown, pieces
         # The closing counterpart of the mark before the calls.
         behind = "".join(self._behind)
-        for mark in (_FENCE, _PYTHON_END, _XML[1]):
+        for mark in (_FENCE, _PYTHON_END):
             behind = behind.lstrip().removeprefix(mark) if behind.lstrip().startswith(mark) else behind
         return shown + (behind if behind.strip() else ""), pieces
 
@@ -84,11 +84,12 @@ class PythonCalls:
 
     Args:
         names: the functions that may be called.
+        listed: brackets surround the calls; without them, each may stand on a line of its own.
     """
 
-    def __init__(self, names: Container[str]) -> None:
+    def __init__(self, names: Container[str], *, listed: bool = True) -> None:
         self._names = names
-        self._state = "start"
+        self._state = "start" if listed else "between"
         self._raw: list[str] = []
         self._held: list[str] = []
         self._balance = Balance(quotes="\"'")
@@ -174,7 +175,7 @@ def _call(text: str) -> Piece | None:
 
 def worded_json_reader(schemas: Schemas) -> BareReader:
     """A reader of calls in JSON, alone or among words, restricted to the known functions."""
-    return BareReader(JsonCalls(schemas, anywhere=True), _JSON_MARKS)
+    return BareReader(JsonCalls(schemas, words=Enclosed()), _JSON_MARKS)
 
 
 def json_reader(schemas: Schemas) -> BareReader:
@@ -182,9 +183,10 @@ def json_reader(schemas: Schemas) -> BareReader:
     return BareReader(JsonCalls(schemas), _JSON_MARKS)
 
 
-def marked_json_reader(schemas: Schemas) -> BareReader:
-    """The same, also after the marks that xLAM's models write before calls."""
-    return BareReader(JsonCalls(schemas), (*_JSON_MARKS, "[TOOL_CALLS]", _XML[0]))
+def listed_json_reader(schemas: Schemas) -> BareReader:
+    """The same of calls that xLAM's models write, which may also stand among words: in lists, fences and tags."""
+    enclosed = Enclosed((_FENCE + "json", _FENCE, "[TOOL_CALLS]", _XML[0], "["), (_FENCE, _XML[1]))
+    return BareReader(JsonCalls(schemas, words=enclosed), ())
 
 
 def python_reader(schemas: Schemas) -> BareReader:

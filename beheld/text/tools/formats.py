@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from beheld.text.tools import gemma, headed, mistral
-from beheld.text.tools.bare import PythonCalls, json_reader, marked_json_reader, python_reader, worded_json_reader
+from beheld.text.tools.bare import PythonCalls, json_reader, listed_json_reader, python_reader, worded_json_reader
 from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
-from beheld.text.tools.tagged import GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
+from beheld.text.tools.tagged import DEEPSEEK, GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,16 @@ def _marked(
     )
 
 
+def _dsml(frame: str) -> CallFormat:
+    """DeepSeek's calls in tags with attributes, in a frame of this name."""
+    marks = f"<｜DSML｜{frame}>", f"</｜DSML｜{frame}>"
+    return CallFormat(
+        lambda schemas: MarkedReader(_DSML, lambda: TaggedCalls(DEEPSEEK, schemas), frame=marks, blanks=True),
+        (marks[0], *_DSML),
+        template=(marks[0],),
+    )
+
+
 def _json(schemas: Schemas) -> CallBody:
     return JsonCalls()
 
@@ -62,9 +72,11 @@ _HERMES = {"<tool_call>": Region("</tool_call>")}
 _QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
+_HUNYUAN = {"<tool_calls>": Region("</tool_calls>")}
 _LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
 _MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
 _MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
+_DSML = {'<｜DSML｜invoke name="': Region("</｜DSML｜invoke>", '<｜DSML｜invoke name="')}
 _STEP3_CALL = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 _STEP3_ALL = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 # Some of its models spell the mark out.
@@ -111,6 +123,9 @@ FORMATS: dict[str, CallFormat] = {
         short_ids=True,
     ),
     "deepseek_v3": _marked(*_DEEPSEEK_CALL, lambda schemas: headed.deepseek(), _DEEPSEEK_ALL),
+    # V3.2's, and V4's, which has another frame.
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
     "kimi_k2": _marked(*_KIMI_CALL, lambda schemas: headed.kimi(), _KIMI_ALL),
     # The reader of its reasoning leaves only calls between these.
     "openai": CallFormat(
@@ -126,6 +141,10 @@ FORMATS: dict[str, CallFormat] = {
         ("<|tool|>",),
     ),
     "jamba": _marked("<tool_calls>", "</tool_calls>", _json),
+    # The same, whose template writes the words before calls again as they were.
+    "hunyuan_a13b": CallFormat(
+        lambda schemas: MarkedReader(_HUNYUAN, JsonCalls, blanks=True), ("<tool_calls>",), ("<tool_calls>",)
+    ),
     "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
     "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
     "nemotron": _marked("<TOOLCALL>", "</TOOLCALL>", _json),
@@ -142,13 +161,16 @@ FORMATS: dict[str, CallFormat] = {
         ("<|tool_call|>",),
         ("<|tool_call|>",),
     ),
+    "olmo3": _marked("<function_calls>", "</function_calls>", lambda schemas: PythonCalls(schemas, listed=False)),
     "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
     "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
-    "xlam": CallFormat(marked_json_reader),
+    "xlam": CallFormat(listed_json_reader),
     "json": CallFormat(json_reader),
 }
 
 
+# Formats whose grammars write the inputs of custom tools as JSON, where they can follow grammars of their own.
+HOLDING = frozenset(("hermes", "granite4", "mistral", "llama3_json", "json", "pythonic"))
 # Formats of operators' plug-ins.
 PLUGGED: dict[str, CallFormat] = {}
 

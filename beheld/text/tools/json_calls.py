@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 
-from beheld.text.marks import Seeker, Trimmed
+from beheld.text.marks import Enclosed, Seeker
 from beheld.text.tools.call import Piece, call_from, parsed, printable
 
 # The usual beginning of a call; after it and a quote, the arguments are passed on as they arrive.
@@ -161,14 +161,14 @@ class JsonCalls:
 
     Args:
         names: the functions that may be called; None allows any.
-        anywhere: calls may also follow words.
+        words: calls may also follow words, which this separates from what encloses calls.
     """
 
-    def __init__(self, names: Container[str] | None = None, *, anywhere: bool = False) -> None:
+    def __init__(self, names: Container[str] | None = None, *, words: Enclosed | None = None) -> None:
         self._names = names
-        self._anywhere = anywhere
+        self._anywhere = words is not None
         self._seeker = Seeker()
-        self._words = Trimmed()
+        self._words = Enclosed() if words is None else words
         self._call: JsonCall | None = None
         # Text between calls, or before the first.
         self._between: list[str] = []
@@ -213,8 +213,10 @@ class JsonCalls:
     def cut(self) -> tuple[str, list[Piece]]:
         """As CallBody."""
         if self._plain and self._anywhere:
+            words = self._words.rest()
             held = "" if self._call is None or self._call.begun else self._call.held()
-            return self._words.rest() + held, []
+            # Whitespace behind a call belongs neither to it nor to the words.
+            return "" if self._called and not held and words.isspace() else words + held, []
         between, self._between = "".join(self._between), []
         if self._call is not None and not self._call.begun:
             return ("" if self._called else between) + self._call.held(), []
@@ -236,8 +238,7 @@ class JsonCalls:
         found, left = self._call.push(text)
         pieces += found
         if self._call.begun:
-            # Whitespace before a call belongs neither to it nor to the words.
-            self._words.rest()
+            self._words.part()
             self._called, self._plain = True, False
             self._between = []
         elif left is not None and self._plain:

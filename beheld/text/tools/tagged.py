@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.text.marks import Seeker
@@ -18,6 +18,8 @@ _ALIASES = {
     **{"dict": "object", "list": "array", "tuple": "array", "none": "null"},
 }
 
+_WORDS = {"type": "string"}
+
 
 @dataclass(frozen=True)
 class Tags:
@@ -30,11 +32,15 @@ class Tags:
         first: the state in which a call begins.
         states: the table.
         frame: text around a value that is not part of it.
+        types: tag that ends a key -> the schema of a value whose own says no type; without it, any type may be read.
+        wrappers: keys of a value that may hold all arguments, where the schema has no such key.
     """
 
     first: str
     states: Mapping[str, Mapping[str, str]]
     frame: str = ""
+    types: Mapping[str, Any] = field(default_factory=dict)
+    wrappers: frozenset[str] = frozenset()
 
 
 GLM = Tags(
@@ -75,8 +81,19 @@ def _named(invoke: str, parameter: str) -> dict[str, dict[str, str]]:
     }
 
 
-MINIMAX = Tags("head", _named("invoke", "parameter"))
-STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head"}, **_named("steptml:invoke", "steptml:parameter")})
+MINIMAX = Tags("head", _named("invoke", "parameter"), types={'">': _WORDS})
+_DSML = _named("｜DSML｜invoke", "｜DSML｜parameter")
+# An attribute says whether the value is a text or JSON.
+_TEXT, _JSON = '" string="true">', '" string="false">'
+DEEPSEEK = Tags(
+    "head",
+    _DSML | {"key": _DSML["key"] | dict.fromkeys((_TEXT, _JSON), "value")},
+    types={_TEXT: _WORDS},
+    wrappers=frozenset(("arguments", "input")),
+)
+_STEP3 = _named("steptml:invoke", "steptml:parameter")
+# Some answers lack the kind of tool before the call.
+STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head", **_STEP3["head"]}, **_STEP3})
 
 
 class TaggedCalls:
@@ -99,6 +116,8 @@ class TaggedCalls:
         self._properties: Mapping[str, Any] = {}
         self._opened = self._closed = self._behind = False
         self._value = Value({}, "")
+        # What begins a value that may hold all arguments.
+        self._wrapped = ""
 
     @property
     def called(self) -> bool:
@@ -123,7 +142,7 @@ class TaggedCalls:
             else:
                 self._held.append(before)
             if tag is not None:
-                self._leave(pieces)
+                self._leave(tag, pieces)
                 self._state = ends[tag]
                 self._held = []
                 if self._state == "done":
@@ -139,7 +158,7 @@ class TaggedCalls:
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
         if self._state == "value":
-            pieces += _pieces_of(self._value.push(rest) + self._value.end())
+            pieces += [*_pieces_of(self._value.push(rest)), *self._ended_value()]
         return self._ended(rest, pieces, words)
 
     def cut(self) -> tuple[str, list[Piece]]:
@@ -147,7 +166,8 @@ class TaggedCalls:
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
         if self._called and self._state not in ("between", "done"):
-            return "", _pieces_of(self._value.push(rest)) if self._state == "value" else []
+            begun, self._wrapped = self._wrapped, ""
+            return "", _pieces_of(begun + self._value.push(rest)) if self._state == "value" else []
         return self._ended(rest, [], "")
 
     def _ended(self, rest: str, pieces: list[Piece], words: str) -> tuple[str, list[Piece]]:
@@ -161,7 +181,7 @@ class TaggedCalls:
             return words, pieces
         return words + self._as_text(""), pieces
 
-    def _leave(self, pieces: list[Piece]) -> None:
+    def _leave(self, tag: str, pieces: list[Piece]) -> None:
         """Handle a tag that ends the state."""
         text = "".join(self._held)
         if self._state == "head" and text.strip():
@@ -174,11 +194,28 @@ class TaggedCalls:
                 self._plain = True
         elif self._state == "key":
             key = text.strip()
-            pieces += _pieces_of((", " if self._opened else "{") + json_text(key) + ": ")
-            self._opened = True
-            self._value = Value(self._properties.get(key), self._tags.frame)
+            begun = (", " if self._opened else "{") + json_text(key) + ": "
+            schema = self._properties.get(key)
+            self._value = Value(schema if types_of(schema) else self._tags.types.get(tag, schema), self._tags.frame)
+            if key in self._tags.wrappers and self._properties and key not in self._properties and not self._opened:
+                # Whether it holds all arguments shows at its end.
+                self._wrapped, self._value = begun, Value(None, self._tags.frame)
+            else:
+                pieces += _pieces_of(begun)
+                self._opened = True
         elif self._state == "value":
-            pieces += _pieces_of(self._value.end())
+            pieces += self._ended_value()
+
+    def _ended_value(self) -> list[Piece]:
+        """The end of a value; one that holds all arguments is written as those."""
+        text, begun, self._wrapped = self._value.end(), self._wrapped, ""
+        if begun:
+            inner = parsed(text)
+            holds = isinstance(inner, dict) and not inner.keys() - self._properties.keys()
+            self._opened = not holds or bool(inner)
+            text = text.strip()[:-1].rstrip() if holds else begun + text
+            return _pieces_of(text if self._opened else "")
+        return _pieces_of(text)
 
     def _begin(self, name: str, pieces: list[Piece]) -> None:
         pieces.append(Piece(name, ""))

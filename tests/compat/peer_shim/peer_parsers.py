@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
-import uuid
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from beheld.cli.vllm_flags import SAME
+from beheld.compat import parsers
 from beheld.server.delta_parser import DeltaParser
 from beheld.text import reasoning, tools
 
@@ -23,8 +24,8 @@ _TABLE = re.compile(r'"([\w.-]+)":\s*\((?:\s*#[^\n]*)?\s*"(\w+)",[^"]*"(\w+)"', 
 _MARKS = re.compile(r"<\|?[｜/\w▁:|]+[|｜]?>|\[/?[A-Z_]{3,}\]")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+class _Skipping(BaseModel):
+    """A record whose further attributes are vLLM's own."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -35,92 +36,70 @@ class _Record(BaseModel):
             raise
 
 
-class FunctionCall(_Record):
+class FunctionCall(_Skipping, parsers.FunctionCall):
     """The function of a call."""
 
-    id: str | None = Field(default=None, exclude=True)
-    name: str
-    arguments: str
 
-
-class ToolCall(_Record):
+class ToolCall(_Skipping, parsers.ReadCall):
     """A call."""
 
-    id: str = Field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
-    type: str = "function"
     function: FunctionCall
 
 
-class DeltaFunctionCall(_Record):
+class DeltaFunctionCall(_Skipping, parsers.DeltaFunctionCall):
     """A piece of the function of a call."""
 
-    name: str | None = None
-    arguments: str | None = None
 
-
-class DeltaToolCall(_Record):
+class DeltaToolCall(_Skipping, parsers.DeltaToolCall):
     """A piece of a call."""
 
-    id: str | None = None
-    type: str | None = None
-    index: int
     function: DeltaFunctionCall | None = None
 
 
-class DeltaMessage(_Record):
+class DeltaMessage(_Skipping, parsers.DeltaMessage):
     """A piece of a message."""
 
-    role: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
     tool_calls: list[DeltaToolCall] = Field(default_factory=list)
 
 
-class ExtractedToolCallInformation(_Record):
+class ExtractedToolCallInformation(_Skipping, parsers.ExtractedToolCallInformation):
     """A message."""
 
-    tools_called: bool
     tool_calls: list[ToolCall]
-    content: str | None = None
 
 
-class FunctionDefinition(_Record):
+class FunctionDefinition(_Skipping, parsers.FunctionDefinition):
     """A function that may be called."""
 
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
-
-class ChatCompletionToolsParam(_Record):
+class ChatCompletionToolsParam(_Skipping, parsers.ChatCompletionToolsParam):
     """A tool of a request for a chat."""
 
-    type: str = "function"
     function: FunctionDefinition
 
 
-class _Request(_Record):
-    model: str | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    skip_special_tokens: bool = True
-    structured_outputs: Any = None
-
-
-class ChatCompletionRequest(_Request):
+class ChatCompletionRequest(_Skipping, parsers.ChatCompletionRequest):
     """A request for a chat."""
 
     messages: list[Any] = Field(default_factory=list)
     tools: list[ChatCompletionToolsParam] | None = None
+    tool_choice: Any = None
+    skip_special_tokens: bool = True
+    structured_outputs: Any = None
     response_format: Any = None
+    model: str | None = None
 
 
-class ResponsesRequest(_Request):
+class ResponsesRequest(_Skipping, parsers.ParsedResponsesRequest):
     """A request of the Responses API."""
 
     input: Any = None
     text: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    skip_special_tokens: bool = True
+    structured_outputs: Any = None
+    model: str | None = None
 
 
 class _All(dict[str, Any]):
@@ -159,6 +138,9 @@ class ToolParser(_Inside):
         self.tools = list(tools or ())
         self._parser: DeltaParser | None = None
         self._seen = ""
+        self._later: list[dict[str, Any]] = []
+        # The index of the last call that has begun.
+        self.current_tool_id = -1
 
     @cached_property
     def vocab(self) -> dict[str, int]:
@@ -183,14 +165,32 @@ class ToolParser(_Inside):
         # Some tests give the pieces alone.
         alone = given["delta_text"] and not given["previous_text"] and not given["current_text"]
         if self._parser is None or not (alone or given["current_text"] == self._seen + given["delta_text"]):
-            self._parser = self._made(given.get("request"))
+            self._parser, self._later = self._made(given.get("request")), []
+            if not given["previous_text"]:
+                given["delta_text"] = given["current_text"] or given["delta_text"]
         self._seen = given["current_text"]
-        return _delta(list(self._parser.push(given["delta_text"])))
+        return self._message([*self._later, *self._parser.push(given["delta_text"])])
 
     def finish(self) -> DeltaMessage | None:
         """The rest of an answer that came in pieces."""
         parser, self._parser = self._parser, None
-        return None if parser is None else _delta(list(parser.finish()))
+        return None if parser is None else _delta([*self._later, *parser.finish()])
+
+    def _message(self, deltas: list[dict[str, Any]]) -> DeltaMessage | None:
+        """One message for a piece: what follows the beginning of a call that goes on waits for the next piece.
+
+        The server sends the beginning in a chunk of its own.
+        """
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        names = [k for k, delta in enumerate(deltas) if any("id" in call for call in delta.get("tool_calls", ()))]
+        self.current_tool_id = max([self.current_tool_id, *(call["index"] for call in calls)])
+        cut = len(deltas)
+        if names and not _is_whole(
+            "".join(c["function"]["arguments"] for c in calls if c["index"] == calls[-1]["index"])
+        ):
+            cut = names[-1] + 1
+        self._later = deltas[cut:]
+        return _delta(deltas[:cut])
 
     def _made(self, request: Any) -> DeltaParser:
         schemas = _All()
@@ -226,8 +226,7 @@ class ReasoningParser(_Inside):
 
     def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
         """Split a whole answer."""
-        further = getattr(request, "model_extra", None) or {}
-        self._words = further.get("chat_template_kwargs") or self._words
+        self._words = getattr(request, "chat_template_kwargs", None) or self._words
         split = self._made()
         first, rest = split.push(model_output), split.finish()
         return first[0] + rest[0] or None, first[1] + rest[1] or None
@@ -313,6 +312,14 @@ def _functions(tool: Any) -> list[dict[str, Any]]:
     return [each for each in inner if "name" in each]
 
 
+def _is_whole(arguments: str) -> bool:
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return False
+    return True
+
+
 def _whole(deltas: list[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
@@ -331,7 +338,15 @@ def _delta(deltas: list[dict[str, Any]]) -> DeltaMessage | None:
     if not deltas:
         return None
     content = "".join(delta.get("content", "") for delta in deltas)
-    calls = [DeltaToolCall(**call) for delta in deltas for call in delta.get("tool_calls", ())]
+    pieces = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    calls: list[DeltaToolCall] = []
+    for piece in pieces:
+        if calls and calls[-1].index == piece["index"]:
+            function = calls[-1].function
+            assert function is not None
+            function.arguments = (function.arguments or "") + piece["function"]["arguments"]
+        else:
+            calls.append(DeltaToolCall(**piece))
     return DeltaMessage(content=content or None, tool_calls=calls)
 
 
