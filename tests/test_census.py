@@ -25,7 +25,7 @@ from tests.long import LONG
 
 # Of the text types that run, those whose layers or caches no row of the oracle has.
 RUN = ("gpt2", "lfm2_moe", "longcat_flash", "zamba2", "falcon_mamba", "kimi_linear", "minimax", "rwkv")
-RUN += ("gemma3n_text", "gemma4_text")
+RUN += ("gemma3n_text", "gemma4_text", "ctrl", "dbrx", "jetmoe")
 
 
 def known(kind: str) -> bool:
@@ -80,6 +80,7 @@ REFUSED = {
     "pi0": "the motions of a robot",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
     "pop2piano": "its answer is notes of a MIDI file",
+    "moshi": "its text follows its own speech",
 }
 
 

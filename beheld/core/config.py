@@ -192,6 +192,11 @@ class KVGroup:
         """Whether each position has keys and values of several heads, and not a latent, inputs or a state."""
         return self.state is None and self.value_dim > 0 and not self.values_in_keys
 
+    @property
+    def keeps_few(self) -> bool:
+        """Whether there is room for few prefixes: they are recurrent states, or inputs of a short convolution."""
+        return self.state is not None or self.value_dim == 0
+
     def bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
         """Bytes of keys and values over all layers of the group, for one position or one item state.
 

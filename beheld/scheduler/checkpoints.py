@@ -1,4 +1,4 @@
-"""Which states of a prompt recurrent layers keep, so that other prompts can continue from them."""
+"""Which states of a prompt are kept, so that other prompts can continue from them: not all of them fit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from beheld.core.config import KVGroup, ModelInfo
 from beheld.core.request import Request
 
 
+def keeping(info: ModelInfo) -> KVGroup | None:
+    """The first group of recurrent layers or of short convolutions, if there is one."""
+    return next((group for group in info.kv_groups if group.keeps_few), None)
+
+
 def checkpoint_blocks(request: Request, info: ModelInfo, block_size: int) -> frozenset[int] | None:
-    """The blocks at whose ends a state is kept; None if the model has no recurrent layers.
+    """The blocks at whose ends a state is kept; None if the model has no recurrent layers and no short convolutions.
 
     A prefix that others are likely to have ends after the system prompt, after each media item, and after each turn;
     the state is kept at the last end of a block up to there. So that long texts are not computed from their start, a
@@ -18,7 +23,7 @@ def checkpoint_blocks(request: Request, info: ModelInfo, block_size: int) -> fro
         system prompt  .  user: image  question  .        . an id that ends an answer, and so a turn
                        ^             ^           ^
     """
-    group: KVGroup | None = next((group for group in info.kv_groups if group.state is not None), None)
+    group = keeping(info)
     if group is None:
         return None
     every = max(1, group.checkpoint_tokens // block_size) * block_size

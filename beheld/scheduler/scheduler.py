@@ -43,7 +43,7 @@ from beheld.core.plan import (
 from beheld.core.request import FinishReason, Request
 from beheld.scheduler.atomic_ranges import atomic_ranges, joint_range
 from beheld.scheduler.cache.coordinator import CacheCoordinator
-from beheld.scheduler.checkpoints import checkpoint_blocks
+from beheld.scheduler.checkpoints import checkpoint_blocks, keeping
 from beheld.scheduler.encoder import EncoderBudget
 from beheld.scheduler.encoder_refs import EncoderRefs
 from beheld.scheduler.fair_share import FairShare
@@ -88,7 +88,7 @@ class Scheduler:
         )
         most = self._cache.most_positions()
         self._most_positions = config.max_model_len if most is None else min(most, config.max_model_len)
-        self._keeps_states = config.prefix_caching and any(group.state is not None for group in info.kv_groups)
+        self._keeps_edges = config.prefix_caching and keeping(info) is not None
         self._encoder = EncoderBudget(capacity.max_encoder_tokens)
         self._encoder_refs = EncoderRefs(self._encoder)
         self._queue = WaitingQueue()
@@ -152,7 +152,7 @@ class Scheduler:
         )
         sequence.atomic = atomic_ranges(request, self._info)
         sequence.joint = joint_range(request, self._info)
-        if self._keeps_states:
+        if self._keeps_edges:
             sequence.checkpoints = checkpoint_blocks(request, self._info, self._config.block_size)
         self._sequences[request.id] = sequence
         self._clients[request.client] += 1

@@ -101,8 +101,8 @@ class Sequence:
         views: its spans as the device sees them.
         num_cached: prompt positions that came from the prefix cache when it was first admitted; None before that.
         atomic: ranges of its positions that no slice may end within; see atomic_ranges.py.
-        checkpoints: blocks of its prompt after which a recurrent state is kept for others, see checkpoints.py; None if
-            none is kept, of its answer neither.
+        checkpoints: blocks of its prompt after which a recurrent state, or the inputs of a short convolution, are kept
+            for others, see checkpoints.py; None if none are kept, of its answer neither.
         joint: the range whose keys and values depend on all of its positions; None if there is none.
         prompt_logprobs: those of prompt positions 1, 2, ... as far as they arrived, in parts; None if not asked for.
         repetition: follows an answer that ends if it repeats itself; else None.

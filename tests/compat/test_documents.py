@@ -232,11 +232,11 @@ def test_pictures_repeat_or_differ_as_the_script_says(stage: Stage, capsys: pyte
 
 @pytest.mark.parametrize(
     ("number", "words", "answers"),
-    [("000", ["-m", "qwen2_vl"], 1), ("001", [], 2), ("003", ["--num-prompts", "2"], 2)],
-    ids=["000", "001", "003"],
+    [("000", [], 1), ("000", ["-m", "qwen2_vl"], 1), ("001", [], 2), ("003", ["--num-prompts", "2"], 2)],
+    ids=["000", "000-qwen2_vl", "001", "003"],
 )
 def test_in_a_process_of_their_own(place: Stage, number: str, words: list[str], answers: int) -> None:
-    set_up(place, number, {"000": "qwen2_vl", "001": "aria", "003": "llava"}[number])
+    set_up(place, number, words[1] if "-m" in words else {"000": "phi3_v", "001": "aria", "003": "llava"}[number])
     path = place.folder / f"script_{number}.py"
     path.write_text(documents.script(number), encoding="utf-8")
     done = subprocess.run(

@@ -17,6 +17,7 @@ from tests.fakes import (
     expected_tokens,
     fake_config,
     fake_info,
+    fake_item,
     fake_request,
     recurrent,
     sliding,
@@ -110,3 +111,28 @@ def test_every_kind_answers_right_with_and_without_hits() -> None:
             for number in range(3):
                 assert_right(bench, str(number), range(10, 40), range(number))
             assert bench.scheduler.stats().prefix_hits > 0, groups
+
+
+def _found(made: Bench, request_id: str, *prompt: object) -> int:
+    assert_right(made, request_id, *prompt)
+    return made.events[request_id][0].num_cached
+
+
+def test_short_convolutions_keep_inputs_where_prompts_part() -> None:
+    """Blocks within other prompts go first, however many there are: with few blocks, an image was computed again."""
+    image = fake_item("image", 22)
+    made = Bench(fake_config(max_num_batched_tokens=16), fake_info(FULL, conv(3)), (512, 1 + 12))
+    assert _found(made, "1", range(10, 19), image, SHORT) == 0
+    for number in range(10):
+        assert _found(made, f"long {number}", range(100 + number, 160 + number)) == 0
+        assert _found(made, f"image {number}", range(10, 19), image, (200 + number, 50, 51)) == (9 + 22) // 4 * 4
+
+
+def test_short_convolutions_keep_inputs_where_prompts_have_parted() -> None:
+    """No policy knows where these prompts part, but the second one's hit does."""
+    made = Bench(fake_config(max_num_batched_tokens=16), fake_info(FULL, conv(3)), (512, 1 + 12))
+    assert _found(made, "1", range(10, 31), range(200, 206)) == 0
+    assert _found(made, "2", range(10, 31), range(210, 216)) == 20
+    for number in range(5):
+        assert _found(made, f"long {number}", range(100 + number, 160 + number)) == 0
+        assert _found(made, f"again {number}", range(10, 31), range(220 + number, 230)) == 20

@@ -12,8 +12,8 @@ class BlockPool:
     """Hands out block ids 1 to num_blocks - 1; block 0 is the null block and never leaves.
 
     A block is in exactly one of three states: referenced by at least one table; free without a key (`_plain`, reused
-    first); or free with a key (`_cached`, in the order in which they were freed, the oldest is reused first). A block
-    with a key holds the keys and values that the key describes, whether it is referenced or not.
+    first); or free with a key (`_cached`, in the order in which they are reused: those freed first, but for
+    those freed with `before_others`). A block with a key holds what the key describes, referenced or not.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -56,8 +56,11 @@ class BlockPool:
             del self._cached[block]
         self._references[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Give back one reference of each, in the order in which they may be evicted; null blocks are skipped."""
+    def free(self, blocks: Iterable[int], *, before_others: bool = False) -> None:
+        """Give back one reference of each, in the order in which they may be evicted; null blocks are skipped.
+
+        With `before_others`, what they hold is forgotten before what was freed earlier, the last one's first.
+        """
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -67,6 +70,8 @@ class BlockPool:
             if left == 0:
                 if block in self._key_by_block:
                     self._cached[block] = None
+                    if before_others:
+                        self._cached.move_to_end(block, last=False)
                 else:
                     self._plain.append(block)
 

@@ -90,10 +90,13 @@ class PagedGroup(ABC):
         """See CacheGroup."""
         stop, first = self.first_needed(sequence.num_computed), sequence.kept[self.index]
         if stop > first:
-            table = sequence.tables[self.index]
-            self.pool.free(table[first:stop])
-            table[first:stop] = [NULL_BLOCK] * (stop - first)
+            self.give_back(sequence, first, stop)
+            sequence.tables[self.index][first:stop] = [NULL_BLOCK] * (stop - first)
             sequence.kept[self.index] = stop
+
+    def give_back(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Free the blocks from `start` to before `stop`, which the sequence needs no more while it goes on."""
+        self.pool.free(sequence.tables[self.index][start:stop])
 
     def truncate(self, sequence: Sequence, count: int) -> None:
         """See CacheGroup."""

@@ -1,0 +1,59 @@
+"""DBRX's rotary base is the one that its published configuration states, within its attention's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from beheld import LLM, SamplingParams
+from beheld.checkpoint.info import read_config
+from beheld.core.config import EngineArgs
+from tests import census
+
+BASE = 500000.0
+PROMPT = list(range(5, 45))
+
+
+def answer(folder: Path) -> list[int]:
+    with LLM(str(folder), dtype="float32", max_model_len=64, max_num_seqs=2) as llm:
+        (output,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    return list(output.outputs[0].token_ids)
+
+
+def theirs(folder: Path) -> list[int]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32).eval()
+    out = model.generate(torch.tensor([PROMPT]), do_sample=False, max_new_tokens=12, pad_token_id=0)
+    return out[0, len(PROMPT) :].tolist()
+
+
+def written(folder: Path, **entries: Any) -> None:
+    file = folder / "config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    for name in ("rope_parameters", "rope_theta"):
+        content.pop(name, None)
+    file.write_text(json.dumps(content | entries), encoding="utf-8")
+
+
+def test_the_base_is_the_published_one(tmp_path: Path) -> None:
+    census.make("dbrx", tmp_path)
+    written(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": BASE})
+    stated = theirs(tmp_path)
+    assert answer(tmp_path) == stated
+    written(tmp_path)
+    # transformers does not find it, and turns by 10,000.
+    assert theirs(tmp_path) != stated
+    assert answer(tmp_path) == stated
+
+
+@pytest.mark.parametrize(("entries", "base"), [({}, BASE), ({"rope_theta": 20000.0}, 20000.0)])
+def test_a_base_at_the_top_goes_before_it(entries: dict[str, Any], base: float, tmp_path: Path) -> None:
+    census.make("dbrx", tmp_path)
+    written(tmp_path, **entries)
+    config: Any = read_config(tmp_path, EngineArgs())
+    assert config.rope_parameters["rope_theta"] == base
