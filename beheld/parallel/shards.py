@@ -114,6 +114,14 @@ def sections(count: int, size: int, rank: int, ranks: int, unit: int = 1) -> tup
     )
 
 
+def pairs(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Return the pieces of units that take two entries each, side by side."""
+    return tuple(
+        Zeros(2 * piece.count) if isinstance(piece, Zeros) else range(2 * piece.start, 2 * piece.stop)
+        for piece in pieces
+    )
+
+
 def _merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """Join neighbours, and drop empty pieces."""
     out: list[Piece] = []
