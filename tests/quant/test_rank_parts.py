@@ -7,7 +7,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,7 @@ from beheld.quant import gguf as quant_gguf
 from beheld.quant import mxfp4
 from beheld.quant.linear import StoredExperts, StoredLinear
 from tests import ranks, tiny, tiny_gguf, tiny_quantized
+from tests.long import LONG
 from tests.quant import (
     stored_forms,
     test_awq,
@@ -236,24 +237,33 @@ def answers(path: Path, **options: Any) -> list[Any]:
     return [each.outputs[0].token_ids for each in made]
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("AWQ with experts", {}),
-        ("AWQ with experts", {"enable_expert_parallel": True}),
-        ("GPTQ, 4 bits", {"pipeline_parallel_size": 2}),
-        ("GPTQ, 4 bits", {"pipeline_parallel_size": 2, "tensor_parallel_size": 1}),
-        ("GGUF, Q8_0", {}),
-        ("MXFP4", {}),
-    ],
-)
-def test_ranks_answer_as_one_process(name: str, more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Ranks start quickly."""
+    with ranks.forked():
+        yield
+
+
+SHARED: list[tuple[str, dict[str, Any]]] = [
+    ("AWQ with experts", {"enable_expert_parallel": True}),
+    ("GPTQ, 4 bits", {"pipeline_parallel_size": 2}),
+    ("GGUF, Q8_0", {}),
+]
+FURTHER: list[tuple[str, dict[str, Any]]] = [
+    ("AWQ with experts", {}),
+    ("GPTQ, 4 bits", {"pipeline_parallel_size": 2, "tensor_parallel_size": 1}),
+    ("FP8 in blocks with experts", {}),
+    ("MXFP4", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), SHARED + FURTHER if LONG else SHARED)
+def test_ranks_answer_as_one_process(quick: None, name: str, more: dict[str, Any], tmp_path: Path) -> None:
     """Exactly with dequantized numbers; kept ones round activations on each rank by themselves."""
     forms()[name](tmp_path)
     path = tmp_path / "a.gguf" if name.startswith("GGUF") else tmp_path
     many = {"distributed_executor_backend": "mp", "tensor_parallel_size": RANKS} | more
-    with ranks.forked():
-        assert answers(path, dtype="float32", **many) == answers(path, dtype="float32")
-        if name != "MXFP4":
-            # Those are dequantized here whatever the type, and bfloat16 rounds otherwise in each part.
-            assert most_are_the_same(answers(path, dtype="bfloat16", **many), answers(path, dtype="bfloat16"))
+    assert answers(path, dtype="float32", **many) == answers(path, dtype="float32")
+    if not name.startswith(("MXFP4", "FP8")):
+        # Those are dequantized here whatever the type, and bfloat16 rounds otherwise in each part.
+        assert most_are_the_same(answers(path, dtype="bfloat16", **many), answers(path, dtype="bfloat16"))
