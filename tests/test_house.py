@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sample": {"platform"},
     "pool": {"platform"},
     "lora": {"attention", "parallel", "platform"},
-    "quant": {"checkpoint", "families", "platform"},
+    "quant": {"checkpoint", "families", "parallel", "platform"},
     "models": {
         "models/surgery/operation",
         "families",

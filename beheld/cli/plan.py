@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("media", nargs="*", metavar="MEDIA", help="files, URLs, or -")
     parser.add_argument("--tp", type=count_of, default=1, metavar="N", help="GPUs that share the model")
     parser.add_argument("--pp", type=count_of, default=1, metavar="M", help="stages of a pipeline, of N GPUs each")
-    parser.add_argument("--gpus", type=gpus_of, metavar="NxGIB", help="the GPUs, as 2x80GiB: tells how much fits")
+    gpus = "the GPUs, as 2x80GiB or 2xH100: tells how much fits, and how fast it may be"
+    parser.add_argument("--gpus", type=gpus_of, metavar="NxGIB", help=gpus)
     parser.add_argument("--kv-cache-dtype", default="auto", help="that of keys and values: fp8 and int8 take 8 bits")
     parser.add_argument("--quantization", help="how weights are rounded as they are loaded: fp8, int4, int8, nf4")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             f"--tp {arguments.tp} and --pp {arguments.pp} need {wanted} GPUs, and --gpus names {count}.", param="gpus"
         )
-    made = plan(args, references(arguments.media), arguments.tp, gpu_bytes, arguments.pp)
+    made = plan(args, references(arguments.media), arguments.tp, gpu_bytes, arguments.pp, count)
     if arguments.json:
         print(json.dumps(made))
     else:
@@ -54,10 +55,16 @@ def count_of(text: str) -> int:
 
 
 def gpus_of(text: str) -> tuple[int, int]:
-    """Return the number of GPUs and the bytes of each, of "2x80GiB" or "80GiB"."""
+    """Return the number of GPUs and the bytes of each, of "2x80GiB", "80GiB" or "2xH100"."""
+    from beheld.tools.scaling import GPUS
+
+    named = re.fullmatch(r"(?:(\d+)x)?(\w+)", text)
+    gpu = None if named is None else next((each for each in GPUS if each.name == named[2].upper()), None)
+    if named is not None and gpu is not None:
+        return int(named[1] or 1), gpu.memory_bytes
     found = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(?:GiB|GB)?", text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"not of the form 2x80GiB: {text!r}")
+        raise argparse.ArgumentTypeError(f"not of the form 2x80GiB or 2xH100: {text!r}")
     return int(found[1] or 1), int(float(found[2]) * 2**30)
 
 
@@ -82,6 +89,12 @@ def _print(made: dict[str, Any]) -> None:
     if "kv_tokens" in model:
         fits = "" if model["kv_tokens"] else ": the model does not fit"
         print(f"  room for          {model['kv_tokens']:8d} tokens on {model['gpu_bytes'] / 2**30:g} GiB{fits}")
+    if "expected_of" in model:
+        side_by_side = "" if model["engines"] == 1 else f" by {model['engines']} engines"
+        # Experts' products take longer than their bytes and numbers say.
+        how = f"at best, on {model['expected_of']}s" if model["experts"] else f"expected of {model['expected_of']}s"
+        print(f"  next token        {model['expected_next_token_ms']:8.2f} ms of one request, {how}")
+        print(f"  prefill           {model['expected_prefill_tokens_per_s']:8.0f} tokens/s{side_by_side}, {how}")
     print(f"  longest           {model['max_model_len']:8d} tokens")
     for item in made["media"]:
         used = ", ".join(f"{k} {v}" for k, v in item["used"].items() if not isinstance(v, list | tuple))

@@ -443,6 +443,21 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class TokenCost:
+    """What one token costs, or a rank's part of it.
+
+    Attributes:
+        read_bytes: weights of the text layers and the head, which a step of one token reads; of experts those chosen.
+        products: numbers of the text layers' weights that a token of a prompt is multiplied with.
+        experts: whether it chooses experts.
+    """
+
+    read_bytes: int
+    products: int
+    experts: bool = False
+
+
+@dataclass(frozen=True)
 class Capacity:
     """The device's measured capacity, from which the scheduler allocates.
 

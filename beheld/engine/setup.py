@@ -631,6 +631,9 @@ def describe(
         "state_bytes_per_sequence": sum(group.bytes_per_sequence(element_bytes) for group in info.paged_groups),
         "max_model_len": config.max_model_len,
     }
+    if size.cost is not None:
+        sizes |= {"token_read_bytes": size.cost.read_bytes, "token_products": size.cost.products}
+        sizes |= {"sums": size.num_sums, "experts": size.cost.experts}
     if config.pipeline_parallel_size > 1:
         sizes["stages"] = config.pipeline_parallel_size
         # Hidden states from stage to stage.

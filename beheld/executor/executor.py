@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo
+from beheld.core.config import Capacity, EngineConfig, KVGroup, ModelInfo, TokenCost
 from beheld.core.media import MediaItem
 from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
@@ -25,12 +25,14 @@ class ModelSize:
         num_bytes: their approximate size.
         kv_groups: the cache groups with the heads that one device holds; empty if it holds all.
         num_sums: how often ranks add hidden states up in a step.
+        cost: what a token costs one device; None if it is not known.
     """
 
     num_parameters: int
     num_bytes: int
     kv_groups: tuple[KVGroup, ...] = ()
     num_sums: int = 0
+    cost: TokenCost | None = None
 
 
 class Executor(Protocol):

@@ -50,7 +50,7 @@ class LocalExecutor:
     def size(cls, hf_config: Any, info: ModelInfo, config: EngineConfig) -> ModelSize:
         """See Executor."""
         weights = count_weights(hf_config, info, config)
-        return ModelSize(weights.num_parameters, weights.num_bytes)
+        return ModelSize(weights.num_parameters, weights.num_bytes, cost=weights.cost)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:

@@ -146,7 +146,7 @@ class MultiExecutor:
             num_sums += plan.embedding is not None
         if weights.stage is not None:
             info = weights.stage.widest(info)
-        return ModelSize(weights.num_parameters, weights.num_bytes, info.kv_groups, num_sums)
+        return ModelSize(weights.num_parameters, weights.num_bytes, info.kv_groups, num_sums, weights.cost)
 
     @classmethod
     def available_bytes(cls, config: EngineConfig) -> int:

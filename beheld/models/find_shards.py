@@ -16,13 +16,13 @@ from torch import nn
 
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError
-from beheld.models.shard_forms import changed, columns, linear_in, only, rows
+from beheld.models.shard_forms import changed, columns, linear_in, only, only_batched, rows
 from beheld.models.shard_mixers import mixer
 from beheld.models.shard_towers import tower_attention, tower_modules
 from beheld.models.surgery.experts import usual_form
 from beheld.models.surgery.parts import text_model
 from beheld.parallel.shard_plan import Shard, ShardPlan
-from beheld.parallel.shards import Cut, sections, share
+from beheld.parallel.shards import Cut, Zeros, pairs, sections, share
 
 # Of an MLP: layers to the inner units, of each of which the layer back takes all, and the layer back.
 _MLPS = (
@@ -35,6 +35,8 @@ _MLPS = (
     (("gate_up_proj",), "down_proj"),
 )
 _JOINED_GATE = "gate_up_proj"
+# What modules of experts call their inner size.
+_INNER_SIZES = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
 
 
 def find(
@@ -57,6 +59,7 @@ def find(
         number: f"{prefix}.layers.{number}" if prefix else f"layers.{number}" for number in range(len(text.layers))
     }
     found, whole = _mixers(model, info, paths, rank, ranks)
+    experts = 0
     inside = tuple(f"{shard.path}." for shard in found)
     for number, layer in enumerate(text.layers):
         for name, module in layer.named_modules(prefix=paths[number]):
@@ -64,9 +67,14 @@ def find(
                 shard = (_some_experts(name, module, rank, ranks) if whole_experts else None) or _experts(
                     name, module, rank, ranks
                 )
-                shard = shard or _mlp(name, module, rank, ranks)
+                shard = shard or _further_experts(name, module, rank, ranks) or _mlp(name, module, rank, ranks)
                 if shard is not None:
                     found.append(shard)
+                elif not isinstance(module, nn.Conv1d):
+                    # Only experts have weights of three dimensions.
+                    experts += any(weight.dim() == 3 for weight in module.parameters(recurse=False))
+    if experts:
+        whole.append(f"{experts} modules of experts, which have another form")
     found += _towers(model, text, rank, ranks) if towers else []
     vocabulary = _vocabulary(model, rank, ranks)
     if vocabulary is None:
@@ -176,9 +184,48 @@ def _experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
         f"{path}.down_proj": Cut(inner_dim, share(inner, rank, ranks, unit)),
     }
     own = cuts[f"{path}.down_proj"].size
-    names = ("intermediate_dim", "intermediate_size", "expert_dim", "moe_intermediate_size")
-    sizes = changed(module, dict.fromkeys(names, (inner, own)))
+    sizes = changed(module, dict.fromkeys(_INNER_SIZES, (inner, own)))
     return Shard(path, cuts, path, sizes=sizes, num_sections={f"{path}.gate_up_proj": 2})
+
+
+def _further_experts(path: str, module: Any, rank: int, ranks: int) -> Shard | None:
+    """Return a part of each of a module's experts of two further forms; None if the module has neither.
+
+    Those that declare a gate and biases, gate and up of a unit side by side or in two sections; and those of which all
+    compute as many rows, in one product (Llama 4).
+    """
+    names = {"gate_up_proj", "down_proj"}
+    gate_up, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    if not all(isinstance(each, nn.Parameter) and each.dim() == 3 for each in (gate_up, down)):
+        return None
+    assert gate_up is not None
+    assert down is not None
+    inner = down.shape[1]
+    transposed = gate_up.shape[0] == down.shape[0] and gate_up.shape[1:] == (down.shape[2], 2 * inner)
+    if not transposed:
+        return None
+    biased = getattr(module, "has_gate", False) and getattr(module, "is_transposed", False)
+    biased = biased and getattr(module, "has_bias", False)
+    if biased:
+        names |= {f"{name}_bias" for name in names}
+    elif not only_batched(module):
+        return None
+    if not only(module, names):
+        return None
+    unit = min(8, 16 // down.element_size())
+    own = share(inner, rank, ranks, unit)
+    both = sections(2, inner, rank, ranks, unit)
+    if biased and not getattr(module, "is_concatenated", True):
+        both = pairs(own)
+    cuts = {f"{path}.gate_up_proj": Cut(2, both), f"{path}.down_proj": Cut(1, own)}
+    if biased:
+        size = down.shape[2]
+        # One rank adds it.
+        whole = (range(size),) if rank == 0 else (Zeros(size),)
+        cuts |= {f"{path}.gate_up_proj_bias": Cut(1, both), f"{path}.down_proj_bias": Cut(1, whole)}
+    sizes = changed(module, dict.fromkeys(_INNER_SIZES, (inner, cuts[f"{path}.down_proj"].size)))
+    joined = {} if biased and not getattr(module, "is_concatenated", True) else {f"{path}.gate_up_proj": 2}
+    return Shard(path, cuts, path, sizes=sizes, num_sections=joined)
 
 
 def _vocabulary(model: Any, rank: int, ranks: int) -> tuple[Shard, tuple[str, int], str, int] | None:

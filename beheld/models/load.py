@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -16,18 +16,17 @@ from beheld.checkpoint.convert import converted, family_of_config
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.checkpoint.quantized import stated
 from beheld.checkpoint.weights import check_weights, has_weights, in_parts
-from beheld.core.config import EngineConfig, ModelInfo
+from beheld.core.config import EngineConfig, ModelInfo, TokenCost
 from beheld.core.errors import BeheldError, ConfigError, ModelError, first_line
 from beheld.families import registry
 from beheld.models import disabled_towers, out_of_memory, pooling_head, unread
-from beheld.models.find_shards import find
 from beheld.models.load_progress import shard_bar
-from beheld.models.shard_stored import shard_stored
 from beheld.models.shard_weights import shard, sharded
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_part
 from beheld.models.surgery.staged import AbsentPartError, bounds_of, empty_others, staged
+from beheld.models.token_cost import token_cost
 from beheld.parallel.group import RankGroup
 from beheld.parallel.shard_plan import ShardPlan
 from beheld.parallel.stages import StagePlan
@@ -36,6 +35,7 @@ from beheld.platform.registry import platform_of
 from beheld.quant import file_types
 from beheld.quant.method import QuantMethod, StorageTarget
 from beheld.quant.registry import method_for
+from beheld.quant.row_bytes import sources_of
 from beheld.utils.hf_log import errors_only
 from beheld.utils.log import get_logger
 
@@ -76,17 +76,16 @@ def load_model(
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
         surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
-        if ranks is not None and config.quantization is None:
+        method = method_for(None, config.quantization, _quant_target(config))
+        if ranks is not None:
             # All ranks make the same weights, as one device would.
             surgery.target.model.shard_plan = shard(
-                surgery.target.model, info, ranks.rank, ranks.size, None, **_shared_out(config)
+                surgery.target.model, info, ranks.rank, ranks.size, None, kept_as=method.kept_as, **_shared_out(config)
             )
             platform_of(config.device).empty_cache()
         if stage is not None:
             empty_others(surgery.target.model, stage)
-        surgery.perform([_settling(method_for(None, config.quantization, _quant_target(config)), model_class)])
-        if ranks is not None and config.quantization is not None:
-            _cut_stored(surgery, model_class, hf_config, info, ranks)
+        surgery.perform([_settling(method, model_class)])
     else:
         surgery = _from_files(model_class, hf_config, info, dtype, config, ranks, stage)
     model = surgery.target.model
@@ -174,6 +173,13 @@ def quantization_of(hf_config: Any, path: Path) -> Mapping[str, Any] | None:
     return getattr(hf_config, "quantization_config", None) or stated(read_json(path / CONFIG))
 
 
+class SharedOut(TypedDict):
+    """Arguments of `shard`."""
+
+    whole_experts: bool
+    towers: bool
+
+
 @dataclass(frozen=True)
 class Weights:
     """The size of a model's weights on the device.
@@ -185,6 +191,7 @@ class Weights:
             differently.
         shards: what of them one rank holds, if ranks share the model.
         stage: which layers it holds, if the model is cut into stages.
+        cost: what of them a token is multiplied with; None if the weights are quantized, or of another form.
     """
 
     num_parameters: int
@@ -192,6 +199,7 @@ class Weights:
     sizes: tuple[int, ...]
     shards: ShardPlan | None = None
     stage: StagePlan | None = None
+    cost: TokenCost | None = None
 
 
 def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
@@ -204,12 +212,31 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
     """
     dtype: torch.dtype = getattr(torch, config.dtype)
     model_class = _needed(model_class_of(info, hf_config), info, config.limit_per_prompt)
-    if config.tensor_parallel_size > 1:
-        model_class = sharded(model_class, info, 0, config.tensor_parallel_size, None, **_shared_out(config))
-    classes, bounds = [model_class], None
+    path = Path(info.path)
+    quantization = quantization_of(hf_config, path)
+    folders = [path, *(Path(part.path) for part in info.secondary)]
+    on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
+    method: QuantMethod | None = None
+    if quantization is None or on_disk:
+        method = method_for(quantization, config.quantization, _quant_target(config))
+    bounds = None
     if config.pipeline_parallel_size > 1:
         bounds = _bounds(model_class_of(info, hf_config), hf_config, info, config)
-        classes = [staged(model_class, StagePlan(stage, bounds)) for stage in range(len(bounds) - 1)]
+    stages: list[StagePlan | None] = [None]
+    if bounds is not None:
+        stages = [StagePlan(stage, bounds) for stage in range(len(bounds) - 1)]
+    # A whole model's weights are read by the method itself.
+    reading = None if quantization is None or config.num_ranks == 1 else method
+    kept_as = None if method is None else method.kept_as
+    size = config.tensor_parallel_size
+    classes, weights = [], []
+    for stage in stages:
+        read = None if reading is None else reading.weights(path)
+        own = model_class
+        if size > 1:
+            own = sharded(own, info, 0, size, read, kept_as=kept_as, **_shared_out(config))
+        classes.append(own if stage is None else staged(own, stage))
+        weights.append(read)
     try:
         with torch.device("meta"):
             made = [each._from_config(hf_config, dtype=dtype) for each in classes]
@@ -223,22 +250,23 @@ def weigh(hf_config: Any, info: ModelInfo, config: EngineConfig) -> Weights:
             f"{type(error).__name__}: {first_line(error)}.",
             "Mend config.json, or fetch the checkpoint again.",
         ) from error
-    stage = None if bounds is None else StagePlan(made.index(model), bounds)
+    stage = stages[made.index(model)]
+    held = weights[made.index(model)]
     counts = [parameter.numel() for parameter in model.parameters()]
     sizes = tuple(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     shards: ShardPlan | None = getattr(model, "shard_plan", None)
-    path = Path(info.path)
-    quantization = quantization_of(hf_config, path)
-    folders = [path, *(Path(part.path) for part in info.secondary)]
-    on_disk = config.load_format != "dummy" and all(has_weights(folder) for folder in folders)
     if quantization is None and on_disk and config.num_ranks == 1:
         _check_count(sum(counts), folders)
-    if quantization is not None and not on_disk:
+    cost = token_cost(model) if quantization is None and config.quantization is None else None
+    if method is None:
         return Weights(sum(counts), sum(sizes), sizes, shards, stage)
-    method = method_for(quantization, config.quantization, _quant_target(config))
-    stored = method.stored_bytes(path, model, text_part)
+    if held is not None:
+        known = model.state_dict()
+        targets, _ = sources_of(model, held)
+        held = {name: held[name] for target, names in targets.items() if target in known for name in names}
+    stored = method.stored_bytes(path, model, text_part, held)
     if stored is None and quantization is None:
-        return Weights(sum(counts), sum(sizes), sizes, shards, stage)
+        return Weights(sum(counts), sum(sizes), sizes, shards, stage, cost)
     return Weights(sum(counts), sum(sizes) if stored is None else stored, (), shards, stage)
 
 
@@ -272,7 +300,7 @@ def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) ->
     return model
 
 
-def _shared_out(config: EngineConfig) -> dict[str, bool]:
+def _shared_out(config: EngineConfig) -> SharedOut:
     """Return which parts of a model ranks share out, where that is the user's choice."""
     return {"whole_experts": config.expert_parallel, "towers": config.mm_encoder_tp_mode == "weights"}
 
@@ -312,20 +340,15 @@ def _from_files(
             weights = joined_slices(path, info.secondary)
         if weights is None and (ranks is not None or stage is not None):
             weights = joined_slices(path, ())
-        loading = method.loading(model_class, weights or {})
-        # What stays quantized is cut as it is stored, once it is loaded.
-        stored = loading is not model_class or config.quantization is not None
-        if ranks is not None and not stored:
+        own = model_class
+        if ranks is not None:
             assert weights is not None
-            loading = sharded(model_class, info, ranks.rank, ranks.size, weights, **_shared_out(config))
+            own = sharded(
+                model_class, info, ranks.rank, ranks.size, weights, kept_as=method.kept_as, **_shared_out(config)
+            )
         if stage is not None:
-            if stored and ranks is not None:
-                raise ModelError(
-                    f"The weights of {info.name!r} stay quantized ({method.name}), and stages of several ranks cannot "
-                    "share such weights yet.",
-                    "Give tensor_parallel_size=1 or pipeline_parallel_size=1.",
-                )
-            loading = staged(loading, stage)
+            own = staged(own, stage)
+        loading = method.loading(own, weights or {})
         settled = loading
         if weights is None and platform_of(config.device).shares_host_memory:
             loading = file_types.keeping(loading, file_types.type_by_shape(path, dtype), dtype)
@@ -338,8 +361,6 @@ def _from_files(
             model.__class__ = settled
         surgery.perform([_settling(method, model_class)])
         file_types.cast(model, dtype)
-        if ranks is not None and stored:
-            _cut_stored(surgery, model_class, hf_config, info, ranks)
     except ModelError:
         raise
     except AbsentPartError as error:
@@ -374,16 +395,6 @@ def _from_files(
     if unused and stage is None:
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
-
-
-def _cut_stored(surgery: Surgery, model_class: Any, hf_config: Any, info: ModelInfo, ranks: RankGroup) -> None:
-    """Cut a loaded model some of whose weights are stored quantized; which parts, its unquantized form tells."""
-    model = surgery.target.model
-    with torch.device("meta"):
-        whole = model_class._from_config(hf_config, dtype=next(model.parameters()).dtype)
-    towers = _shared_out(surgery.target.config)["towers"]
-    model.shard_plan = shard_stored(model, find(whole, info, ranks.rank, ranks.size, towers=towers))
-    platform_of(surgery.target.config.device).empty_cache()
 
 
 def _check_finite(model: Any, name: str) -> None:

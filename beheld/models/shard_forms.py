@@ -6,6 +6,8 @@ A module that has further parts with weights is of another form, and is not cut.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +32,21 @@ def only(module: nn.Module, names: set[str], norm_size: int | None = None) -> bo
         if name not in names and any(size != norm_size for size in sizes):
             return False
     return True
+
+
+def only_batched(module: Any) -> bool:
+    """Return whether a module of experts computes as many rows of each in one product, its gate's half first."""
+    kind: Any = type(module)
+    source = _source_of(kind)
+    return "torch.bmm" in source and "chunk(2" in source
+
+
+@functools.cache
+def _source_of(kind: Any) -> str:
+    try:
+        return inspect.getsource(kind.forward)
+    except (OSError, TypeError):
+        return ""
 
 
 def columns(path: str, linear: nn.Linear, cut: Cut) -> dict[str, Cut]:

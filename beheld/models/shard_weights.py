@@ -5,43 +5,24 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from beheld.checkpoint.loader_rules import LoaderRules
 from beheld.core.config import ModelInfo
 from beheld.models.find_shards import find
 from beheld.parallel.shard_plan import Shard, ShardPlan
-from beheld.parallel.shards import Cut, Piece
-from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.parallel.shards import Cut, Piece, RankSlice
 from beheld.utils.named_as import named_as
+
+# See QuantMethod.kept_as.
+KeptAs = Callable[[Tensor, Sequence[Any]], str | None]
 
 # Of one expert's weight, which expert it is: the last number in its name.
 _NUMBER = re.compile(r"\.(\d+)\.(?!.*\.\d+\.)")
-
-
-class RankSlice:
-    """A weight of the checkpoint of which a rank reads its part, for transformers' loader in place of a slice.
-
-    Args:
-        weight: the whole weight, unread.
-        cut: the part.
-    """
-
-    def __init__(self, weight: Any, cut: Cut) -> None:
-        self._weight, self._cut = weight, cut
-
-    def __getitem__(self, index: Any) -> Tensor:
-        """Return the part `index` of the part; `...` is all of it."""
-        weight = self._weight
-        # Only slices of files read a part; other weights are made as a whole, in another type or of other numbers.
-        shape = weight.get_shape() if hasattr(weight, "get_shape") else None
-        if shape is None:
-            weight = weight[...]
-            shape = weight.shape
-        return self._cut.of(weight, shape)[index]
 
 
 def sharded(
@@ -51,6 +32,7 @@ def sharded(
     ranks: int,
     weights: dict[str, Any] | None,
     *,
+    kept_as: KeptAs | None = None,
     whole_experts: bool = False,
     towers: bool = False,
 ) -> Any:
@@ -59,12 +41,14 @@ def sharded(
     Args:
         weights: name -> weight of the checkpoint, unread; a model replaces those of which it takes a part. None: the
             model is not loaded from files.
+        kept_as: how the quantization method stores weights; None if all are plain.
     """
 
     class Sharded(model_class):
         def __init__(self, config: Any, *args: Any, **keywords: Any) -> None:
             super().__init__(config, *args, **keywords)
-            self.shard_plan = shard(self, info, rank, ranks, weights, whole_experts=whole_experts, towers=towers)
+            shared_out = {"whole_experts": whole_experts, "towers": towers}
+            self.shard_plan = shard(self, info, rank, ranks, weights, kept_as=kept_as, **shared_out)
 
     return named_as(Sharded, model_class)
 
@@ -76,6 +60,7 @@ def shard(
     ranks: int,
     weights: dict[str, Any] | None,
     *,
+    kept_as: KeptAs | None = None,
     whole_experts: bool = False,
     towers: bool = False,
 ) -> ShardPlan:
@@ -84,8 +69,7 @@ def shard(
     Modules then know their own sizes, so that all that is done to them later finds them consistent.
     """
     plan = find(model, info, rank, ranks, whole_experts=whole_experts, towers=towers)
-    if weights is not None:
-        plan = _apply(plan, model, weights)
+    plan = _apply(plan, model, {} if weights is None else weights, kept_as or _plain)
     return cut(model, plan)
 
 
@@ -100,7 +84,7 @@ def cut(model: Any, plan: ShardPlan) -> ShardPlan:
         path, _, own = name.rpartition(".")
         module: Any = model.get_submodule(path)
         whole = getattr(module, own)
-        if not isinstance(whole, nn.Parameter) or isinstance(module, StoredLinear | StoredExperts):
+        if not isinstance(whole, nn.Parameter):
             continue
         shapes[name] = done.get(id(whole), tuple(whole.shape))
         # The same object, so that the whole weight's memory is free before the next one is cut: a device that holds the
@@ -128,8 +112,17 @@ def _resize(module: Any) -> None:
         module.in_channels = module.out_channels = module.groups = sizes[0]
 
 
-def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
-    """Replace the weights that are cut; returns the plan without what the loader converts in a way unknown here."""
+def _plain(parameter: Tensor, weights: Sequence[Any]) -> None:
+    return None
+
+
+def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any], kept_as: KeptAs) -> ShardPlan:
+    """Replace the weights that are cut.
+
+    Returns:
+        The plan without what the loader converts in a way unknown here, and without weights of few
+        bits that would be stored otherwise if they were cut.
+    """
     rules, known = LoaderRules(model), model.state_dict()
     sources: dict[str, list[tuple[str, Any]]] = defaultdict(list)
     for name in weights:
@@ -137,18 +130,23 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
         sources[target].append((name, rule))
         for other in _further_targets(rule, target, known):
             sources[other].append((name, rule))
-    replaced: dict[str, Cut | None] = {}
-    refused: set[str] = set()
+    replaced: dict[str, Any] = {}
+    refused: dict[str, str] = {}
     for shard in plan.shards:
         made = _cuts_of(shard, known, sources)
         if made is None:
-            refused.add(shard.path)
+            refused[shard.path] = "whose weights are converted as they are loaded"
+            continue
+        parts = {name: None if own is None else _part(weights[name], own) for name, own in made.items()}
+        if _stored_alike(model, shard, made, sources, weights, parts, kept_as):
+            replaced |= parts
         else:
-            replaced |= made
+            refused[shard.path] = "whose weights have few bits, in groups that ranks cannot share"
     if refused:
-        left = plan.without(refused)
-        converted = f"{len(plan.shards) - len(left.shards)} modules whose weights are converted as they are loaded"
-        left = dataclasses.replace(left, whole=(*left.whole, converted))
+        left = plan.without(set(refused))
+        count = len(plan.shards) - len(left.shards)
+        words = f"{count} modules {' or '.join(sorted(set(refused.values())))}"
+        left = dataclasses.replace(left, whole=(*left.whole, words))
         kept = {shard.path for shard in left.shards}
         for shard in plan.shards:
             if shard.path not in kept:
@@ -159,8 +157,49 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any]) -> ShardPlan:
         if part is None:
             del weights[name]
         else:
-            weights[name] = RankSlice(weights[name], part)
+            weights[name] = part
     return plan
+
+
+def _part(weight: Any, cut: Cut) -> Any:
+    """Return a part of a weight, unread: by its own entries, or of the whole where they cannot be cut."""
+    own = weight.rank_part(cut) if hasattr(weight, "rank_part") else None
+    return RankSlice(weight, cut) if own is None else own
+
+
+def _stored_alike(
+    model: Any,
+    shard: Shard,
+    cuts: Mapping[str, Cut | None],
+    sources: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    kept_as: KeptAs,
+) -> bool:
+    """Return whether the quantization method stores parts as it would store the whole weights."""
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for target, cut in shard.cuts.items():
+        path, _, own = target.rpartition(".")
+        module: Any = model.get_submodule(path)
+        whole = getattr(module, own)
+        # Only linear layers and experts are kept.
+        if (
+            shard.tower
+            or whole.dim() < 2
+            or target in tied
+            or target in tied.values()
+            or isinstance(module, nn.Embedding)
+        ):
+            continue
+        names = [name for name, _ in sources.get(target, ()) if name in cuts]
+        stored = kept_as(whole, [weights[name] for name in names])
+        if stored is None:
+            continue
+        shape = [*whole.shape[: cut.dim], cut.size, *whole.shape[cut.dim + 1 :]]
+        part = torch.empty(shape, dtype=whole.dtype, device="meta")
+        if kept_as(part, [parts[name] for name in names if parts[name] is not None]) != stored:
+            return False
+    return True
 
 
 def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[str]:

@@ -57,6 +57,34 @@ class Cut:
         return found[0].contiguous() if len(found) == 1 else torch.cat(found, dim=self.dim)
 
 
+class RankSlice:
+    """A weight, or an entry of a file, of which a rank reads its part, in place of the whole.
+
+    Args:
+        weight: the whole, unread.
+        cut: the part.
+    """
+
+    def __init__(self, weight: Any, cut: Cut) -> None:
+        self._weight, self._cut = weight, cut
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return the part `index` of the part; `...` is all of it."""
+        weight = self._weight
+        # Only slices of files read a part; other weights are made as a whole, in another type or of other numbers.
+        shape = weight.get_shape() if hasattr(weight, "get_shape") else None
+        if shape is None:
+            weight = weight[...]
+            shape = weight.shape
+        return self._cut.of(weight, shape)[index]
+
+    def get_shape(self) -> list[int]:
+        """Return the part's shape, as a slice of a safetensors file does."""
+        shape = list(self._weight.get_shape())
+        shape[self._cut.dim] = self._cut.size
+        return shape
+
+
 def share(size: int, rank: int, ranks: int, unit: int = 1) -> tuple[Piece, ...]:
     """Return a rank's pieces of `size` entries: equally many on every rank, the last ones padded by zeros.
 
@@ -83,6 +111,14 @@ def sections(count: int, size: int, rank: int, ranks: int, unit: int = 1) -> tup
         piece if isinstance(piece, Zeros) else range(piece.start + first, piece.stop + first)
         for first in range(0, count * size, size)
         for piece in own
+    )
+
+
+def pairs(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Return the pieces of units that take two entries each, side by side."""
+    return tuple(
+        Zeros(2 * piece.count) if isinstance(piece, Zeros) else range(2 * piece.start, 2 * piece.stop)
+        for piece in pieces
     )
 
 

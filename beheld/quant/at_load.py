@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,9 @@ class Rounding(Protocol):
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether layers of this size can be rounded."""
 
+    def group(self, inputs: int) -> int | None:
+        """Return how many inputs share a scale; None if all do."""
+
     def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round a linear layer.
 
@@ -78,6 +81,17 @@ class RoundedAtLoad(Unquantized):
     def __init__(self, rounding: Rounding, dtype: torch.dtype) -> None:
         self.name = rounding.name
         self._rounding, self._dtype = rounding, dtype
+
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return what inputs share a scale, if weights of these sizes are rounded.
+
+        Those of an output do on each rank: the part has a scale of its own, which is no greater than the whole's.
+        """
+        outputs, inputs = parameter.shape[-2:]
+        if not self._rounding.fits(outputs, inputs):
+            return None
+        group = self._rounding.group(inputs)
+        return "by output" if group is None else f"in groups of {group}"
 
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Replace layers one by one, so that only few layers' weights are ever held twice."""
@@ -147,7 +161,9 @@ class RoundedAtLoad(Unquantized):
     def _whole(self, module: Any, head: bool) -> Any:
         return self._rounding.linear(module, head) if isinstance(module, nn.Linear) else self._rounding.experts(module)
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the bytes of a model on the meta device whose layers are rounded."""
         total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         for _, _, child in self._covered(model, text_of(model)):

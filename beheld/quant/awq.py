@@ -20,10 +20,11 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod
-from beheld.quant.grouped import GroupedNumbers, affine, form_of
+from beheld.quant.grouped import GroupedNumbers, affine
 from beheld.quant.integers import dequantized, reordered, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
+from beheld.quant.stored_as import Axis, StoredAs, group_axis
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "awq"
@@ -72,8 +73,15 @@ def open_weights(path: Path, group_sizes: Sequence[int], device: str) -> dict[st
         _check(entries, names, group_sizes)
         parts = {part: entries.slices[name] for part, name in names.items()}
         inputs, words = entries.shape(names["qweight"])
-        form = form_of(BITS, inputs, entries.shape(names["scales"])[0])
-        found[f"{module}.weight"] = LazyGrouped(parts, _weight, device, _numbers, words * PER_WORD, form)
+        groups = entries.shape(names["scales"])[0]
+        by_group = group_axis(0, inputs, groups)
+        axes = {
+            "qweight": (Axis(1, PER_WORD), Axis(0)),
+            "qzeros": (Axis(1, PER_WORD), by_group),
+            "scales": (Axis(1), by_group),
+        }
+        stored = StoredAs((words * PER_WORD, inputs), axes)
+        found[f"{module}.weight"] = LazyGrouped(parts, _weight, device, stored, _numbers, BITS, groups)
     entries.refuse_left(found, (".qzeros", ".scales"), ".qweight")
     return found
 

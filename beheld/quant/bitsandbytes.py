@@ -24,6 +24,7 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,11 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
-from beheld.quant.grouped import GroupedNumbers, affine, form_of
+from beheld.quant.grouped import GroupedNumbers, affine
 from beheld.quant.integers import dequantized
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import REFETCH, StoredEntries
 
 METHOD = "bitsandbytes"
@@ -120,7 +122,8 @@ def open_fours(path: Path, device: str) -> dict[str, Any]:
         for part in (*parts.values(), name):
             del found[part]
         slices = {part: entries.slices[entry] for part, entry in parts.items()}
-        found[weight] = LazyWeight(slices, functools.partial(_of_codes, state=state), device)
+        compute = functools.partial(_of_codes, state=state)
+        found[weight] = LazyWeight(slices, compute, device, _stored(entries, weight, state), shaped=True)
     for name in found:
         if name.endswith(_OWNED):
             raise entries.refusal(name, "belongs to no weight of 4 bits")
@@ -157,11 +160,28 @@ def _check_four(entries: StoredEntries, parts: Mapping[str, str], state: BlockSt
     entries.require(parts["nested_quant_map"], ["F32"], [256])
 
 
+def _stored(entries: StoredEntries, codes: str, state: BlockState) -> StoredAs:
+    """Return how entries hold a weight's outputs; numbers lie one output after the other, and blocks go across them."""
+    inputs = state.shape[1]
+    shape = entries.shape(codes)
+    width = _STORAGE[entries.slices[codes].get_dtype()]
+    uncut = Axis(0, inputs)
+    axes = {
+        "codes": (Axis(0 if shape[1] == 1 else 1, Fraction(2 * width, inputs)), uncut),
+        "absmax": (Axis(0, Fraction(state.blocksize, inputs)), uncut),
+        "nested_absmax": (Axis(0, Fraction(state.blocksize * (state.nested_blocksize or 1), inputs)), uncut),
+        "quant_map": (None, None),
+        "nested_quant_map": (None, None),
+    }
+    return StoredAs(state.shape, axes)
+
+
 def _of_codes(
     codes: Tensor,
     quant_map: Tensor,
     absmax: Tensor,
     state: BlockState,
+    shape: tuple[int, int],
     nested_absmax: Tensor | None = None,
     nested_quant_map: Tensor | None = None,
 ) -> Tensor:
@@ -172,7 +192,7 @@ def _of_codes(
         scales = nested_quant_map[absmax.int()]
         scales *= nested_absmax.repeat_interleave(state.nested_blocksize)[: len(scales)]
         scales += state.nested_offset
-    outputs, inputs = state.shape
+    outputs, inputs = shape
     packed = codes.contiguous().view(-1).view(torch.uint8)
     numbers = torch.stack((quant_map[(packed >> 4).int()], quant_map[(packed & 15).int()]), -1).view(-1)
     numbers = numbers[: outputs * inputs]
@@ -211,7 +231,9 @@ def open_eights(path: Path, device: str) -> dict[str, Any]:
         del found[scale]
         parts = {"weight": entries.slices[weight], "scale": entries.slices[scale]}
         made.add(weight)
-        found[weight] = LazyGrouped(parts, _of_eights, device, _kept_eights, shape[0], form_of(8, shape[1], 1))
+        axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0), None)}
+        stored = StoredAs((shape[0], shape[1]), axes)
+        found[weight] = LazyGrouped(parts, _of_eights, device, stored, _kept_eights, 8, 1)
     for name in found:
         if name not in made and entries.slices[name].get_dtype() == "I8":
             raise entries.refusal(name, f"has no {name.removesuffix('weight') + 'SCB'!r}")

@@ -23,7 +23,7 @@ from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import FP8, MOST
 from beheld.quant.grouped import check_greatest
 from beheld.quant.grouped_linear import fitting_group
-from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 
@@ -87,11 +87,6 @@ class CodedLinear(StoredLinear):
     def dequantized(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
         """Return weights in float32, (N, K)."""
 
-    @staticmethod
-    @abstractmethod
-    def inputs_alone(codes_NX: Tensor, scale_NG: Tensor, inputs: slice) -> tuple[Tensor, Tensor]:
-        """Return codes and scales of these inputs alone."""
-
     @classmethod
     def joined(cls, layers: Sequence[Self]) -> Self:
         """Join several layers with the same input into one; exact, because each output keeps its scales."""
@@ -107,11 +102,6 @@ class CodedLinear(StoredLinear):
         codes_NX, scale_NG = self.codes_NX.data[outputs], self.scale_NG.data[outputs]
         bias = None if self.bias is None else self.bias.data[outputs]
         return type(self)(codes_NX, scale_NG, bias, self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> Self:
-        """Return a layer of these inputs alone, whole groups."""
-        codes_NX, scale_NG = self.inputs_alone(self.codes_NX.data, self.scale_NG.data, inputs)
-        return type(self)(codes_NX, scale_NG, None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""
@@ -141,11 +131,6 @@ class NF4Linear(CodedLinear):
     _pairs: ClassVar[Tensor] = torch.tensor([[NF4_VALUES[byte & 15], NF4_VALUES[byte >> 4]] for byte in range(256)])
     _borders: ClassVar[Tensor] = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(NF4_VALUES)])
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return the size of a group: inputs are cut between groups."""
-        return ShardUnits(1, self.in_features // self.scale_NG.shape[1])
-
     @staticmethod
     def inputs_of(codes_NX: Tensor) -> int:
         """Return K."""
@@ -167,21 +152,9 @@ class NF4Linear(CodedLinear):
         values = nn.functional.embedding(codes_NX.int(), cls._pairs).flatten(1)
         return (values.unflatten(1, (scale_NG.shape[1], -1)) * scale_NG.unsqueeze(-1)).flatten(1)
 
-    @staticmethod
-    def inputs_alone(codes_NX: Tensor, scale_NG: Tensor, inputs: slice) -> tuple[Tensor, Tensor]:
-        """Return codes and scales of these inputs alone, whole groups."""
-        group = 2 * codes_NX.shape[1] // scale_NG.shape[1]
-        start, stop, _ = inputs.indices(2 * codes_NX.shape[1])
-        return codes_NX[:, start // 2 : stop // 2], scale_NG[:, start // group : stop // group]
-
 
 class FP8Linear(CodedLinear):
     """float8_e4m3fn with one scale for each output."""
-
-    @property
-    def units(self) -> ShardUnits:
-        """Return 1: any layer can be cut anywhere."""
-        return ShardUnits()
 
     @staticmethod
     def inputs_of(codes_NX: Tensor) -> int:
@@ -198,11 +171,6 @@ class FP8Linear(CodedLinear):
     def dequantized(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
         """Return weights in float32, (N, K)."""
         return codes_NX.float().mul_(scale_NG)
-
-    @staticmethod
-    def inputs_alone(codes_NX: Tensor, scale_NG: Tensor, inputs: slice) -> tuple[Tensor, Tensor]:
-        """Return codes and scales of these inputs alone."""
-        return codes_NX[:, inputs], scale_NG
 
 
 class CodedRounding:
@@ -223,6 +191,10 @@ class CodedRounding:
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether the inputs can be divided into groups."""
         return self._bits(inputs) is not None
+
+    def group(self, inputs: int) -> int | None:
+        """Return how many inputs share a scale; None if all do."""
+        return fitting_group(inputs, _GROUP) if self._kind is NF4Linear else None
 
     def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from beheld.quant.compressed_schemes import NVFP4_GROUP, CompressedScheme
 from beheld.quant.dequantize import LazyWeight
 from beheld.quant.mxfp4_experts import FOUR_BITS
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import StoredEntries
 
 PACKED, _SCALE = ".weight_packed", ".weight_scale"
@@ -65,7 +66,12 @@ def take(
     parts = {"numbers": entries.slices[name], "scale": entries.slices[scale], "whole": entries.slices[whole]}
     for each in (name, scale, whole):
         left.pop(each, None)
-    left[f"{module}.weight"] = LazyWeight(parts, _weight, device)
+    axes = {
+        "numbers": (Axis(0), Axis(1, 2)),
+        "scale": (Axis(0), Axis(1, NVFP4_GROUP)),
+        "whole": (None, None),
+    }
+    left[f"{module}.weight"] = LazyWeight(parts, _weight, device, StoredAs((shape[0], 2 * shape[1]), axes))
 
 
 def _weight(numbers: Tensor, scale: Tensor, whole: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ from torch import Tensor
 
 from beheld.quant.compressed_schemes import CompressedScheme
 from beheld.quant.dequantize import LazyWeight
-from beheld.quant.grouped import GroupedNumbers, affine, form_of
+from beheld.quant.grouped import GroupedNumbers, affine
 from beheld.quant.integers import dequantized, unpacked
 from beheld.quant.kept_groups import LazyGrouped
+from beheld.quant.stored_as import Axis, StoredAs, group_axis
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries
 
 PACKED = ".weight_packed"
@@ -83,14 +85,30 @@ def take(
             parts["order"] = entries.slices[order]
     for each in (name, scale, zero, order, said):
         left.pop(each, None)
-    compute = functools.partial(_weight, scheme=scheme, shape=(shape[0], shape[1]))
+    compute = functools.partial(_weight, scheme=scheme)
     groups = shape[1] // scheme.sizes[0] if scheme.strategy == "group" else 1
-    if "order" in parts and not entries.in_equal_groups(order, groups):
-        left[f"{module}.weight"] = LazyWeight(parts, compute, device)
+    stored, ordered = _stored((shape[0], shape[1]), groups, scheme), "order" in parts
+    if ordered and not entries.in_equal_groups(order, groups):
+        left[f"{module}.weight"] = LazyWeight(parts, compute, device, stored, shaped=True)
         return
-    numbers = functools.partial(_numbers, scheme=scheme, shape=(shape[0], shape[1]))
-    form = form_of(scheme.bits, shape[1], groups)
-    left[f"{module}.weight"] = LazyGrouped(parts, compute, device, numbers, shape[0], form, ordered="order" in parts)
+    numbers = functools.partial(_numbers, scheme=scheme)
+    left[f"{module}.weight"] = LazyGrouped(
+        parts, compute, device, stored, numbers, scheme.bits, groups, ordered=ordered, shaped=True
+    )
+
+
+def _stored(shape: tuple[int, int], groups: int, scheme: CompressedScheme) -> StoredAs:
+    """Return how a weight's entries hold its outputs and inputs."""
+    by_word = Fraction(32, scheme.bits) if scheme.packed else 1
+    axes: dict[str, tuple[Axis | None, Axis | None]] = {
+        "numbers": (Axis(0), Axis(1, by_word)),
+        # A rank's inputs in an order of their own have groups of other ranks too.
+        "order": (None, Axis(0, shape[1])),
+    }
+    for part in ("scale", "zeros"):
+        by_output = Axis(0, by_word if part == "zeros" and _packs_zeros(scheme) else 1)
+        axes[part] = None if scheme.strategy == "tensor" else by_output, group_axis(1, shape[1], groups)
+    return StoredAs(shape, axes)
 
 
 def _shape(entries: StoredEntries, name: str, said: str) -> list[int]:

@@ -9,6 +9,7 @@ products of them are (kept_groups.py).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant import cache_scales, compressed_fp4, compressed_integers, row_bytes
 from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, schemes_of
-from beheld.quant.dequantize import LazyWeight, without_quantization
+from beheld.quant.dequantize import AS_STORED, LazyWeight, are_kept, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.fp8 import check_scale
 from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks
@@ -28,6 +30,7 @@ from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, weight_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -98,6 +101,11 @@ class CompressedTensors:
         )
         return model_class
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return that they are as stored, if they are kept."""
+        form = self if self.objection is None else self._blocks or (self._groups if self._keeps_groups else None)
+        return AS_STORED if form is not None and are_kept(form.takes, parameter, weights) else None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Separate rows from their scales."""
         if self._blocks is not None:
@@ -115,13 +123,19 @@ class CompressedTensors:
                 kept.left[0],
             )
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the stored size; layers that are not FP8 take two bytes per number in the checkpoint and in memory."""
-        if self._blocks is not None:
-            return self._blocks.stored_bytes(self.weights(path) or {}, model)
-        if self._keeps_groups:
-            return self._groups.stored_bytes(self.weights(path) or {}, model)
-        return stored_bytes(path) if self.objection is None else None
+        kept = self._blocks or (self._groups if self._keeps_groups else None)
+        if kept is not None:
+            return kept.stored_bytes((self.weights(path) or {}) if weights is None else weights, model)
+        if weights is None or self.objection is not None:
+            return stored_bytes(path) if self.objection is None else None
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        shapes = [each.shape for each in weights.values() if isinstance(each, Dequantized)]
+        rows = [shape for shape in shapes if all(size % ALIGNED == 0 for size in shape)]
+        return total - sum(math.prod(shape) * (self._dtype.itemsize - 1) - 4 * shape[0] for shape in rows)
 
     # ------------------------------------------------------------------ rows, see row_bytes.RowForm
 
@@ -149,6 +163,21 @@ class Dequantized:
 
     def __init__(self, weight: Any, scale: Any, device: str) -> None:
         self._weight, self._scale, self._device = weight, scale, device
+
+    @property
+    def shape(self) -> list[int]:
+        """Return the weight's shape."""
+        return list(self._weight.get_shape())
+
+    def rank_part(self, cut: Cut) -> Dequantized | None:
+        """Return what a rank holds, of which no more is read; see LazyWeight."""
+        shape = self.shape
+        if len(shape) != 2:
+            return None
+        has_rows = len(self._scale.get_shape()) == 2
+        axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0) if has_rows else None, None)}
+        parts = StoredAs((shape[0], shape[1]), axes).entries_of({"weight": self._weight, "scale": self._scale}, cut)
+        return None if parts is None else Dequantized(parts["weight"], parts["scale"], self._device)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` of the weight in float32, on the device.

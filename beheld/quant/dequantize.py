@@ -7,28 +7,68 @@ A method of this kind looks at names, types and shapes in the files' headers, re
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from beheld.parallel.shards import Cut
 from beheld.quant.method import Replace, TextOf
+from beheld.quant.stored_as import StoredAs
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
+# What QuantMethod.kept_as says of weights whose numbers and scales are the checkpoint's.
+AS_STORED = "as stored"
+
 
 class LazyWeight:
-    """A weight computed from stored entries when it is read, for transformers' loader in place of a slice of a file."""
+    """A weight computed from stored entries when it is read, for transformers' loader in place of a slice of a file.
 
-    def __init__(self, parts: Mapping[str, Any], compute: Callable[..., Tensor], device: str) -> None:
+    Args:
+        parts: the entries by name, unread.
+        compute: makes the weight of them.
+        device: where.
+        stored: how outputs and inputs lie in the entries; None: ranks read the whole.
+        shaped: whether `compute` takes the weight's `shape` too, (N, K).
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        compute: Callable[..., Tensor],
+        device: str,
+        stored: StoredAs | None = None,
+        *,
+        shaped: bool = False,
+    ) -> None:
         self._parts, self._compute, self._device = parts, compute, device
+        self._stored, self._shaped = stored, shaped
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` of the weight in float32, which the loader rounds once to the parameter's type."""
         # Stored numbers are copied to the device and widened there.
-        return self._compute(**{name: part[...].to(self._device) for name, part in self._parts.items()})[index]
+        entries = {name: part[...].to(self._device) for name, part in self._parts.items()}
+        return self._compute(**entries, **self._known())[index]
+
+    def _known(self) -> dict[str, Any]:
+        if not self._shaped:
+            return {}
+        assert self._stored is not None, "it knows the shape"
+        return {"shape": self._stored.shape}
+
+    def rank_part(self, cut: Cut) -> Self | None:
+        """Return what a rank holds, of which no more is read; None if its entries cannot be cut there."""
+        if self._stored is None:
+            return None
+        parts = self._stored.entries_of(self._parts, cut)
+        if parts is None:
+            return None
+        made = copy.copy(self)
+        made._parts, made._stored = parts, self._stored.part(cut)
+        return made
 
 
 class WeightKeeper(Protocol):
@@ -42,6 +82,9 @@ class WeightKeeper(Protocol):
 
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         """See QuantMethod."""
+
+    def takes(self, parameter: Tensor, weights: Sequence[Any]) -> bool:
+        """See row_bytes.RowForm."""
 
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
         """See QuantMethod."""
@@ -93,16 +136,28 @@ class DequantizingMethod:
         )
         return model_class
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return that they are as stored, if they are kept."""
+        kept = self._keeping if self._keeping is not None and self._keeping.objection is None else None
+        return AS_STORED if kept is not None and are_kept(kept.takes, parameter, weights) else None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Insert layers that multiply kept weights, if there are any."""
         if self._keeping is not None and self._keeping.objection is None:
             self._keeping.settle(model, model_class, replace)
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the bytes with kept weights; None: weights take what their numbers take."""
         if self._keeping is None or self._keeping.objection is not None:
             return None
-        return self._keeping.stored_bytes(self._read(path), model)
+        return self._keeping.stored_bytes(self._read(path) if weights is None else weights, model)
+
+
+def are_kept(takes: Callable[[Tensor, Sequence[Any]], bool], parameter: Tensor, weights: Sequence[Any]) -> bool:
+    """Return whether a row form keeps a parameter of these weights; see row_bytes.RowForm.takes."""
+    return bool(weights) and all(hasattr(each, "fields") for each in weights) and takes(parameter, weights)
 
 
 def without_quantization(hf_config: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
-from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredExperts, StoredLinear, joined_bias, plain
 
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
@@ -146,19 +146,10 @@ class Float8Linear(StoredLinear):
         scale = torch.cat([layer.scale_N.data for layer in layers])
         return cls(rows, scale, joined_bias(layers), layers[0].weight.dtype)
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return 16: a GPU's FP8 products require multiples of it."""
-        return ShardUnits(ALIGNED, ALIGNED)
-
     def part(self, outputs: slice) -> Float8Linear:
         """Return a layer of these outputs alone, sharing memory."""
         bias = None if self.bias is None else self.bias.data[outputs]
         return Float8Linear(self.rows_NK.data[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> Float8Linear:
-        """Return a layer of these inputs alone; activations are then scaled by this part alone."""
-        return Float8Linear(self.rows_NK.data[:, inputs].contiguous(), self.scale_N.data, None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""

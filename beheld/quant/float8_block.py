@@ -24,7 +24,7 @@ from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
 from beheld.quant.float8 import FP8, MOST
-from beheld.quant.linear import ShardUnits, StoredExperts, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredExperts, StoredLinear, joined_bias, plain
 
 # Sizes of groups that kernels take, and what the outputs are multiples of.
 GROUPS = (32, 64, 128)
@@ -82,12 +82,6 @@ class BlockNumbers:
         if start % height or stop % height:
             return BlockNumbers(self.rows[start:stop], self.by_row()[start:stop].contiguous())
         return BlockNumbers(self.rows[start:stop], self.scale[start // height : stop // height])
-
-    def inputs_alone(self, inputs: slice) -> BlockNumbers:
-        """Return these inputs of one matrix, whole groups."""
-        start, stop, _ = inputs.indices(self.rows.shape[1])
-        groups = slice(start // self.group, stop // self.group)
-        return BlockNumbers(self.rows[:, start:stop].contiguous(), self.scale[:, groups].contiguous())
 
 
 def concatenated(numbers: Sequence[BlockNumbers]) -> BlockNumbers:
@@ -237,19 +231,10 @@ class BlockFloat8Linear(StoredLinear):
         """Join several layers with the same input into one; exact, because each output keeps its scales."""
         return cls(concatenated([layer.numbers for layer in layers]), joined_bias(layers), layers[0].weight.dtype)
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return what the kernel aligns outputs to, and the size of a group."""
-        return ShardUnits(ALIGNED, self.numbers.group)
-
     def part(self, outputs: slice) -> BlockFloat8Linear:
         """Return a layer of these outputs alone, sharing the numbers' memory."""
         bias = None if self.bias is None else self.bias.data[outputs]
         return BlockFloat8Linear(self.numbers.outputs_alone(outputs), bias, self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> BlockFloat8Linear:
-        """Return a layer of these inputs alone, whole groups."""
-        return BlockFloat8Linear(self.numbers.inputs_alone(inputs), None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""

@@ -19,6 +19,7 @@ from beheld.quant import cache_scales
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
 from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks, scaled
 from beheld.quant.method import StorageTarget
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "fp8"
@@ -71,7 +72,10 @@ def open_weights(path: Path, blocks: Sequence[int] | None, device: str) -> dict[
         del found[scale]
         parts = {"weight": entries.slices[name], "scale": entries.slices[scale]}
         if blocks is None:
-            found[name] = LazyWeight(parts, functools.partial(scaled, blocks=None), device)
+            shape = entries.shape(name)
+            axes = {"weight": (Axis(0), Axis(1)), "scale": (None, None)}
+            stored = StoredAs((shape[0], shape[1]), axes) if len(shape) == 2 else None
+            found[name] = LazyWeight(parts, functools.partial(scaled, blocks=None), device, stored)
         else:
             found[name] = lazy_blocks(parts, device, entries.shape(name), blocks)
     for name in [name for name in found if name.endswith(_ACTIVATION_SCALES)]:

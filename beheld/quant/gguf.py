@@ -5,12 +5,13 @@ Shapes: N outputs, K inputs, B bytes of a row, H heads.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,10 +27,11 @@ from beheld.checkpoint.weights import weight_files
 from beheld.core.errors import ModelError
 from beheld.families import registry
 from beheld.families.family import GGUFLayout
+from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant import gguf_blocks
 from beheld.quant.at_load import is_tied, parent_of, tied_again
-from beheld.quant.dequantize import without_quantization
+from beheld.quant.dequantize import AS_STORED, are_kept, without_quantization
 from beheld.quant.grouped import GroupedForm, GroupedNumbers
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.kept_groups import KeptGroups
@@ -63,7 +65,8 @@ class GGUF:
         self._groups = KeptGroups(target)
         # A file mixes forms, of which a GPU multiplies some; the others would keep layers from being joined.
         self._keeps = self._groups.objection is None and platform_of(target.device).shares_host_memory
-        self._embeddings: GGUFTensor | None = None
+        self._embeddings: str | None = None
+        self._weights: Mapping[str, Any] = {}
 
     def config(self, hf_config: Any) -> Any:
         """Return a copy without its entries about quantization, so that transformers loads plain weights."""
@@ -80,7 +83,8 @@ class GGUF:
         """Return the class, with room for weights that are kept."""
         kinds = sorted({tensor.kind for tensor in weights.values()})
         if self._keeps and set(kinds) & set(gguf_blocks.KINDS):
-            self._embeddings = next((part for name, part in weights.items() if name.endswith(_EMBEDDINGS)), None)
+            self._embeddings = next((name for name in weights if name.endswith(_EMBEDDINGS)), None)
+            self._weights = weights
             return self._groups.loading(model_class, weights)
         kept = bool(set(kinds) & set(gguf_blocks.KINDS))
         logger.log(
@@ -92,23 +96,30 @@ class GGUF:
         )
         return model_class
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return that they are as stored, if they are kept."""
+        return AS_STORED if self._keeps and are_kept(self._groups.takes, parameter, weights) else None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Insert layers that multiply kept weights, if there are any; a tied head gets the file's numbers too."""
         if not hasattr(model, "kept_rows"):
             return
         self._groups.settle(model, model_class, replace)
-        source, head = self._embeddings, model.get_output_embeddings()
+        # Ranks have put their part there.
+        source, head = self._weights.get(self._embeddings or ""), model.get_output_embeddings()
         if not isinstance(source, KeptTensor) or not is_tied(model, head):
             return
         numbers = GroupedNumbers.of_fields(source.fields(), source.form, None)
         parent, name = parent_of(model, head)
         replace(parent, name, GroupedLinear(numbers, None, self._dtype), lambda made: tied_again(model, made))
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the bytes with kept weights; None: weights take what their numbers take."""
         if not self._keeps:
             return None
-        weights = open_weights(path, self._dtype)
+        weights = open_weights(path, self._dtype) if weights is None else dict(weights)
         head = model.get_output_embeddings()
         embeddings = next((weights.pop(name) for name in list(weights) if name.endswith(_EMBEDDINGS)), None)
         total = self._groups.stored_bytes(weights, model)
@@ -130,15 +141,55 @@ class GGUFTensor:
     def __init__(self, data: mmap.mmap, stored: StoredTensor, heads: int | None, dtype: torch.dtype) -> None:
         self._data, self._stored, self._heads, self._dtype = data, stored, heads, dtype
         self.kind = stored.kind
+        # A rank's rows, in transformers' order, and the bytes of each; None for all.
+        self._rows: np.ndarray | None = None
+        self._bytes: np.ndarray | None = None
+        self._shape = tuple(stored.shape)
 
     def get_shape(self) -> list[int]:
         """Return the shape, as a slice of a safetensors file does."""
-        return list(self._stored.shape)
+        return list(self._shape)
+
+    def rank_part(self, cut: Cut) -> Self | None:
+        """Return a rank's part of a matrix, of which no more is read; None for zeros, or parts of blocks."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        if len(self._shape) != 2 or not all(isinstance(piece, range) for piece in cut.pieces) or not cut.pieces:
+            return None
+        indices = np.concatenate(
+            [np.arange(piece.start, piece.stop) for piece in cut.pieces if isinstance(piece, range)]
+        )
+        made = copy.copy(self)
+        if cut.dim == 0:
+            made._rows = indices if self._rows is None else self._rows[indices]
+            made._shape = len(indices), self._shape[1]
+            return made
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        if any(p.start % block or p.stop % block for p in cut.pieces if isinstance(p, range)):
+            return None
+        blocks = indices[::block] // block
+        own = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+        made._bytes = own if self._bytes is None else self._bytes[own]
+        made._shape = self._shape[0], len(indices)
+        return made
 
     def _raw(self, outputs: int) -> np.ndarray:
-        """Return the tensor's bytes, (outputs, bytes of one)."""
+        """Return the whole tensor's bytes, (outputs, bytes of one)."""
         raw = np.frombuffer(self._data, np.uint8, self._stored.num_bytes, self._stored.start)
         return raw.reshape(outputs, -1)
+
+    def _parts(self) -> Iterator[np.ndarray]:
+        """Yield the bytes of some outputs after the others, (outputs, bytes of one), in transformers' order."""
+        inputs = self._stored.shape[-1] if len(self._stored.shape) > 1 else 1
+        outputs = int(np.prod(self._stored.shape)) // inputs
+        raw_NB = self._raw(outputs)
+        order_N = None if self._heads is None else source_rows(outputs, self._heads)
+        if self._rows is not None:
+            order_N = self._rows if order_N is None else order_N[self._rows]
+        rows = max(1, _CHUNK // inputs)
+        for start in range(0, outputs if order_N is None else len(order_N), rows):
+            part = raw_NB[start : start + rows] if order_N is None else raw_NB[order_N[start : start + rows]]
+            yield part if self._bytes is None else np.ascontiguousarray(part[:, self._bytes])
 
     def is_zero(self) -> bool:
         """Return whether all numbers are zero; rows are read up to the first that is not."""
@@ -158,16 +209,13 @@ class GGUFTensor:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        shape, kind = self._stored.shape, GGMLQuantizationType[self.kind]
+        shape, kind = self._shape, GGMLQuantizationType[self.kind]
         inputs = shape[-1] if len(shape) > 1 else 1
-        outputs = int(np.prod(shape)) // inputs
-        raw_NB = self._raw(outputs)
-        found_NK = torch.empty(outputs, inputs, dtype=self._dtype)
-        rows = max(1, _CHUNK // inputs)
-        order_N = None if self._heads is None else source_rows(outputs, self._heads)
-        for start in range(0, outputs, rows):
-            part = raw_NB[start : start + rows] if order_N is None else raw_NB[order_N[start : start + rows]]
-            found_NK[start : start + rows] = torch.from_numpy(np.array(dequantize(part, kind)))
+        found_NK = torch.empty(int(np.prod(shape)) // inputs, inputs, dtype=self._dtype)
+        start = 0
+        for part in self._parts():
+            found_NK[start : start + len(part)] = torch.from_numpy(np.array(dequantize(part, kind)))
+            start += len(part)
         return found_NK.view(shape)[index]
 
 
@@ -232,14 +280,17 @@ class KeptTensor(GGUFTensor):
 
     def fields(self) -> Sequence[Tensor]:
         """Return the fields of each output; see row_bytes.StoredWeight."""
-        raw_NB = self._raw(self.outputs)
-        order_N = np.arange(self.outputs) if self._heads is None else source_rows(self.outputs, self._heads)
-        rows = max(1, _CHUNK // self._stored.shape[-1])
-        parts = [
-            gguf_blocks.numbers_of(self.kind, torch.from_numpy(raw_NB[order_N[start : start + rows]])).fields()
-            for start in range(0, self.outputs, rows)
-        ]
+        # The file's pages cannot be written to, which tensors may be.
+        parts = [gguf_blocks.numbers_of(self.kind, torch.from_numpy(np.array(own))).fields() for own in self._parts()]
         return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+    def rank_part(self, cut: Cut) -> Self | None:
+        """Return the part that a rank holds; see GGUFTensor."""
+        made = super().rank_part(cut)
+        form = None if made is None else gguf_blocks.form_of(self.kind, made._shape[1])
+        if made is not None and form is not None:
+            made.outputs, made.form = made._shape[0], form
+        return made
 
 
 def source_rows(outputs: int, heads: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
-from beheld.quant.grouped import GroupedNumbers, affine, form_of
+from beheld.quant.grouped import GroupedNumbers, affine
 from beheld.quant.integers import dequantized, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
 
 METHOD = "gptq"
@@ -123,11 +125,20 @@ def open_weights(
         known: dict[str, Any] = {"bits": bits, "group_size": group_size, "zeros_less_one": zeros_less_one}
         compute, numbers = functools.partial(_weight, **known), functools.partial(_numbers, **known)
         outputs, name = entries.shape(names["scales"])[1], f"{module}.weight"
-        if inputs % group_size or ("g_idx" in parts and not entries.in_equal_groups(names["g_idx"], groups)):
-            found[name] = LazyWeight(parts, compute, device)
+        by_word, by_group = Fraction(32, bits), None if groups == 1 else Axis(0, group_size)
+        axes = {
+            "qweight": (Axis(1), Axis(0, by_word)),
+            "qzeros": (Axis(1, by_word), by_group),
+            "scales": (Axis(1), by_group),
+            # A rank's inputs in an order of their own have groups of other ranks too.
+            "g_idx": (None, Axis(0, inputs)),
+        }
+        stored = StoredAs((outputs, inputs), axes)
+        ordered = "g_idx" in parts
+        if inputs % group_size or (ordered and not entries.in_equal_groups(names["g_idx"], groups)):
+            found[name] = LazyWeight(parts, compute, device, stored)
         else:
-            form = form_of(bits, inputs, groups)
-            found[name] = LazyGrouped(parts, compute, device, numbers, outputs, form, ordered="g_idx" in parts)
+            found[name] = LazyGrouped(parts, compute, device, stored, numbers, bits, groups, ordered=ordered)
     entries.refuse_left(found, (".qzeros", ".scales", ".g_idx"), ".qweight")
     return found
 

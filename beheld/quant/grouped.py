@@ -107,15 +107,6 @@ class GroupedNumbers:
             self.numbers_NK[outputs], self.scale_NG[outputs], self.low_NG[outputs], self.bits, self.order_K
         )
 
-    def inputs_alone(self, inputs: slice) -> GroupedNumbers:
-        """Return the numbers of these inputs, whole groups that come in order."""
-        assert self.order_K is None, "inputs of act-order are in no order that ranks share"
-        size = self.numbers_NK.shape[1] // self.scale_NG.shape[1]
-        start, stop, _ = inputs.indices(self.numbers_NK.shape[1])
-        assert start % size == stop % size == 0, "inputs are cut between groups"
-        own = slice(start // size, stop // size)
-        return GroupedNumbers(self.numbers_NK[:, inputs], self.scale_NG[:, own], self.low_NG[:, own], self.bits)
-
     def fields(self) -> Sequence[Tensor]:
         """Return the fields of each output: (N, *), see GroupedForm.layout."""
         numbers = self.numbers_NK

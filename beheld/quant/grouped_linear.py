@@ -16,7 +16,7 @@ from beheld.platform import host
 from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, concatenated
-from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, joined_bias, plain
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
 # Bytes of a weight whose file's pages are given back on the way.
@@ -77,11 +77,6 @@ class GroupedLinear(StoredLinear):
         """Return the weights' numbers, copied."""
         return GroupedNumbers(*self._weights.unpacked(), self.form.bits, self._order_K)
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return the size of a group: inputs are cut between groups; in an order of their own they are not cut."""
-        return ShardUnits(1, self.in_features // (self.form.groups if self.plain_order else 1))
-
     def joins(self, other: StoredLinear) -> bool:
         """Return whether the other layer has the same form and order of inputs."""
         if not isinstance(other, GroupedLinear) or other.form != self.form:
@@ -103,10 +98,6 @@ class GroupedLinear(StoredLinear):
         """Return a layer of these outputs alone."""
         numbers = self.numbers.outputs_alone(outputs)
         return GroupedLinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> GroupedLinear:
-        """Return a layer of these inputs alone, whole groups; inputs in another order cannot be cut."""
-        return GroupedLinear(self.numbers.inputs_alone(inputs), None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""

@@ -45,14 +45,14 @@ class Int4Rounding:
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Return whether the inputs can be divided into groups, and products accept them."""
-        group = self._group(inputs)
+        group = self.group(inputs)
         if group is None or not self._on_gpu:
             return group is not None
         return int4_gpu.fits(GroupedForm(_BITS, inputs, inputs // group), outputs)
 
     def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""
-        group = self._group(linear.in_features)
+        group = self.group(linear.in_features)
         assert group is not None, "what does not fit is not rounded"
         bits = _HEAD_BITS if head else _BITS
         return Int4GPULinear.of(linear, bits, group) if self._on_gpu else GroupedLinear.of(linear, bits, group, alone)
@@ -63,11 +63,12 @@ class Int4Rounding:
 
     def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
         """Return the bytes of a rounded weight."""
-        group = self._group(inputs)
+        group = self.group(inputs)
         assert group is not None, "what does not fit is not rounded"
         return GroupedForm(_HEAD_BITS if head else _BITS, inputs, inputs // group).kept_bytes(outputs)
 
-    def _group(self, inputs: int) -> int | None:
+    def group(self, inputs: int) -> int | None:
+        """Return how many inputs share a scale; None if all do."""
         if self._on_gpu:
             return next((size for size in reversed(int4_gpu.GROUPS) if inputs % size == 0), None)
         return fitting_group(inputs, _GROUP)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
-from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, joined_bias, plain
 
 MOST_ROWS = 192
 GROUPS = (32, 64, 128)
@@ -139,11 +139,6 @@ class Int4GPULinear(StoredLinear):
         low_NG = -8 * scale_NG if self.low_GN is None else self.low_GN.data.t().float().contiguous()
         return GroupedNumbers(whole, scale_NG, low_NG, self.form.bits, self.order_K)
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return what the kernel aligns outputs to, and the size of a group; inputs in another order are not cut."""
-        return ShardUnits(_ALIGNED, self.in_features // (self.form.groups if self.order_K is None else 1))
-
     def joins(self, other: StoredLinear) -> bool:
         """Return whether the other layer has the same form and order of inputs."""
         if not isinstance(other, Int4GPULinear) or other.form != self.form:
@@ -161,10 +156,6 @@ class Int4GPULinear(StoredLinear):
         """Return a layer of these outputs alone."""
         numbers = self.numbers.outputs_alone(outputs)
         return Int4GPULinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> Int4GPULinear:
-        """Return a layer of these inputs alone, whole groups; inputs in another order cannot be cut."""
-        return Int4GPULinear(self.numbers.inputs_alone(inputs), None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""

@@ -24,7 +24,7 @@ from beheld.quant import byte_products
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.grouped import GroupedForm, check_greatest
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
-from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, joined_bias, plain
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
@@ -104,11 +104,6 @@ class Int8Linear(StoredLinear):
         """Return the whole numbers, copied from oneDNN's order."""
         return self._packed.to_dense().t()
 
-    @property
-    def units(self) -> ShardUnits:
-        """Return 1: any layer can be cut anywhere."""
-        return ShardUnits()
-
     @classmethod
     def joined(cls, layers: Sequence[Int8Linear]) -> Int8Linear:
         """Join several layers with the same input into one; exact, because each output keeps its scale."""
@@ -120,10 +115,6 @@ class Int8Linear(StoredLinear):
         """Return a layer of these outputs alone."""
         bias = None if self.bias is None else self.bias.data[outputs]
         return Int8Linear(self.rows_NK[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> Int8Linear:
-        """Return a layer of these inputs alone; activations are then rounded by this part alone."""
-        return Int8Linear(self.rows_NK[:, inputs], self.scale_N.data, None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights."""
@@ -184,7 +175,7 @@ class Int8Rounding:
 
     def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> StoredLinear:
         """Round the weights of a linear layer."""
-        group = self._group(linear.in_features)
+        group = self.group(linear.in_features)
         return Int8Linear.of(linear) if group is None else GroupedLinear.of(linear, 8, group, alone)
 
     def experts(self, experts: Any) -> Int8Experts:
@@ -193,10 +184,11 @@ class Int8Rounding:
 
     def kept_bytes(self, outputs: int, inputs: int, head: bool) -> int:
         """Return the bytes of a rounded weight: a byte for each number, and scales."""
-        group = self._group(inputs)
+        group = self.group(inputs)
         return outputs * (inputs + 4) if group is None else GroupedForm(8, inputs, inputs // group).kept_bytes(outputs)
 
-    def _group(self, inputs: int) -> int | None:
+    def group(self, inputs: int) -> int | None:
+        """Return how many inputs share a scale; None if all do."""
         return fitting_group(inputs, _GROUP) if self._grouped else None
 
 

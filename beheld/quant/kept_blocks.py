@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant import row_bytes
 from beheld.quant.dequantize import LazyWeight
@@ -21,6 +22,7 @@ from beheld.quant.float8_block import ALIGNED, GROUPS, BlockFloat8Experts, Block
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, StorageTarget
 from beheld.quant.row_bytes import LoadedRows
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -50,8 +52,17 @@ class LazyBlocks(LazyWeight):
 
     def __init__(self, parts: Mapping[str, Any], device: str, shape: Sequence[int], blocks: Sequence[int]) -> None:
         """Make the weight of the entries `weight` and `scale`."""
-        super().__init__(parts, functools.partial(scaled, blocks=blocks), device)
-        self.shape, self.blocks = tuple(shape), (blocks[0], blocks[1])
+        axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0, blocks[0]), Axis(1, blocks[1]))}
+        stored = StoredAs((shape[0], shape[1]), axes)
+        super().__init__(parts, functools.partial(scaled, blocks=blocks), device, stored)
+        self.shape, self.blocks = stored.shape, (blocks[0], blocks[1])
+
+    def rank_part(self, cut: Cut) -> Self | None:
+        """Return what a rank holds; see LazyWeight."""
+        made = super().rank_part(cut)
+        if made is not None and made._stored is not None:
+            made.shape = made._stored.shape
+        return made
 
     def fields(self) -> Sequence[Tensor]:
         """Return FP8 numbers (N, K) and their scales, (N, G) in float32; see row_bytes.StoredWeight."""

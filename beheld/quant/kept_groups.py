@@ -6,21 +6,23 @@ Weights go through transformers' loader as rows of bytes (row_bytes.py), and lay
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant import int4_gpu, row_bytes
 from beheld.quant.dequantize import LazyWeight
-from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers
+from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, form_of
 from beheld.quant.grouped_linear import GroupedLinear
 from beheld.quant.int4_gpu import Int4GPULinear
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import Replace, StorageTarget
 from beheld.quant.row_bytes import LoadedRows
+from beheld.quant.stored_as import StoredAs
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -34,10 +36,10 @@ class LazyGrouped(LazyWeight):
     """A weight of few bits, read on use: as grouped numbers, or dequantized.
 
     Args:
-        parts, compute, device: see LazyWeight.
-        numbers: makes grouped numbers of the parts.
-        outputs: N.
-        form: of the numbers.
+        parts, compute, device, stored, shaped: see LazyWeight.
+        numbers: makes grouped numbers of the parts, as `compute` makes the weight.
+        bits: of a number as stored.
+        groups: of inputs, as stored.
         ordered: whether inputs are in an order of their own (act-order), which is read with the numbers.
     """
 
@@ -46,23 +48,38 @@ class LazyGrouped(LazyWeight):
         parts: Mapping[str, Any],
         compute: Callable[..., Tensor],
         device: str,
+        stored: StoredAs,
         numbers: Callable[..., GroupedNumbers],
-        outputs: int,
-        form: GroupedForm,
+        bits: int,
+        groups: int,
+        *,
         ordered: bool = False,
+        shaped: bool = False,
     ) -> None:
-        super().__init__(parts, compute, device)
-        self._numbers = numbers
-        self.outputs, self.form, self.ordered = outputs, form, ordered
+        super().__init__(parts, compute, device, stored, shaped=shaped)
+        self._numbers, self._bits, self._groups = numbers, bits, groups
+        self.ordered = ordered
         self.order_K: Tensor | None = None
+        self.outputs, inputs = stored.shape
+        self.form = form_of(bits, inputs, groups)
 
     def fields(self) -> Sequence[Tensor]:
         """Return the fields of each output; see row_bytes.StoredWeight."""
-        made = self._numbers(**{name: part[...] for name, part in self._parts.items()})
+        made = self._numbers(**{name: part[...] for name, part in self._parts.items()}, **self._known())
         assert made.form == self.form, "the form is that of the entries"
         assert self.ordered or made.order_K is None, "experts would lose the order"
         self.order_K = made.order_K
         return made.fields()
+
+    def rank_part(self, cut: Cut) -> Self | None:
+        """Return what a rank holds; see LazyWeight. Inputs in an order of their own belong to groups of all ranks."""
+        made = None if self.ordered and cut.dim == 1 else super().rank_part(cut)
+        if made is not None and cut.dim == 0:
+            made.outputs = cut.size
+        elif made is not None:
+            made._groups = max(1, self._groups * cut.size // self.form.inputs)
+            made.form = form_of(self._bits, cut.size, made._groups)
+        return made
 
 
 class KeptGroups:

@@ -10,19 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class ShardUnits:
-    """The multiples in which a layer's outputs and inputs can be cut: packed numbers, scale groups, kernel tiles."""
-
-    outputs: int = 1
-    inputs: int = 1
 
 
 class StoredLinear(nn.Module, ABC):
@@ -45,11 +36,6 @@ class StoredLinear(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""
 
-    @property
-    @abstractmethod
-    def units(self) -> ShardUnits:
-        """Return the units in which the layer can be sharded."""
-
     def joins(self, other: StoredLinear) -> bool:
         """Return whether another layer of this kind and input size can be joined with this one."""
         return True
@@ -62,10 +48,6 @@ class StoredLinear(nn.Module, ABC):
     @abstractmethod
     def part(self, outputs: slice) -> Self:
         """Return a layer of these outputs alone, sharing memory where possible."""
-
-    @abstractmethod
-    def input_part(self, inputs: slice) -> Self:
-        """Return a layer of these inputs alone, without bias: one term of a sum over ranks."""
 
     @abstractmethod
     def restored(self) -> nn.Module:
@@ -147,11 +129,6 @@ def part(layer: Any, outputs: slice) -> nn.Module:
     if isinstance(layer, StoredLinear):
         return layer.part(outputs)
     return plain(layer.weight.data[outputs], None if layer.bias is None else layer.bias.data[outputs])
-
-
-def input_part(layer: Any, inputs: slice) -> nn.Module:
-    """Return some inputs of a linear layer, without its bias, sharing its memory."""
-    return layer.input_part(inputs) if isinstance(layer, StoredLinear) else plain(layer.weight.data[:, inputs], None)
 
 
 def plain(weight_NK: Tensor, bias_N: Tensor | None) -> nn.Linear:

@@ -16,7 +16,7 @@ Shapes: E experts, O outputs, I inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.parallel.shards import Cut, RankSlice
 from beheld.platform.registry import platform_of
-from beheld.quant.dequantize import without_quantization
+from beheld.quant.dequantize import AS_STORED, without_quantization
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.mxfp4_experts import MXFP4Experts, dequantized, fits, padded, repacked
@@ -79,6 +80,12 @@ class MXFP4:
         )
         return model_class
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return that they are as stored, if the kernel multiplies experts of these weights."""
+        blocked = [each for each in weights if isinstance(each, BlockedExperts)]
+        kept = self.objection is None and bool(blocked) and all(fits(*each.sizes) for each in blocked)
+        return AS_STORED if kept else None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Insert experts that multiply MXFP4 numbers, one block after the other."""
         if self.objection is not None:
@@ -97,11 +104,13 @@ class MXFP4:
             "%d blocks of experts keep their MXFP4 numbers (BEHELD_KEEP_BITS=0 dequantizes them instead).", len(names)
         )
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the bytes with kept experts; None: weights take what their numbers take."""
         if self.objection is not None:
             return None
-        weights = open_weights(path)
+        weights = open_weights(path) if weights is None else weights
         total = sum(parameter.nbytes for parameter in model.parameters())
         for name, sources in _kept(model, weights).items():
             shell = model.get_submodule(name)
@@ -184,6 +193,20 @@ class BlockedExperts:
         self.shape = experts, outputs, groups * (_BLOCK_BYTES + 1)
         # Kept with inputs padded.
         self.num_bytes = experts * outputs * padded(self.sizes[1]) * (_BLOCK_BYTES + 1) // (2 * _BLOCK_BYTES)
+
+    def rank_part(self, cut: Cut) -> BlockedExperts | None:
+        """Return what a rank holds, of which no more is read; None if it holds a part of a group, or zeros."""
+        # Of (E, I, O): the entries' dimension, and how many indices one of it holds.
+        dim, each = ((0, 1), (2, 2 * _BLOCK_BYTES), (1, 1))[cut.dim]
+        pieces = []
+        for piece in cut.pieces:
+            if not isinstance(piece, range) or piece.start % each or piece.stop % each:
+                return None
+            pieces.append(range(piece.start // each, piece.stop // each))
+        if not pieces:
+            return None
+        own = Cut(dim, tuple(pieces))
+        return BlockedExperts(RankSlice(self._blocks, own), RankSlice(self._scales, own))
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` in bfloat16, which holds every number of it."""

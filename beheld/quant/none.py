@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from beheld.quant.method import Replace, TextOf
 
@@ -26,9 +29,15 @@ class Unquantized:
         """Return the class unchanged."""
         return model_class
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return None: all are plain."""
+        return None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Do nothing."""
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return None: weights take what their numbers take."""
         return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from beheld.quant.method import QuantMethod, Replace, TextOf
 
@@ -33,10 +36,16 @@ class Requantized:
         """Return the class that the second method makes of it: the first one keeps nothing."""
         return self._at_load.loading(model_class, weights)
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        """Return what the second method makes of them."""
+        return self._at_load.kept_as(parameter, weights)
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         """Quantize the layers."""
         self._at_load.settle(model, model_class, text_of, replace)
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         """Return the bytes after loading."""
-        return self._at_load.stored_bytes(path, model, text_of)
+        return self._at_load.stored_bytes(path, model, text_of, weights)

@@ -38,7 +38,8 @@ _SCALES = (torch.float32, torch.float16, torch.bfloat16)
 class StoredWeight(Protocol):
     """A weight as the checkpoint stores it, read on use.
 
-    A weight that has no `fields` is dequantized.
+    A weight that has no `fields` is dequantized. One with a method `rank_part(cut)` gives the part that a rank holds,
+    or None where it cannot be cut; of one without it ranks read the whole.
     """
 
     def __getitem__(self, index: Any) -> Tensor:

@@ -28,11 +28,12 @@ from torch import Tensor
 
 from beheld.core.errors import ModelError
 from beheld.quant.dequantize import DequantizingMethod, LazyWeight
-from beheld.quant.grouped import GroupedNumbers, affine, form_of
+from beheld.quant.grouped import GroupedNumbers, affine
 from beheld.quant.integers import dequantized
 from beheld.quant.kept_blocks import scaled
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
+from beheld.quant.stored_as import Axis, StoredAs, group_axis
 from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries
 
 METHOD = "torchao"
@@ -147,7 +148,10 @@ def _integers(weight: _Weight, device: str) -> LazyWeight:
     if "zero_point" in weight.names:
         weight.require("zero_point", ("I8", "I32", "I64", *SCALE_TYPES), blocks, *one)
     numbers = functools.partial(_kept, bits=bits)
-    return LazyGrouped(weight.parts, _whole, device, numbers, shape[0], form_of(bits, shape[1], blocks[1]))
+    own = None if blocks == [1, 1] else Axis(0), group_axis(1, shape[1], blocks[1])
+    axes = {"qdata": (Axis(0), Axis(1)), "scale": own, "zero_point": own}
+    stored = StoredAs((shape[0], shape[1]), axes)
+    return LazyGrouped(weight.parts, _whole, device, stored, numbers, bits, blocks[1])
 
 
 def _bits(weight: _Weight) -> int:
@@ -191,8 +195,10 @@ def _nibbles(weight: _Weight, device: str) -> LazyWeight:
         raise weight.refusal(f"has blocks of {weight.block}, which are not supported")
     for part in ("scale", "zero_point"):
         weight.require(part, SCALE_TYPES, [blocks[1], outputs])
-    form = form_of(4, shape[1], blocks[1])
-    return LazyGrouped(weight.parts, _of_nibbles, device, _kept_nibbles, outputs, form)
+    own = Axis(1), group_axis(0, shape[1], blocks[1])
+    axes = {"qdata": (Axis(0), Axis(1, 2)), "scale": own, "zero_point": own}
+    stored = StoredAs((outputs, shape[1]), axes)
+    return LazyGrouped(weight.parts, _of_nibbles, device, stored, _kept_nibbles, 4, blocks[1])
 
 
 def _unsigned(qdata: Tensor) -> Tensor:
@@ -222,7 +228,9 @@ def _eights(weight: _Weight, device: str) -> LazyWeight:
     blocks = weight.blocks(shape)
     weight.require("scale", SCALE_TYPES, blocks, *([[], [1]] if blocks == [1, 1] else []))
     block = None if blocks == [1, 1] else (weight.block[0], weight.block[1])
-    return LazyWeight(weight.parts, functools.partial(_of_eights, block=block), device)
+    own = (None, None) if block is None else (Axis(0, block[0]), group_axis(1, shape[1], blocks[1]))
+    stored = StoredAs((shape[0], shape[1]), {"qdata": (Axis(0), Axis(1)), "scale": own})
+    return LazyWeight(weight.parts, functools.partial(_of_eights, block=block), device, stored)
 
 
 def _of_eights(qdata: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:

@@ -28,6 +28,7 @@ from beheld.attention.backend import AttentionBackend, AttnMetadata, LayerCache,
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.core.config import EngineConfig
 from beheld.models.adapter import ModelAdapter, of_wanted
+from beheld.parallel.group import RankGroup
 from beheld.platform.platform import Graph
 from beheld.platform.registry import platform_of
 from beheld.runner.batch import Layout
@@ -56,6 +57,8 @@ _TRIED = 1024
 _MOST_PADDING = 512
 # In a small graph, a decoding sequence's keys are not split over programs; with more keys than this they should be.
 _MOST_KEYS = 4096
+# A piece of a prompt that every backend with a kernel for long ones computes outside of graphs.
+_LONG = (0, 1 << 20)
 
 
 class Need(NamedTuple):
@@ -106,6 +109,15 @@ def smallest(sizes: Sequence[Size], need: Need) -> Size | None:
     return None
 
 
+def asks_backend(backend: AttentionBackend, ranks: RankGroup | None) -> bool:
+    """Return whether the backend is asked which steps are faster outside of graphs.
+
+    It decides by what it has tried on its own GPU, and ranks must all replay a graph, or none. So it is asked if all
+    ranks' backends leave graphs, each of which has computed a prompt before; the host waits for them.
+    """
+    return ranks is None or bool(ranks.least([backend.outside_graphs([_LONG])])[0])
+
+
 class MixedGraphs:
     """Captures and replays steps in which something prefills."""
 
@@ -119,12 +131,14 @@ class MixedGraphs:
         rows: Rows,
         encoder: EncoderStore,
         decode: DecodeGraphs,
+        *,
+        asks_backend: bool,
     ) -> None:
+        """Lay out the ladder's steps; `asks_backend`: see the function of this name."""
         self._adapter, self._backend, self._kv = adapter, backend, kv
         self._caches = caches
         self._block_size = config.block_size
-        # A backend decides by what it has tried on its own GPU, and ranks must all replay a graph, or none.
-        self._alone = config.tensor_parallel_size == 1
+        self._asks_backend = asks_backend
         self._rows, self._encoder, self._decode = rows, encoder, decode
         device = adapter.device
         self._sizes = ladder(config)
@@ -238,7 +252,8 @@ class MixedGraphs:
         if laid.prompt_targets or laid.both_ways or laid.drafts or laid.lora_slots_T.any():
             return None
         decodes = laid.num_decodes
-        if self._alone and self._backend.outside_graphs([(each.start, each.stop) for each in laid.slices[decodes:]]):
+        pieces = [(each.start, each.stop) for each in laid.slices[decodes:]]
+        if self._asks_backend and self._backend.outside_graphs(pieces):
             return None
         need = Need(
             tokens=len(laid.arrays["ids"]) - decodes,

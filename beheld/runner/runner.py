@@ -44,7 +44,7 @@ from beheld.runner.encoder import EncoderStore
 from beheld.runner.faults import let_go
 from beheld.runner.graphs import DecodeGraphs
 from beheld.runner.last_layer_rows import FEWEST_EACH, FEWEST_ON_GPU, TRIED, close, tail_of
-from beheld.runner.mixed_graphs import MixedGraphs
+from beheld.runner.mixed_graphs import MixedGraphs, asks_backend
 from beheld.runner.pipeline import Pipeline, bits_of, lost_of
 from beheld.runner.rank_sampler import RankSampler
 from beheld.runner.rows import Rows
@@ -127,6 +127,7 @@ class ModelRunner:
         # For tools that compare stages: called with "embeds", "positions" and "logits" of each step and their tensors.
         self.watch: Callable[[str, torch.Tensor], None] | None = None
         self._lost = 0
+        self._ranks = ranks
         self._graphs: DecodeGraphs | None = None
         self._mixed_graphs: MixedGraphs | None = None
         self._cross_backend = cross_backend
@@ -142,6 +143,8 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps for a ladder of batch sizes, and small other steps for one of token counts."""
+        # First, because a rank that captures nothing would not come to agree.
+        asks = asks_backend(self._backend, self._ranks)
         graphs = DecodeGraphs(self._adapter, self._backend, self.kv, self.caches, self.config, self.rows)
         try:
             graphs.capture(show_progress=self.config.show_progress)
@@ -152,7 +155,15 @@ class ModelRunner:
         self._graphs = graphs
         if self._backend.captures_prefill and self.caches.captures_prefill and MixedGraphs.worth(self.config):
             mixed = MixedGraphs(
-                self._adapter, self._backend, self.kv, self.caches, self.config, self.rows, self.encoder, graphs
+                self._adapter,
+                self._backend,
+                self.kv,
+                self.caches,
+                self.config,
+                self.rows,
+                self.encoder,
+                graphs,
+                asks_backend=asks,
             )
             try:
                 mixed.capture(show_progress=self.config.show_progress)

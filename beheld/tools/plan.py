@@ -9,13 +9,19 @@ from beheld.core.config import EngineArgs
 from beheld.core.media import MediaRef
 from beheld.engine.setup import describe
 from beheld.inputs.pipeline import InputPipeline
+from beheld.tools.scaling import expected, known
 
 # What steps and captured graphs take besides, about: it is measured when an engine starts.
 STEP_BYTES = 3 << 30
 
 
 def plan(
-    args: EngineArgs, media: Sequence[MediaRef], ranks: int | None = None, gpu_bytes: int | None = None, stages: int = 1
+    args: EngineArgs,
+    media: Sequence[MediaRef],
+    ranks: int | None = None,
+    gpu_bytes: int | None = None,
+    stages: int = 1,
+    gpus: int = 1,
 ) -> dict[str, Any]:
     """Sizes of the model, and a receipt per item, as plain JSON types.
 
@@ -23,6 +29,7 @@ def plan(
         ranks: how many GPUs share the model; sizes are those of one of them.
         stages: how many stages of a pipeline they share; sizes are those of the largest.
         gpu_bytes: the memory of one GPU, of which an engine takes the default share.
+        gpus: how many there are: as many engines stand side by side as they are enough for.
 
     Raises:
         ModelError, MediaError: the model or an item cannot be read.
@@ -32,6 +39,7 @@ def plan(
         left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - STEP_BYTES
         sizes["gpu_bytes"] = gpu_bytes
         sizes["kv_tokens"] = max(0, left // max(1, sizes["kv_bytes_per_token"]))
+        sizes |= _speeds(sizes, gpu_bytes, stages, gpus // max(1, (ranks or 1) * stages))
     receipts = InputPipeline(info, config, args).receipts(list(media)) if media else []
     tokens = sum(receipt.tokens for receipt in receipts)
     return {
@@ -39,4 +47,20 @@ def plan(
         "media": [receipt.to_json() for receipt in receipts],
         "media_tokens": tokens,
         "media_kv_bytes": tokens * sizes["kv_bytes_per_token"],
+    }
+
+
+def _speeds(sizes: dict[str, Any], gpu_bytes: int, stages: int, engines: int) -> dict[str, Any]:
+    """Return what is expected of engines that fit, by the model of scaling; nothing where no figure calibrates it."""
+    gpu = known(gpu_bytes)
+    calibrated = "token_products" in sizes and stages == 1 and sizes["dtype"] in ("bfloat16", "float16")
+    if gpu is None or not calibrated or not sizes["kv_tokens"]:
+        return {}
+    cost = sizes["token_read_bytes"], sizes["token_products"]
+    made = expected(gpu, *cost, sizes["sums"], sizes.get("link_bytes_per_token", 0))
+    return {
+        "expected_of": gpu.name,
+        "expected_next_token_ms": made.next_token_s * 1e3,
+        "expected_prefill_tokens_per_s": made.prefill_tokens * engines,
+        "engines": engines,
     }

@@ -68,6 +68,41 @@ def test_heads_of_towers_are_padded_and_other_forms_stay_whole(tmp_path: Path) -
     assert {path.rpartition(".")[2] for path in parts("pixtral_hf", 0)} == {"feed_forward"}
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_experts_of_further_forms_are_cut(family: str, ranks: int) -> None:
+    """Transposed, with biases of which one rank adds the last, gate and up side by side; or all in one product."""
+    path = tiny.checkpoint(family)
+    info = read_info(path, EngineArgs(model=str(path)))
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        model = model_class_of(info, config)._from_config(config)
+    experts = {name: weight.shape for name, weight in model.named_parameters() if ".experts." in name}
+    assert len(experts) >= 4
+    plans = [find(model, info, rank, ranks) for rank in range(ranks)]
+    for name, shape in experts.items():
+        cuts = [plan.cuts[name] for plan in plans]
+        size = shape[cuts[0].dim]
+        places = [place for cut in cuts for piece in cut.pieces if isinstance(piece, range) for place in piece]
+        assert sorted(places) == list(range(size)), name
+        if not name.endswith("down_proj_bias"):
+            assert len({cut.size for cut in cuts}) == 1
+            assert cuts[0].size < size
+        if name.endswith("gate_up_proj") and family == "gpt_oss":
+            assert all(
+                place % 2 == 0
+                for cut in cuts
+                for p in cut.pieces
+                if isinstance(p, range)
+                for place in (p.start, p.stop)
+            )
+    assert not plans[0].whole
+    # Of a form that is not known: its outputs would be something else.
+    module = model.get_submodule(next(iter(experts)).rpartition(".")[0])
+    module.register_parameter("more", torch.nn.Parameter(torch.empty(3, device="meta")))
+    assert find(model, info, 0, ranks).whole == ("1 modules of experts, which have another form",)
+
+
 def test_a_stack_in_a_stack_is_cut_once() -> None:
     """Florence-2's tower is a list of stages, each of which is a list of layers."""
     path = tiny.checkpoint("florence2")

@@ -45,14 +45,12 @@ def test_numbers_are_kept_exactly_joined_and_cut() -> None:
     both = join([layer, other])
     assert isinstance(both, Int4GPULinear)
     assert torch.equal(both.part(slice(0, 48)).numbers.numbers_NK, whole)
-    assert torch.equal(both.input_part(slice(128, 256)).numbers.numbers_NK[:48], whole[:, 128:])
     restored = layer.restored()
     assert isinstance(restored, nn.Linear)
     assert torch.equal(restored.weight, found.dequantized().bfloat16())
     turned = affine(whole, 8, torch.ones(48, 2), 4, torch.randperm(256))
     ordered = Int4GPULinear(turned, None, torch.bfloat16)
     assert not same_form([layer, ordered])
-    assert (layer.units.inputs, ordered.units.inputs) == (128, 256), "ranks keep all inputs"
 
 
 def test_what_is_kept_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
+from beheld.parallel.shards import Cut
 from beheld.quant import row_bytes
-from beheld.quant.dequantize import without_quantization
-from beheld.quant.linear import ShardUnits, StoredLinear, joined_bias, plain
+from beheld.quant.dequantize import AS_STORED, are_kept, without_quantization
+from beheld.quant.linear import StoredLinear, joined_bias, plain
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
+from beheld.quant.stored_as import Axis, StoredAs
 
 NAME = "toy-int8"
 
@@ -38,10 +40,6 @@ class ToyLinear(StoredLinear):
         self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
         self.weight = torch.empty(0, dtype=dtype, device=rows_NK.device)
 
-    @property
-    def units(self) -> ShardUnits:
-        return ShardUnits(outputs=8, inputs=16)
-
     @classmethod
     def joined(cls, layers: Sequence[ToyLinear]) -> ToyLinear:
         rows, scales = ([getattr(layer, name).data for layer in layers] for name in ("rows_NK", "scale_N1"))
@@ -50,9 +48,6 @@ class ToyLinear(StoredLinear):
     def part(self, outputs: slice) -> ToyLinear:
         bias = None if self.bias is None else self.bias.data[outputs]
         return ToyLinear(self.rows_NK.data[outputs], self.scale_N1.data[outputs], bias, self.weight.dtype)
-
-    def input_part(self, inputs: slice) -> ToyLinear:
-        return ToyLinear(self.rows_NK.data[:, inputs], self.scale_N1.data, None, self.weight.dtype)
 
     def restored(self) -> nn.Module:
         weight_NK = self.rows_NK.data.float() * self.scale_N1.data
@@ -75,6 +70,12 @@ class ToyWeight:
 
     def fields(self) -> Sequence[Tensor]:
         return self._rows[...], self._scale[...]
+
+    def rank_part(self, cut: Cut) -> ToyWeight | None:
+        shape = self._rows.get_shape()
+        stored = StoredAs((shape[0], shape[1]), {"rows": (Axis(0), Axis(1)), "scale": (Axis(0), None)})
+        parts = stored.entries_of({"rows": self._rows, "scale": self._scale}, cut)
+        return None if parts is None else ToyWeight(parts["rows"], parts["scale"])
 
 
 class ToyInt8:
@@ -101,10 +102,15 @@ class ToyInt8:
     def loading(self, model_class: Any, weights: dict[str, Any]) -> Any:
         return row_bytes.keeping(model_class, weights, self)
 
+    def kept_as(self, parameter: Tensor, weights: Sequence[Any]) -> str | None:
+        return AS_STORED if are_kept(self.takes, parameter, weights) else None
+
     def settle(self, model: Any, model_class: Any, text_of: TextOf, replace: Replace) -> None:
         row_bytes.settle(model, model_class, self, replace)
 
-    def stored_bytes(self, path: Path, model: Any, text_of: TextOf) -> int | None:
+    def stored_bytes(
+        self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
+    ) -> int | None:
         return (path / "model.safetensors").stat().st_size
 
     def layout(self, weight: Any, inputs: int) -> Sequence[tuple[torch.dtype, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,12 @@ import torch
 from beheld.attention.backend import AttnMetadata
 from beheld.core.config import EngineConfig
 from beheld.core.plan import SeqSlice, SpanView
+from beheld.parallel.group import RankGroup
 from beheld.runner import mixed_graphs
 from beheld.runner.batch import Layout
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.encoder import EncoderStore
-from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, ladder, smallest
+from beheld.runner.mixed_graphs import MixedGraphs, Need, Size, asks_backend, ladder, smallest
 from tests.fakes import fake_config, fake_info
 from tests.runner.test_graphs import rows_held
 
@@ -133,7 +136,9 @@ class _Backend:
         return any(start == 9_999 for start, _ in pieces)
 
 
-def graphs_of(adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows) -> MixedGraphs:
+def graphs_of(
+    adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows, *, asks_backend: bool = True
+) -> MixedGraphs:
     made: Any = (
         adapter,
         backend,
@@ -144,7 +149,7 @@ def graphs_of(adapter: Any, backend: Any, tokens: int, seats: int, rows: _Rows) 
         EncoderStore(adapter),
         _Decode(),
     )
-    return MixedGraphs(*made)
+    return MixedGraphs(*made, asks_backend=asks_backend)
 
 
 def layout_of(counts: list[int], starts: list[int], decodes: int, chance: torch.Generator) -> tuple[Layout, _Rows]:
@@ -269,8 +274,46 @@ def test_long_prompts_are_launched_where_the_backend_wants_them_so() -> None:
         graphs = graphs_of(_Adapter(), _Backend(), 512, 64, rows)
         assert (graphs._size_of(laid) is not None) == expected
         # What one rank's backend wants, another's may not.
-        graphs._alone = False
+        graphs = graphs_of(_Adapter(), _Backend(), 512, 64, rows, asks_backend=False)
         assert graphs._size_of(laid) is not None
+
+
+class _Tried(_Backend):
+    """A backend whose kernel for long prompts works on this rank, or does not."""
+
+    def __init__(self, works: bool) -> None:
+        self.works = works
+
+    def outside_graphs(self, pieces: list[tuple[int, int]]) -> bool:
+        return self.works and sum(stop - start for start, stop in pieces) >= 300
+
+
+@pytest.mark.parametrize("works", [(True, True), (True, False), (False, False)])
+def test_ranks_replay_a_graph_or_none_whatever_one_of_them_cannot_do(works: tuple[bool, bool], tmp_path: Path) -> None:
+    """Two ranks over gloo; with one alone the backend decides."""
+    groups = [RankGroup(rank, 2, tmp_path, "gloo", lambda: None) for rank in range(2)]
+    backends = [_Tried(each) for each in works]
+    found: dict[int, bool] = {}
+
+    def agree(rank: int) -> None:
+        found[rank] = asks_backend(backends[rank], groups[rank])  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=agree, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert [found[rank] for rank in range(2)] == [all(works)] * 2
+    sizes = []
+    for rank, backend in enumerate(backends):
+        laid, rows = layout_of([1, 300], [0, 0], 1, torch.Generator().manual_seed(1))
+        graphs = graphs_of(_Adapter(), backend, 512, 64, rows, asks_backend=found[rank])
+        sizes.append(graphs._size_of(laid))
+    assert sizes[0] == sizes[1]
+    assert (sizes[0] is None) == all(works)
+    assert asks_backend(backends[0], None)  # type: ignore[arg-type]
+    for group in groups:
+        group.close()
 
 
 @torch.inference_mode()

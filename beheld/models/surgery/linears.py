@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
