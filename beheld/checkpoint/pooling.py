@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,10 @@ logger = get_logger(__name__)
 
 MODULES = "modules.json"
 _CLASSIFIES, _CLASSIFIES_TOKENS = "ForSequenceClassification", "ForTokenClassification"
+# Classes with another head, which neither scores here nor writes text.
+_OTHER_HEADS = re.compile(
+    r"For(QuestionAnswering|MultipleChoice|NextSentencePrediction|Ranking|\w*(Reward|Classification)\w*)$|RewardModel$"
+)
 # Entries of a sentence-transformers pooling module -> the method.
 _MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
 _MODE_NAMES = {"cls": "cls", "mean": "mean", "lasttoken": "last", "last": "last"}
@@ -56,6 +61,8 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
             param="runner",
         )
     modules = _modules(path)
+    if not (own or classifies or tokens or modules or family.encodes or convert in ("embed", "none")):
+        _refuse_other_head(architecture, family)
     if runner == "generate" or (runner == "auto" and not (cannot_generate or tokens or modules)):
         if args.override_pooler_config is not None:
             raise ConfigError(
@@ -70,6 +77,20 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
     limits = _sentence_settings(path)
     found = replace(found, lowercase=limits.get("do_lower_case") is True, encodes=family.encodes)
     return _overridden(found, PoolerConfig.of(args.override_pooler_config))
+
+
+def _refuse_other_head(architecture: str, family: Family) -> None:
+    """Refuse a class with a head that is not read: without it, such a checkpoint would answer with text.
+
+    Raises:
+        ModelError: names the class.
+    """
+    if _OTHER_HEADS.search(architecture) and architecture not in family.architectures:
+        raise ModelError(
+            f"{architecture} has a head that is not available in this version, and generates no text.",
+            f"Heads of *{_CLASSIFIES} and *{_CLASSIFIES_TOKENS} are; runner='pooling' with convert='embed' gives "
+            "vectors of the model without its head.",
+        )
 
 
 def longest(path: Path) -> int | None:

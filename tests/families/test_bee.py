@@ -58,3 +58,14 @@ def test_another_layout_is_refused_by_name(tmp_path: Path, entry: str, value: An
     (folder / "config.json").write_text(json.dumps(config | {entry: value}), encoding="utf-8")
     with pytest.raises(ModelError, match=entry):
         engine(folder)
+
+
+def test_another_language_model_is_refused_by_name(tmp_path: Path) -> None:
+    """transformers' class would make it, and leave Qwen3's norms out."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny.checkpoint(FAMILY), folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["model_type"] = "llama"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError, match="text_config of the model type 'llama'"):
+        engine(folder)

@@ -193,6 +193,7 @@ def test_other_documents_models_are_refused_by_name(name: str, value: Any, said:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
+        ("language_config.model_type", "llama", "a text of the model type 'llama'"),
         ("language_config.qk_nope_head_dim", 128, "latent attention and use_mla false"),
         ("language_config.scoring_func", "sigmoid", "language_config.scoring_func 'sigmoid'"),
         ("language_config.norm_topk_prob", True, "language_config.norm_topk_prob True"),

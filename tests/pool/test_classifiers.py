@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from beheld import LLM, PoolingParams
-from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.errors import ConfigError, ModelError, ParamsError
 from tests import tiny
 from tests.pool.checkpoints import classifier, copied, encoder
 
@@ -107,6 +107,26 @@ def test_the_engines_task_takes_none_from_a_classifier(tmp_path: Path) -> None:
         (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
     wanted = torch.sigmoid(logits(folder, [TEXTS[0] + TEXTS[1]])[0, 0])
     assert score.outputs.score == pytest.approx(float(wanted), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "Qwen2RewardModel", "JinaVLForRanking"),
+        *("Qwen2ForQuestionAnswering", "Qwen2ForMultipleChoice"),
+    ],
+)
+def test_another_head_is_refused_and_never_answers_with_text(tmp_path: Path, architecture: str) -> None:
+    """Tied embeddings would make a generating head of any such checkpoint."""
+    if hasattr(transformers, architecture):
+        folder = classifier("qwen2", tmp_path / "c", architecture, tie_word_embeddings=True)
+    else:
+        folder = copied("qwen2", tmp_path / "c", architectures=[architecture], tie_word_embeddings=True)
+    for options in ({}, {"runner": "pooling"}, {"runner": "generate"}):
+        with pytest.raises(ModelError, match=rf"{architecture} has a head.*convert='embed'"):
+            LLM(str(folder), **options, **SMALL)
+    with LLM(str(folder), runner="pooling", convert="embed", **SMALL) as llm:
+        assert len(llm.embed("x", use_tqdm=False)[0].outputs.embedding) == 64
 
 
 def test_a_head_of_every_position(tmp_path: Path) -> None:

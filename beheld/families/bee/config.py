@@ -17,6 +17,18 @@ class BeeConfig(LlavaOnevisionConfig):
 
     model_type = "bee"
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Make the configuration of config.json's content.
+
+        Raises:
+            ModelError: the language model is not Qwen3; it is named.
+        """
+        kind = (config_dict.get("text_config") or {}).get("model_type")
+        if kind != "qwen3":
+            raise ModelError(f"config.json has a text_config of the model type {kind!r}, which is not 'qwen3'.", _OTHER)
+        return super().from_dict(config_dict, **kwargs)
+
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the settings of which one value is supported.
 

@@ -168,6 +168,9 @@ class ViewsConfig(PartsConfig):
 
     @classmethod
     def _text(cls, raw: Mapping[str, Any]) -> dict[str, Any]:
+        kind = raw.get("model_type", DeepseekV2Config.model_type)
+        if kind not in _TEXT_KINDS:
+            raise cls.refused(f"has a text of the model type {kind!r}; known are {', '.join(_TEXT_KINDS)}")
         latent = raw.get("use_mla", True)
         if latent and not cls.latent:
             raise cls.refused("has a text with multi-head latent attention (use_mla), which this model never has")
@@ -182,8 +185,8 @@ class ViewsConfig(PartsConfig):
         if latent:
             cls.check(raw, {"moe_layer_freq": (1, 1)}, "language_config.")
             made |= {name: raw.get(name, absent) for name, absent in _LATENT.items()}
-            kind = DeepseekV3Config if corrected else DeepseekV2Config
-            return made | {"model_type": kind.model_type, "n_group": 1, "topk_group": 1}
+            read_by = DeepseekV3Config if corrected else DeepseekV2Config
+            return made | {"model_type": read_by.model_type, "n_group": 1, "topk_group": 1}
         first, every = raw.get("first_k_dense_replace", 0), raw.get("moe_layer_freq", 1)
         layers = range(made["num_hidden_layers"])
         made["mlp_layer_types"] = ["dense" if n < first or n % every else "sparse" for n in layers]
