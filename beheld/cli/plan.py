@@ -58,11 +58,11 @@ def gpus_of(text: str) -> tuple[int, int]:
     """Return the number of GPUs and the bytes of each, of "2x80GiB", "80GiB" or "2xH100"."""
     from beheld.tools.scaling import GPUS
 
-    named = re.fullmatch(r"(?:(\d+)x)?(\w+)", text)
+    named = re.fullmatch(r"(?:(\d{1,6})x)?(\w+)", text)
     gpu = None if named is None else next((each for each in GPUS if each.name == named[2].upper()), None)
     if named is not None and gpu is not None:
         return int(named[1] or 1), gpu.memory_bytes
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(?:GiB|GB)?", text)
+    found = re.fullmatch(r"(?:(\d{1,6})x)?(\d{1,6}(?:\.\d+)?)(?:GiB|GB)?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"not of the form 2x80GiB or 2xH100: {text!r}")
     return int(found[1] or 1), int(float(found[2]) * 2**30)
