@@ -89,6 +89,8 @@ def _print(made: dict[str, Any]) -> None:
     if "kv_tokens" in model:
         fits = "" if model["kv_tokens"] else ": the model does not fit"
         print(f"  room for          {model['kv_tokens']:8d} tokens on {model['gpu_bytes'] / 2**30:g} GiB{fits}")
+    if "kv_sequences" in model:
+        print(f"  room for          {model['kv_sequences']:8d} sequences on {model['gpu_bytes'] / 2**30:g} GiB")
     if "expected_of" in model:
         side_by_side = "" if model["engines"] == 1 else f" by {model['engines']} engines"
         # Experts' products take longer than their bytes and numbers say.
