@@ -106,6 +106,15 @@ def test_experts_of_any_form_are_read_as_far_as_they_are_chosen(config: Any, mon
     assert token_cost.token_cost(model) is None
 
 
+@pytest.mark.parametrize("gpus", [f"1x{'9' * 400}GiB", f"{'9' * 400}xH100", "8xA100", "xH100"])
+def test_gpus_of_no_known_form_are_refused_in_words(gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No float holds some of them."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(folder("7B")), "--gpus", gpus])
+    assert ended.value.code == 2
+    assert "not of the form 2x80GiB or 2xH100" in capsys.readouterr().err
+
+
 def test_stages_and_weights_of_few_bits_have_no_speeds() -> None:
     args = EngineArgs(model=str(folder("7B")), load_format="dummy", dtype="bfloat16")
     assert "expected_of" not in plan(args, [], 1, MEMORY["H100"], 2, 2)["model"]
