@@ -58,11 +58,11 @@ def gpus_of(text: str) -> tuple[int, int]:
     """Return the number of GPUs and the bytes of each, of "2x80GiB", "80GiB" or "2xH100"."""
     from beheld.tools.scaling import GPUS
 
-    named = re.fullmatch(r"(?:(\d+)x)?(\w+)", text)
+    named = re.fullmatch(r"(?:(\d{1,6})x)?(\w+)", text)
     gpu = None if named is None else next((each for each in GPUS if each.name == named[2].upper()), None)
     if named is not None and gpu is not None:
         return int(named[1] or 1), gpu.memory_bytes
-    found = re.fullmatch(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(?:GiB|GB)?", text)
+    found = re.fullmatch(r"(?:(\d{1,6})x)?(\d{1,6}(?:\.\d+)?)(?:GiB|GB)?", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"not of the form 2x80GiB or 2xH100: {text!r}")
     return int(found[1] or 1), int(float(found[2]) * 2**30)
@@ -89,6 +89,8 @@ def _print(made: dict[str, Any]) -> None:
     if "kv_tokens" in model:
         fits = "" if model["kv_tokens"] else ": the model does not fit"
         print(f"  room for          {model['kv_tokens']:8d} tokens on {model['gpu_bytes'] / 2**30:g} GiB{fits}")
+    if "kv_sequences" in model:
+        print(f"  room for          {model['kv_sequences']:8d} sequences on {model['gpu_bytes'] / 2**30:g} GiB")
     if "expected_of" in model:
         side_by_side = "" if model["engines"] == 1 else f" by {model['engines']} engines"
         # Experts' products take longer than their bytes and numbers say.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +69,11 @@ def shard(
 
     Modules then know their own sizes, so that all that is done to them later finds them consistent.
     """
-    plan = find(model, info, rank, ranks, whole_experts=whole_experts, towers=towers)
-    plan = _apply(plan, model, {} if weights is None else weights, kept_as or _plain)
+    find_of = functools.partial(find, model, info, ranks=ranks, whole_experts=whole_experts, towers=towers)
+    plan = find_of(rank)
+    # The last ranks first: they hold zeros, if any does, and one that refuses is enough.
+    others = [functools.cache(functools.partial(find_of, each)) for each in reversed(range(ranks)) if each != rank]
+    plan = _apply(plan, others, model, {} if weights is None else weights, kept_as or _plain)
     return cut(model, plan)
 
 
@@ -116,8 +120,18 @@ def _plain(parameter: Tensor, weights: Sequence[Any]) -> None:
     return None
 
 
-def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any], kept_as: KeptAs) -> ShardPlan:
+def _apply(
+    plan: ShardPlan,
+    others: Sequence[Callable[[], ShardPlan]],
+    model: Any,
+    weights: dict[str, Any],
+    kept_as: KeptAs,
+) -> ShardPlan:
     """Replace the weights that are cut.
+
+    Args:
+        others: give the other ranks' plans, of as many shards. Ranks leave the same modules whole, although only some
+            of them may hold zeros, or a part of a group.
 
     Returns:
         The plan without what the loader converts in a way unknown here, and without weights of few
@@ -132,13 +146,14 @@ def _apply(plan: ShardPlan, model: Any, weights: dict[str, Any], kept_as: KeptAs
             sources[other].append((name, rule))
     replaced: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    for shard in plan.shards:
+    for number, shard in enumerate(plan.shards):
         made = _cuts_of(shard, known, sources)
         if made is None:
             refused[shard.path] = "whose weights are converted as they are loaded"
             continue
         parts = {name: None if own is None else _part(weights[name], own) for name, own in made.items()}
-        if _stored_alike(model, shard, made, sources, weights, parts, kept_as):
+        of_others = functools.partial(_of_others, number, others, known, sources)
+        if _stored_alike(model, shard, made, of_others, sources, weights, parts, kept_as):
             replaced |= parts
         else:
             refused[shard.path] = "whose weights have few bits, in groups that ranks cannot share"
@@ -167,18 +182,31 @@ def _part(weight: Any, cut: Cut) -> Any:
     return RankSlice(weight, cut) if own is None else own
 
 
+def _of_others(
+    number: int,
+    others: Sequence[Callable[[], ShardPlan]],
+    known: Mapping[str, Tensor],
+    sources: Mapping[str, Any],
+) -> Iterator[tuple[Shard, dict[str, Cut | None]]]:
+    """Yield the shard of this number on the other ranks, with the cuts of the checkpoint's weights."""
+    for plan_of in others:
+        shard = plan_of().shards[number]
+        yield shard, _cuts_of(shard, known, sources) or {}
+
+
 def _stored_alike(
     model: Any,
     shard: Shard,
     cuts: Mapping[str, Cut | None],
+    of_others: Callable[[], Iterable[tuple[Shard, dict[str, Cut | None]]]],
     sources: Mapping[str, Any],
     weights: Mapping[str, Any],
     parts: Mapping[str, Any],
     kept_as: KeptAs,
 ) -> bool:
-    """Return whether the quantization method stores parts as it would store the whole weights."""
+    """Return whether the quantization method stores every rank's parts as it would store the whole weights."""
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    for target, cut in shard.cuts.items():
+    for target in shard.cuts:
         path, _, own = target.rpartition(".")
         module: Any = model.get_submodule(path)
         whole = getattr(module, own)
@@ -195,11 +223,22 @@ def _stored_alike(
         stored = kept_as(whole, [weights[name] for name in names])
         if stored is None:
             continue
-        shape = [*whole.shape[: cut.dim], cut.size, *whole.shape[cut.dim + 1 :]]
-        part = torch.empty(shape, dtype=whole.dtype, device="meta")
-        if kept_as(part, [parts[name] for name in names if parts[name] is not None]) != stored:
+        own_parts = [parts[name] for name in names if parts[name] is not None]
+        if kept_as(_of_size(whole, shard.cuts[target]), own_parts) != stored:
             return False
+        for other, there in of_others():
+            # One of them tells: all that are kept in a parameter have one form.
+            named = next(((name, there[name]) for name in names if there.get(name) is not None), None)
+            part = [] if named is None or named[1] is None else [_part(weights[named[0]], named[1])]
+            if kept_as(_of_size(whole, other.cuts[target]), part) != stored:
+                return False
     return True
+
+
+def _of_size(whole: Tensor, cut: Cut) -> Tensor:
+    """Return a tensor of a part's shape and type, without numbers."""
+    shape = [*whole.shape[: cut.dim], cut.size, *whole.shape[cut.dim + 1 :]]
+    return torch.empty(shape, dtype=whole.dtype, device="meta")
 
 
 def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from beheld.core.config import TokenCost
 from beheld.core.errors import ModelError
-from beheld.models.surgery.experts import usual_form
 from beheld.models.surgery.parts import text_model
 
 # What a configuration may call the number of experts that a token chooses.
@@ -14,7 +15,11 @@ _CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "num_experts_per_
 
 
 def token_cost(model: Any) -> TokenCost | None:
-    """Return the cost by a model that may be on the meta device; None if its text model is of another form."""
+    """Return the cost by a model that may be on the meta device.
+
+    Returns:
+        None if its text model is of another form, or it does not say how many experts a token chooses.
+    """
     try:
         layers = text_model(model).layers
         head = model.get_output_embeddings()
@@ -24,9 +29,11 @@ def token_cost(model: Any) -> TokenCost | None:
     experts = False
     for layer in layers:
         for module in layer.modules():
-            share = 1.0
-            if usual_form(module):
+            share: float | None = 1.0
+            if _are_experts(module):
                 experts, share = True, _chosen(module, model.config.get_text_config())
+            if share is None:
+                return None
             for parameter in module.parameters(recurse=False):
                 read += parameter.nbytes * share
                 products += parameter.numel() * share
@@ -35,8 +42,13 @@ def token_cost(model: Any) -> TokenCost | None:
     return TokenCost(int(read), int(products), experts)
 
 
-def _chosen(experts: Any, config: Any) -> float:
-    """Return which share of a module's experts a token is multiplied with."""
+def _are_experts(module: Any) -> bool:
+    # Only they have weights of three dimensions, whatever their form.
+    return not isinstance(module, nn.Conv1d) and any(each.dim() == 3 for each in module.parameters(recurse=False))
+
+
+def _chosen(experts: Any, config: Any) -> float | None:
+    """Return which share of a module's experts a token is multiplied with; None if the configuration does not say."""
     chosen = next((getattr(config, name) for name in _CHOSEN if getattr(config, name, None)), None)
-    count = len(experts.gate_up_proj)
-    return 1.0 if chosen is None else min(1.0, chosen / count)
+    count = next(len(weight) for weight in experts.parameters(recurse=False) if weight.dim() == 3)
+    return None if chosen is None else min(1.0, chosen / count)

@@ -38,7 +38,12 @@ def plan(
     if gpu_bytes is not None:
         left = int(gpu_bytes * args.gpu_memory_utilization) - sizes["weights_bytes"] - STEP_BYTES
         sizes["gpu_bytes"] = gpu_bytes
-        sizes["kv_tokens"] = max(0, left // max(1, sizes["kv_bytes_per_token"]))
+        per_token, per_sequence = sizes["kv_bytes_per_token"], sizes["state_bytes_per_sequence"]
+        if per_token or left <= 0:
+            sizes["kv_tokens"] = max(0, left // max(1, per_token))
+        elif per_sequence:
+            # It keeps nothing for each token.
+            sizes["kv_sequences"] = left // per_sequence
         sizes |= _speeds(sizes, gpu_bytes, stages, gpus // max(1, (ranks or 1) * stages))
     receipts = InputPipeline(info, config, args).receipts(list(media)) if media else []
     tokens = sum(receipt.tokens for receipt in receipts)
@@ -54,7 +59,7 @@ def _speeds(sizes: dict[str, Any], gpu_bytes: int, stages: int, engines: int) ->
     """Return what is expected of engines that fit, by the model of scaling; nothing where no figure calibrates it."""
     gpu = known(gpu_bytes)
     calibrated = "token_products" in sizes and stages == 1 and sizes["dtype"] in ("bfloat16", "float16")
-    if gpu is None or not calibrated or not sizes["kv_tokens"]:
+    if gpu is None or not calibrated or not sizes.get("kv_tokens", 1):
         return {}
     cost = sizes["token_read_bytes"], sizes["token_products"]
     made = expected(gpu, *cost, sizes["sums"], sizes.get("link_bytes_per_token", 0))

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, GptOssConfig, Llama4TextConfig, Qwen3MoeConfig
 
 from beheld.cli.main import main
 from beheld.core.config import EngineArgs
+from beheld.models import token_cost
 from beheld.tools.plan import plan
 from benchmarks import shapes
 from tests import tiny
@@ -82,6 +85,34 @@ def test_the_command_tells_where_figures_calibrate_it(
     assert "room for" in said
     assert ("next token" in said) == (words is not None)
     assert words is None or f"2.78 ms of one request, {words}" in said
+
+
+@pytest.mark.parametrize("config", [GptOssConfig, Llama4TextConfig, Qwen3MoeConfig])
+def test_experts_of_any_form_are_read_as_far_as_they_are_chosen(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With biases, or computed in one product, too; a configuration that does not say how many tells no cost."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}
+    sizes |= {"intermediate_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 1}
+    made = config(num_local_experts=16, num_experts=16, num_experts_per_tok=2, **sizes)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+    layer = {name: weight.numel() for name, weight in model.model.layers[0].named_parameters()}
+    experts = sum(count for name, count in layer.items() if ".experts." in name)
+    assert experts >= 16 * 3 * 64 * 128
+    cost = token_cost.token_cost(model)
+    assert cost is not None
+    assert cost.experts
+    assert cost.products == sum(layer.values()) - experts * 14 // 16
+    monkeypatch.setattr(token_cost, "_CHOSEN", ())
+    assert token_cost.token_cost(model) is None
+
+
+@pytest.mark.parametrize("gpus", [f"1x{'9' * 400}GiB", f"{'9' * 400}xH100", "8xA100", "xH100"])
+def test_gpus_of_no_known_form_are_refused_in_words(gpus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No float holds some of them."""
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(folder("7B")), "--gpus", gpus])
+    assert ended.value.code == 2
+    assert "not of the form 2x80GiB or 2xH100" in capsys.readouterr().err
 
 
 def test_stages_and_weights_of_few_bits_have_no_speeds() -> None:

@@ -121,9 +121,11 @@ def source(family: str) -> Path:
     sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 32}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": vocabulary}
 
+    if family == "qwen2 with three heads":
+        sizes |= {"num_attention_heads": 3, "num_key_value_heads": 3}
     if family.startswith("llama"):
         config: Any = LlamaConfig(intermediate_size=256, tie_word_embeddings=family == "llama tied", **sizes)
-    elif family == "qwen2":
+    elif family.startswith("qwen2"):
         config = Qwen2Config(intermediate_size=256, tie_word_embeddings=True, **sizes)
     else:
         config = Qwen3MoeConfig(moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2, **sizes)
@@ -214,6 +216,16 @@ def test_a_rank_reads_its_part(
             assert torch.equal(numbers(part, each), cut.of(there, there.shape)), each
             sums += there.dim() > 1
         assert sums > 5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_ranks_leave_the_same_modules_whole(dtype: str, tmp_path: Path) -> None:
+    """Of three heads the second rank holds one, and one of zeros, which no stored form has."""
+    stored_forms.write(source("qwen2 with three heads"), tmp_path, test_awq.ENTRY, stored_forms.awq(16), "lm_head")
+    plans = [load(tmp_path, rank, dtype=dtype).shard_plan for rank in range(RANKS)]
+    cut = [{shard.path.rpartition(".")[2] for shard in plan.shards} for plan in plans]
+    expected = {"mlp", "vocabulary"} if dtype == "bfloat16" else {"mlp", "self_attn", "vocabulary"}
+    assert cut == [expected, expected]
 
 
 def test_mxfp4_experts(tmp_path: Path) -> None:
