@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from beheld import LLM, SamplingParams
+from beheld.checkpoint.convert import converted
 from beheld.checkpoint.info import read_config
 from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
 from tests import census
 
 BASE = 500000.0
@@ -57,3 +59,9 @@ def test_a_base_at_the_top_goes_before_it(entries: dict[str, Any], base: float, 
     written(tmp_path, **entries)
     config: Any = read_config(tmp_path, EngineArgs())
     assert config.rope_parameters["rope_theta"] == base
+
+
+@pytest.mark.parametrize("settings", [[1], "x", 3])
+def test_settings_of_another_kind_are_refused_by_name(settings: Any) -> None:
+    with pytest.raises(ModelError, match="of the type 'dbrx', but cannot be read as one"):
+        converted({"model_type": "dbrx", "attn_config": settings})
