@@ -12,10 +12,11 @@ from transformers import DbrxConfig, DbrxForCausalLM
 
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.convert import converted
-from beheld.checkpoint.info import read_config
+from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError
 from beheld.models.surgery.parts import text_part
+from beheld.models.write_quantized import plan
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8_at_load import Float8Rounding
 from tests import census
@@ -71,8 +72,8 @@ def test_settings_of_another_kind_are_refused_by_name(settings: Any) -> None:
         converted({"model_type": "dbrx", "attn_config": settings})
 
 
-def test_rounded_weights_leave_the_router_and_the_log_names_what_stays(caplog: pytest.LogCaptureFixture) -> None:
-    """With as many experts as are published, the router's layer is large enough to be taken for another."""
+def published_like() -> DbrxForCausalLM:
+    """A small model with as many experts as are published: its router's layer is as large as others."""
     settings = census.PECULIAR["dbrx"]
     config = DbrxConfig(
         d_model=64,
@@ -83,7 +84,11 @@ def test_rounded_weights_leave_the_router_and_the_log_names_what_stays(caplog: p
         attn_config=settings["attn_config"],
         ffn_config=settings["ffn_config"] | {"moe_num_experts": 16, "moe_top_k": 4},
     )
-    model = DbrxForCausalLM(config).eval()
+    return DbrxForCausalLM(config).eval()
+
+
+def test_rounded_weights_leave_the_router_and_the_log_names_what_stays(caplog: pytest.LogCaptureFixture) -> None:
+    model = published_like()
     rounded: list[str] = []
     names = {module: name for name, module in model.named_modules()}
     method = RoundedAtLoad(Float8Rounding(), torch.float32)
@@ -97,3 +102,11 @@ def test_rounded_weights_leave_the_router_and_the_log_names_what_stays(caplog: p
     assert len(rounded) == 2 * 2
     assert not any("router" in name for name in rounded)
     assert "6 weights of the text model's experts" in caplog.text
+
+
+def test_a_written_checkpoint_leaves_the_router(tmp_path: Path) -> None:
+    published_like().save_pretrained(tmp_path)
+    config = read_config(tmp_path, EngineArgs())
+    made = plan(read_info(tmp_path, EngineArgs(), config), config, "int8")
+    assert len(made.rounded) == 2 * 2
+    assert not any("router" in name for name in made.rounded)
