@@ -30,7 +30,7 @@ def converted(raw: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
         return convert(raw)
     except ModelError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(
             f"config.json is of the type {raw['model_type']!r}, but cannot be read as one: {error!r}.",
             "Fetch the checkpoint again.",

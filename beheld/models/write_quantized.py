@@ -23,7 +23,7 @@ from beheld.checkpoint.quantized import stated
 from beheld.core.config import ModelInfo
 from beheld.core.errors import ModelError, UserError
 from beheld.models.load import model_class_of
-from beheld.models.surgery.parts import text_model
+from beheld.models.surgery.parts import text_part
 from beheld.quant.at_load import FEWEST_OUTPUTS
 from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import StoredEntries, weight_files
@@ -78,14 +78,16 @@ def plan(info: ModelInfo, hf_config: Any, method: str) -> RoundingPlan:
     with torch.device("meta"):
         model = model_class_of(info, hf_config)._from_config(hf_config)
     names_by_target, joined = sources_of(model, dict(entries.slices))
-    text, head = text_model(model), model.get_output_embeddings()
+    text, head = text_part(model), model.get_output_embeddings()
     inside = {id(module) for module in text.modules()} - {id(head)}
     routers = {
-        id(child)
+        id(part)
         for module in text.modules()
         if any("experts" in name for name, _ in module.named_children())
         for name, child in module.named_children()
         if name in ("gate", "router")
+        # Some hold the layer that decides, in place of being it.
+        for part in child.modules()
     }
     linears: dict[str, str | None] = {}
     kept: set[str] = set()

@@ -123,7 +123,12 @@ class RoundedAtLoad(Unquantized):
             size / 2**30,
             self._rounding.words,
         )
-        left = [name for name, parameter in text_of(model).named_parameters() if parameter.dim() > 2]
+        left = [
+            f"{path}.{name}"
+            for path, module in text_of(model).named_modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.dim() > 2 or (parameter.dim() == 2 and _joins_experts(path, module))
+        ]
         if left:
             logger.warning(
                 "%d weights of the text model's experts or convolutions are not rounded because of their form, for "
@@ -179,10 +184,14 @@ class RoundedAtLoad(Unquantized):
 
     def _covered(self, model: Any, text: nn.Module) -> Iterator[_Found]:
         """List what is rounded, lazily, so that replaced layers are let go: parent, name and module."""
+        routers: set[nn.Module] = set()
         for module in text.modules():
             routes = any("experts" in name for name, _ in module.named_children())
             for name in [name for name, _ in module.named_children()]:
-                if not (routes and name in ("gate", "router")) and self._takes(module.get_submodule(name)):
+                if module in routers or (routes and name in ("gate", "router")):
+                    # Some hold the layer that decides, in place of being it.
+                    routers.add(module.get_submodule(name))
+                elif self._takes(module.get_submodule(name)):
                     yield module, name, module.get_submodule(name)
         head = model.get_output_embeddings()
         inside = any(module is head for module in text.modules())
@@ -209,6 +218,11 @@ class RoundedAtLoad(Unquantized):
         shapes = [weight.shape[1:] for weight in weights if weight is not None]
         sizes = [tuple(reversed(shape)) if module.is_transposed else tuple(shape) for shape in shapes]
         return all(self._rounding.fits(outputs, inputs) for outputs, inputs in sizes)
+
+
+def _joins_experts(path: str, module: nn.Module) -> bool:
+    """Return whether a module's matrices are those of several experts, one after the other."""
+    return "experts" in path.split(".") and not isinstance(module, (nn.Linear, StoredLinear, StoredExperts))
 
 
 def parent_of(model: nn.Module, module: nn.Module) -> tuple[nn.Module, str]:

@@ -72,8 +72,8 @@ class Enclosed:
         closes: marks that may stand behind it, one of them.
     """
 
-    # Longer whitespace and marks are words.
-    MOST = 256
+    # Longer whitespace and marks are words. Each push looks at no more.
+    MOST = 64
 
     def __init__(self, opens: Sequence[str] = (), closes: Sequence[str] = ()) -> None:
         self._opens = opens

@@ -128,3 +128,19 @@ def test_any_order_of_operations_keeps_every_invariant(data: st.DataObject) -> N
         elif act == "clear":
             pool.clear_keys()
         pool.check(Counter(held))
+
+
+def test_a_renamed_block_is_found_by_its_new_key_alone() -> None:
+    pool = BlockPool(4)
+    first, second, third = pool.allocate(3)
+    for block, key in ((first, b"early"), (second, b"other"), (third, b"known")):
+        pool.set_key(block, key)
+        pool.free((block,))
+    pool.rename_key(b"early", b"new")
+    assert (pool.find(b"early"), pool.find(b"new")) == (None, first)
+    pool.rename_key(b"other", b"known")
+    assert (pool.find(b"other"), pool.find(b"known")) == (None, third)
+    pool.rename_key(b"gone", b"newer")
+    assert pool.find(b"newer") is None
+    pool.check({})
+    assert pool.allocate(3) == [second, first, third]

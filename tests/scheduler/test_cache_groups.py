@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from beheld.runner.cache import registry as device
 from beheld.scheduler.cache import registry as host
 from beheld.scheduler.cache.coordinator import CacheCoordinator
@@ -118,19 +120,24 @@ def _found(made: Bench, request_id: str, *prompt: object) -> int:
     return made.events[request_id][0].num_cached
 
 
-def test_short_convolutions_keep_inputs_where_prompts_part() -> None:
-    """Blocks within other prompts go first, however many there are: with few blocks, an image was computed again."""
+@pytest.mark.parametrize("overlap", [False, True])
+def test_short_convolutions_keep_inputs_where_prompts_part(overlap: bool) -> None:
+    """Blocks within other prompts go first, however many there are: with few blocks, an image was computed again.
+
+    With steps in flight, blocks are given back before their keys are known.
+    """
     image = fake_item("image", 22)
-    made = Bench(fake_config(max_num_batched_tokens=16), fake_info(FULL, conv(3)), (512, 1 + 12))
+    made = Bench(fake_config(max_num_batched_tokens=16, overlap=overlap), fake_info(FULL, conv(3)), (512, 1 + 12))
     assert _found(made, "1", range(10, 19), image, SHORT) == 0
     for number in range(10):
         assert _found(made, f"long {number}", range(100 + number, 160 + number)) == 0
         assert _found(made, f"image {number}", range(10, 19), image, (200 + number, 50, 51)) == (9 + 22) // 4 * 4
 
 
-def test_short_convolutions_keep_inputs_where_prompts_have_parted() -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_short_convolutions_keep_inputs_where_prompts_have_parted(overlap: bool) -> None:
     """No policy knows where these prompts part, but the second one's hit does."""
-    made = Bench(fake_config(max_num_batched_tokens=16), fake_info(FULL, conv(3)), (512, 1 + 12))
+    made = Bench(fake_config(max_num_batched_tokens=16, overlap=overlap), fake_info(FULL, conv(3)), (512, 1 + 12))
     assert _found(made, "1", range(10, 31), range(200, 206)) == 0
     assert _found(made, "2", range(10, 31), range(210, 216)) == 20
     for number in range(5):

@@ -195,6 +195,7 @@ SKY = '"the \\"sky\\""'
         ("step3", "<｜tool_call_begin｜>no<｜tool_call_end｜>", "<｜tool_call_begin｜>no<｜tool_call_end｜>", []),
         ("xlam", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]', "", [Piece("f", '{"x": 1}')]),
         ("xlam", '<tool_call>[{"name": "f", "arguments": {}}]</tool_call> ', "", [Piece("f", "{}")]),
+        ("xlam", 'Sure. [{"name": "f", "arguments": {}}] Done.', "Sure. Done.", [Piece("f", "{}")]),
         ("xlam", "[1, 2] of [TOOL_CALLS]", "[1, 2] of [TOOL_CALLS]", []),
         ("xlam", 'I look.\n```json\n[{"name": "f", "arguments": {"x": "]"}}]\n``` \nDone, [1].', "I look. \nDone, [1].",
          [Piece("f", '{"x": "]"}')]),

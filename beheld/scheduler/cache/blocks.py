@@ -95,6 +95,15 @@ class BlockPool:
             self._block_by_key[key] = block
             self._key_by_block[block] = key
 
+    def rename_key(self, key: bytes, new: bytes) -> None:
+        """Name what has one key by another; does nothing if no block has it any more, and drops it if one has `new`."""
+        if new in self._block_by_key:
+            self.drop_key(key)
+        elif key in self._block_by_key:
+            block = self._block_by_key.pop(key)
+            self._block_by_key[new] = block
+            self._key_by_block[block] = new
+
     def drop_key(self, key: bytes) -> None:
         """Forget that a block holds this content, if one does."""
         block = self._block_by_key.pop(key, None)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+
 from beheld.core.config import KVGroup
+from beheld.scheduler.cache.blocks import NULL_BLOCK
 from beheld.scheduler.cache.sliding import SlidingGroup
 from beheld.scheduler.sequence import Sequence
 
@@ -20,9 +23,33 @@ class ConvGroup(SlidingGroup):
         self._span = max(1, -(-(self._window - 1) // block_size))
 
     def give_back(self, sequence: Sequence, start: int, stop: int) -> None:
-        """See PagedGroup."""
-        table, kept = sequence.tables[self.index], sequence.checkpoints or frozenset()
-        found = (sequence.num_cached or 0) // self._block_size
+        """See PagedGroup. With steps in flight, a block may have no key yet: then it gets one that nobody looks for."""
+        table = sequence.tables[self.index]
         for index in range(start, stop):
-            needed = index < found or not kept.isdisjoint(range(index, index + self._span))
-            self.pool.free((table[index],), before_others=not needed)
+            block, needed = table[index], self._is_needed(sequence, index)
+            if needed and index >= sequence.num_keyed and block != NULL_BLOCK:
+                key = _early_key(sequence, index)
+                # An earlier request of this name may have left one.
+                self.pool.drop_key(key)
+                self.pool.set_key(block, key)
+            self.pool.free((block,), before_others=not needed)
+
+    def register(self, sequence: Sequence, start: int, stop: int, keys: Ordered[bytes]) -> None:
+        """See CacheGroup."""
+        super().register(sequence, start, stop, keys)
+        table = sequence.tables[self.index]
+        for index in range(start, min(stop, sequence.kept[self.index])):
+            if table[index] == NULL_BLOCK and self._is_needed(sequence, index):
+                self.pool.rename_key(_early_key(sequence, index), keys[index])
+
+    def _is_needed(self, sequence: Sequence, index: int) -> bool:
+        """True if other prompts are likely to continue from what this block holds."""
+        if sequence.checkpoints is None:
+            return False
+        found = (sequence.num_cached or 0) // self._block_size
+        return index < found or not sequence.checkpoints.isdisjoint(range(index, index + self._span))
+
+
+def _early_key(sequence: Sequence, index: int) -> bytes:
+    """The key of a block whose positions are still being computed."""
+    return f"{sequence.request.id} {sequence.epoch} {index}".encode()

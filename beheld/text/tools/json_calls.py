@@ -254,7 +254,8 @@ class JsonCalls:
 
     def _as_text(self, text: str) -> str:
         self._plain, self._call = True, None
-        # After a call, separators belong neither to a call nor to the text.
+        # After a call, separators belong neither to a call nor to the text, but words around it stay apart.
         between, self._between = "".join(self._between), []
-        among_words = self._anywhere and between.isspace()
-        return between + text if among_words or not self._called else text
+        if not self._called:
+            return between + text
+        return between[len(between.rstrip()) :] + text if self._anywhere else text
