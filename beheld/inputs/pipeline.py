@@ -181,9 +181,7 @@ class InputPipeline:
             order = self.open_documents(order, found)
         with in_turn():
             read = self.read(order)
-        made = self.make_items(read)
-        with in_turn():
-            return self.seal(made)
+        return self.completed(read)
 
     def prepare_run(self, orders: Sequence[RequestOrder]) -> list[Request | BaseException]:
         """Make the requests of texts to be pooled in the calling thread, which tokenizes them together.
@@ -388,7 +386,9 @@ class InputPipeline:
         Raises:
             UserError: an item or a parameter is wrong, or the prompt is too long.
         """
-        return self.seal(self.make_items(read))
+        made = self.make_items(read)
+        with in_turn():
+            return self.seal(made)
 
     def seal(self, made: RequestWithItems) -> Request:
         """Insert the items into the prompt, check its length, and resolve the sampling parameters.

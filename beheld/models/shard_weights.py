@@ -228,8 +228,8 @@ def _stored_alike(
             return False
         for other, there in of_others():
             # One of them tells: all that are kept in a parameter have one form.
-            named = next(((name, there[name]) for name in names if there.get(name) is not None), None)
-            part = [] if named is None or named[1] is None else [_part(weights[named[0]], named[1])]
+            found = ((name, there.get(name)) for name in names)
+            part = next(([_part(weights[name], cut)] for name, cut in found if cut is not None), [])
             if kept_as(_of_size(whole, other.cuts[target]), part) != stored:
                 return False
     return True

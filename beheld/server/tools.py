@@ -10,7 +10,7 @@ from typing import Any
 from beheld.core.params import FORCED_CALLS, StructuredOutputs
 from beheld.server.errors import HttpError
 from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
-from beheld.text.tools import HOLDING, format_named
+from beheld.text.tools import format_named
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,9 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
             "Set tool_choice to 'required' or to a function. The operator may start it with --tool-call-parser.",
             param="tools",
         )
-    if not any(tool.function.strict or (tool.function.input and form.name in HOLDING) for tool in body.tools):
+    if not any(
+        tool.function.strict or (tool.function.input and format_named(form.name).holds_inputs) for tool in body.tools
+    ):
         return ToolUse(shown, form.name, schemas=schemas, max_calls=most, short_ids=short)
     # The grammar of strict functions does not hold calls that stand among words.
     read = "json" if form.name == "llama3_json" else form.name
@@ -168,7 +170,7 @@ def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
         {
             "name": tool.function.name,
             "schema": (tool.function.parameters or {}) if tool.function.strict or tool.function.input else None,
-            "input": tool.function.input if form.name in HOLDING else None,
+            "input": tool.function.input if format_named(form.name).holds_inputs else None,
         }
         for tool in body.tools or ()
     ]
@@ -190,7 +192,7 @@ def _forced(tools: list[dict[str, Any]], most: int) -> StructuredOutputs:
 
 def free_inputs(body: ChatRequest, form: ToolForm | None) -> list[str]:
     """The custom tools whose calls are not held to their grammars: the model's format has no place for them."""
-    if form is None or body.tool_choice not in (None, "auto") or form.name in HOLDING:
+    if form is None or body.tool_choice not in (None, "auto") or format_named(form.name).holds_inputs:
         return []
     return [tool.function.name for tool in body.tools or () if tool.function.input is not None]
 

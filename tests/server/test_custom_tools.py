@@ -16,6 +16,7 @@ from beheld.server.delta_parser import DeltaParser
 from beheld.server.schema import ChatRequest
 from beheld.server.stream import fold
 from beheld.server.tools import ToolForm, free_inputs, tool_use
+from beheld.text.tools import FORMATS, PLUGGED, CallFormat
 from tests.server.running import ENGINE, Running
 
 CHAT = "/v1/chat/completions"
@@ -140,6 +141,12 @@ def test_whether_the_form_of_calls_holds_them_to_it_is_known(form: str, told: bo
     assert free_inputs(body, ToolForm(form, special=False)) == (["shell"] if told else [])
     use = tool_use(body, ToolForm(form, special=False), 8)
     assert (use.grammar is None) == told
+
+
+def test_a_plug_in_by_the_name_of_a_format_holds_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PLUGGED, "hermes", CallFormat(FORMATS["hermes"].reader))
+    body = ChatRequest.model_validate({**ASKED, "tools": [formed("regex", "a+")]})
+    assert free_inputs(body, ToolForm("hermes", special=False)) == ["shell"]
 
 
 @pytest.mark.parametrize(

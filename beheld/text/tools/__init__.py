@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from beheld.text.tools.call import Piece, Schemas, ToolReader, calls_of
-from beheld.text.tools.formats import FORMATS, HOLDING, PLUGGED, CallFormat, form_of, format_named
+from beheld.text.tools.formats import FORMATS, PLUGGED, CallFormat, form_of, format_named
 
 __all__ = [
     "FORMATS",
-    "HOLDING",
     "PLUGGED",
     "CallFormat",
     "Piece",

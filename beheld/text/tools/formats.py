@@ -23,6 +23,8 @@ class CallFormat:
         marks: marks without which the format cannot be read. If one is a special token, texts keep special tokens.
         template: what a chat template that teaches the format contains; nothing if no text shows it.
         short_ids: its templates take back only ids of nine letters and digits.
+        holds_inputs: its grammar of calls (structured/calls.py) writes the inputs of custom tools as JSON, so that they
+            can follow grammars of their own.
     """
 
     reader: Callable[[Schemas], ToolReader]
@@ -30,6 +32,7 @@ class CallFormat:
     marks: tuple[str, ...] = ()
     template: tuple[str, ...] = ()
     short_ids: bool = False
+    holds_inputs: bool = False
 
 
 def _marked(
@@ -109,11 +112,18 @@ FORMATS: dict[str, CallFormat] = {
         ("<function=", "<parameter="),
     ),
     "hermes": CallFormat(
-        lambda schemas: MarkedReader(_HERMES, JsonCalls), ("<tool_call>",), ("<tool_call>",), ("<tool_call>",)
+        lambda schemas: MarkedReader(_HERMES, JsonCalls),
+        ("<tool_call>",),
+        ("<tool_call>",),
+        ("<tool_call>",),
+        holds_inputs=True,
     ),
     # The same, with every blank as vLLM's parser of that name leaves it.
     "granite4": CallFormat(
-        lambda schemas: MarkedReader(_HERMES, JsonCalls, verbatim=True), ("<tool_call>",), ("<tool_call>",)
+        lambda schemas: MarkedReader(_HERMES, JsonCalls, verbatim=True),
+        ("<tool_call>",),
+        ("<tool_call>",),
+        holds_inputs=True,
     ),
     "mistral": CallFormat(
         lambda schemas: MarkedReader({mistral.MARK: Region(mistral.MARK)}, mistral.MistralCalls),
@@ -121,6 +131,7 @@ FORMATS: dict[str, CallFormat] = {
         (mistral.MARK, "[ARGS]"),
         (mistral.MARK,),
         short_ids=True,
+        holds_inputs=True,
     ),
     "deepseek_v3": _marked(*_DEEPSEEK_CALL, lambda schemas: headed.deepseek(), _DEEPSEEK_ALL),
     # V3.2's, and V4's, which has another frame.
@@ -162,15 +173,11 @@ FORMATS: dict[str, CallFormat] = {
         ("<|tool_call|>",),
     ),
     "olmo3": _marked("<function_calls>", "</function_calls>", lambda schemas: PythonCalls(schemas, listed=False)),
-    "pythonic": CallFormat(python_reader, template=("[func_name1(",)),
-    "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools")),
+    "pythonic": CallFormat(python_reader, template=("[func_name1(",), holds_inputs=True),
+    "llama3_json": CallFormat(worded_json_reader, template=('"parameters": ', "tools"), holds_inputs=True),
     "xlam": CallFormat(listed_json_reader),
-    "json": CallFormat(json_reader),
+    "json": CallFormat(json_reader, holds_inputs=True),
 }
-
-
-# Formats whose grammars write the inputs of custom tools as JSON, where they can follow grammars of their own.
-HOLDING = frozenset(("hermes", "granite4", "mistral", "llama3_json", "json", "pythonic"))
 # Formats of operators' plug-ins.
 PLUGGED: dict[str, CallFormat] = {}
 
