@@ -4,13 +4,14 @@
     python -m benchmarks.serving first --requests 100                      one client's first token, against AsyncLLM
     python -m benchmarks.serving own --clients 256 --minutes 10            every stream gets the answer of its own scene
     python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
+    python -m benchmarks.serving offered --rates 40,80 --seconds 20        requests that come at random times, by rate
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
     python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
     python -m benchmarks.serving hostile --seconds 8                       one client attacks: how long others wait
     python -m benchmarks.serving soak --count 100000                       memory after each thousand small requests
 
 Without --model the embedded model is served. `--engine` says where the engine runs, `--url` measures a server that is
-running already (ladder, own, overload). `beheld bench serve` is the ladder for any server.
+running already (ladder, offered, own, overload). `beheld bench serve` is the ladder for any server.
 """
 
 from __future__ import annotations
@@ -365,7 +366,7 @@ def overload(given: argparse.Namespace) -> dict[str, Any]:
         )
         pool = requests(given, 256, 3)
         rate = given.times * peak["requests_per_s"]
-        seen, seconds = asyncio.run(load.open_loop(url, KEY, pool, rate, given.seconds))
+        seen, seconds = asyncio.run(load.open_loop(url, KEY, pool, load.even_times(rate, given.seconds)))
         begin = time.perf_counter()
         after, _ = asyncio.run(load.closed_loop(url, KEY, requests(given, 8, 4), 1))
         recovered = time.perf_counter() - begin
@@ -413,6 +414,22 @@ def ladder(given: argparse.Namespace) -> dict[str, Any]:
     return {"engine": given.engine, "ladder": lines}
 
 
+def offered(given: argparse.Namespace) -> dict[str, Any]:
+    """One report for each rate of requests, which come at random times (Poisson) whether or not others have ended.
+
+    A rate is sustained if the last answer ends soon after the last request came: `behind_s`.
+    """
+    lines = []
+    with served(given) as (url, _):
+        for step, rate in enumerate(float(word) for word in given.rates.split(",")):
+            asyncio.run(load.closed_loop(url, KEY, requests(given, given.clients, 900 + step), given.clients))
+            times = list(load.poisson_times(rate, given.seconds, random.Random(step)))
+            seen, seconds = asyncio.run(load.open_loop(url, KEY, requests(given, len(times), step), times))
+            line = load.report(seen, seconds, given.clients) | {"behind_s": round(seconds - times[-1], 2)}
+            lines.append({"offered_per_s": rate, **{name: value for name, value in line.items() if name != "clients"}})
+    return {"engine": given.engine, "offered": lines}
+
+
 WAYS = {
     "overhead": overhead,
     "first": first,
@@ -420,6 +437,7 @@ WAYS = {
     "overload": overload,
     "start": start,
     "ladder": ladder,
+    "offered": offered,
     "within": within,
 }
 
@@ -443,6 +461,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100_000, help="requests of soak")
     parser.add_argument("--rate", type=float, default=0.0, help="of soak: requests a second at most; 0 is no limit")
     parser.add_argument("--times", type=float, default=10.0)
+    parser.add_argument(
+        "--rates", default="40,80", help="of offered: requests a second, several with commas between them"
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")

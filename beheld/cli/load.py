@@ -10,7 +10,7 @@ import random
 import ssl
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -201,10 +201,21 @@ async def closed_loop(url: str, key: str, requests: Sequence[bytes], clients: in
     return result, time.perf_counter() - begin
 
 
-async def open_loop(
-    url: str, key: str, requests: Sequence[bytes], rate: float, seconds: float
-) -> tuple[LoadResult, float]:
-    """Send `rate` requests a second for `seconds`, without waiting for answers.
+def even_times(rate: float, seconds: float) -> Iterator[float]:
+    """Yield the times of `rate` requests a second, one after the other, in seconds from the first."""
+    return (number / rate for number in range(int(rate * seconds)))
+
+
+def poisson_times(rate: float, seconds: float, rng: random.Random) -> Iterator[float]:
+    """Yield the times of requests that come independently of each other, `rate` a second in the mean."""
+    at = rng.expovariate(rate)
+    while at < seconds:
+        yield at
+        at += rng.expovariate(rate)
+
+
+async def open_loop(url: str, key: str, requests: Sequence[bytes], times: Iterable[float]) -> tuple[LoadResult, float]:
+    """Send a request at each of these times, in seconds from now, without waiting for answers.
 
     Returns their results, and the seconds until the last answer ended.
     """
@@ -212,8 +223,8 @@ async def open_loop(
     tasks: set[asyncio.Task[None]] = set()
 
     begin = time.perf_counter()
-    for number in range(int(rate * seconds)):
-        await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
+    for number, at in enumerate(times):
+        await asyncio.sleep(max(0.0, begin + at - time.perf_counter()))
         task = asyncio.create_task(ask(url, key, requests[number % len(requests)], result))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
