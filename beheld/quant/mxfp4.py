@@ -29,7 +29,7 @@ from beheld.platform.registry import platform_of
 from beheld.quant.dequantize import AS_STORED, without_quantization
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, StorageTarget, TextOf
-from beheld.quant.mxfp4_experts import MXFP4Experts, dequantized, fits, padded, repacked
+from beheld.quant.mxfp4_experts import MOST_EXPONENT, MXFP4Experts, dequantized, fits, padded, repacked
 from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_entries import weight_files
 from beheld.utils import env
@@ -168,12 +168,23 @@ def _kept(model: Any, weights: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _parted(shell: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Return the bytes and exponents of experts that were loaded, in the kernel's order; the shell loses them."""
+    """Return the bytes and exponents of experts that were loaded, in the kernel's order; the shell loses them.
+
+    Raises:
+        ModelError: an exponent is too great for the kernel of a single row.
+    """
     carrying = getattr(shell, name).data
     setattr(shell, name, None)
     # Of 17 bytes for 32 numbers one is their exponent.
     groups = carrying.shape[-1] // (_BLOCK_BYTES + 1)
     blocks, scales = carrying.split([groups * _BLOCK_BYTES, groups], dim=-1)
+    most = int(scales.max())
+    if most > MOST_EXPONENT:
+        raise ModelError(
+            f"'{name}{_SCALES}' holds {most}, a factor of 2^{most - 127}; kept MXFP4 weights take at most "
+            f"2^{MOST_EXPONENT - 127}.",
+            "Set BEHELD_KEEP_BITS=0, or fetch the checkpoint again if such a factor is not meant.",
+        )
     return repacked(blocks.unflatten(-1, (groups, _BLOCK_BYTES)), scales)
 
 

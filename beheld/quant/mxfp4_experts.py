@@ -22,6 +22,8 @@ from beheld.quant.float8 import FP8
 from beheld.quant.linear import OneRowExperts
 
 GROUP = 32
+# The greatest exponent, 2^64, that the kernel of a single row takes.
+MOST_EXPONENT = 191
 # Inputs whose exponents are one word.
 STEP = 128
 # From this many slots per expert on, weights are dequantized for a call.

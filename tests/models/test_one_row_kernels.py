@@ -43,7 +43,7 @@ DELTA |= {"KEYS": 128, "VALUES": 32}
 FLOAT8 = {"weight_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
 PLAIN = {"scale_ptr": None}
 LANES = {"A": 1024, "B": 512}
-PACKED = {"N": 2, "P": 32, "ASSEMBLY": True}
+PACKED = {"C": 4, "R": 4, "ASSEMBLY": True}
 TYPES = {
     "choice": "*i64",
     "exponent": "*u16",
@@ -69,8 +69,8 @@ def compiled(kernel: Any, fixed: dict[str, Any], **options: int) -> Any:
     for name in kernel.arg_names:
         kind = "*bf16" if name.endswith("_ptr") else "fp32" if name in ("scale", "softcap") else "i32"
         known = TYPES.get(name.removesuffix("_ptr"), kind)
-        if kernel is mxfp4_row_kernel._row and name == "weight_ptr":
-            known = "*u8"
+        if kernel is mxfp4_row_kernel._row and name in ("x_ptr", "weight_ptr"):
+            known = "*i32"
         if "scale_ptr" in kernel.arg_names and "scale_ptr" not in fixed:
             known = FLOAT8.get(name, known)
         signature[name] = "constexpr" if name in fixed else known
@@ -148,7 +148,7 @@ def test_signal_wait_write(kernel: Any, fixed: dict[str, Any], ahead: bool) -> N
     ("kernel", "fixed"),
     [
         (expert_row_kernel._inner, LANES),
-        (mxfp4_row_kernel._row, {**PACKED, "SUMMED": False, "share_ptr": None}),
+        (mxfp4_row_kernel._row, {**PACKED, "C": 1, "SUMMED": False, "share_ptr": None}),
     ],
     ids=["experts", "MXFP4"],
 )
@@ -182,3 +182,18 @@ def test_all_programs_for_short_rows_fit_at_once(inputs: int, tmp_path: Path) ->
     program = -(-registers // 8) * 8 * 32 * options["num_warps"]
     assert REGISTERS // program >= programs
     assert spilled == 0
+
+
+@pytest.mark.parametrize(("choices", "warps"), [(1, 1), (4, 16), (8, 16)])
+def test_each_lane_has_the_element_that_the_tensor_cores_expect(choices: int, warps: int) -> None:
+    """Of MXFP4 experts: element m of a flat tensor is in lane m % 32. Another placing gives NaN on a GPU."""
+    fixed = {**PACKED, "C": choices, "SUMMED": choices > 1, "EARLY": True}
+    made = compiled(mxfp4_row_kernel._row, fixed, num_warps=warps).asm["ttgir"]
+    placed = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>", made, re.M))
+    found = re.findall(r"elementwise_inline_asm .* -> tensor<(\d+)xf32, (#\w+)>", made)
+    found += re.findall(r"elementwise_inline_asm .* -> tensor<(\d+)xf32, (#\w+)>, tensor", made)
+    sizes = {int(size) for size, _ in found}
+    assert len(found) >= 2
+    assert sizes == {32 * choices * PACKED["R"]}
+    for _, name in found:
+        assert placed[name].startswith("sizePerThread = [1], threadsPerWarp = [32], "), placed[name]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.config import EngineArgs
+from beheld.core.errors import ModelError
 from beheld.engine.setup import describe
 from beheld.platform.cuda import Cuda
 from beheld.platform.triton import HAS_TRITON
@@ -125,6 +126,15 @@ def test_a_model_keeps_them_and_answers_alike(kept: None) -> None:
         back: Any = module.restored()
         for each in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"):
             assert torch.equal(getattr(back, each).float(), found[f"{name}.{each}"]), (name, each)
+
+
+def test_a_factor_that_the_kernel_of_one_row_cannot_hold_is_refused() -> None:
+    blocks, scales = entries(2, 16, 32)
+    scales[1, 3, 0] = 192
+    shell = nn.Module()
+    shell.gate_up_proj = nn.Parameter(torch.cat([blocks.flatten(2), scales], -1), requires_grad=False)
+    with pytest.raises(ModelError, match=r"gate_up_proj_scales' holds 192, a factor of 2\^65.*at most 2\^64"):
+        mxfp4._parted(shell, "gate_up_proj")
 
 
 def test_a_plan_counts_the_bytes_that_are_kept(kept: None) -> None:
