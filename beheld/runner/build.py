@@ -16,11 +16,11 @@ from beheld.attention.packed import PackedBackend
 from beheld.attention.select import select, select_cross
 from beheld.core.config import Capacity, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, CapacityError, ModelError, first_line
-from beheld.models import compile_ahead, registry
+from beheld.models import compile_ahead, memory_ahead, registry
 from beheld.models.adapter import ModelAdapter
 from beheld.models.load import Weights, weigh
 from beheld.models.out_of_memory import explained, gib
-from beheld.parallel.group import RankGroups
+from beheld.parallel.group import RankGroup, RankGroups
 from beheld.platform import host, pages
 from beheld.platform.platform import Platform
 from beheld.platform.registry import platform_of
@@ -88,9 +88,23 @@ def load(
     """
     ranks = None if groups is None else groups.shared
     piped = None if groups is None else groups.piped
-    platform = platform_of(config.device)
     compile_ahead.begin(config, info.kv_groups)
-    share, weights_bytes = _begin(hf_config, info, config, again=again)
+    with memory_ahead.ahead(hf_config, info, config):
+        share, weights_bytes = _begin(hf_config, info, config, again=again)
+        adapter = _built(hf_config, info, config, weights_bytes, ranks, piped)
+    return adapter, share
+
+
+def _built(
+    hf_config: Any,
+    info: ModelInfo,
+    config: EngineConfig,
+    weights_bytes: int,
+    ranks: RankGroup | None,
+    piped: RankGroup | None,
+) -> ModelAdapter:
+    """The adapter of `load`; memory for this rank's weights, so many bytes, was found to be there."""
+    platform = platform_of(config.device)
     if platform.shares_host_memory:
         pages.expect(weights_bytes)
     if platform.shares_host_memory and weights_bytes >= _ONE_THREAD_BYTES:
@@ -102,7 +116,7 @@ def load(
     adapter = registry.build(hf_config, info, config, ranks, piped)
     if not platform.synchronous:
         _choose_threads(weights_bytes, platform, config.num_ranks)
-    return adapter, share
+    return adapter
 
 
 def make_runner(

@@ -101,3 +101,62 @@ def test_weights_move_there_and_give_the_same_bits(bits: int) -> None:
     joined = PackedWeights.joined([weights, weights], 96)
     assert asked_for(joined.packed.data_ptr())
     assert torch.equal(joined.product(x_TK), torch.cat([want, want], 1))
+
+
+def resident_bytes(address: int) -> int:
+    """Bytes in memory of the mapping of an address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if found:
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("the address is mapped")
+
+
+@needs_pages
+def test_memory_comes_before_it_is_taken_and_what_is_not_taken_goes_back() -> None:
+    num_bytes = pages._FEW + (8 << 20)
+    with pages.ahead(num_bytes):
+        assert pages._now is not None
+        pages._now._thread.join()
+        whole = pages._now._whole.data_ptr()
+        came = resident_bytes(whole)
+        made = [pages.empty((3 << 20,), torch.uint8).fill_(number) for number in (1, 2)]
+        too_large = pages.empty((num_bytes,), torch.uint8)
+    # Where the system has no huge page left, the first small page of each came.
+    assert came >= num_bytes / 512
+    assert [each.data_ptr() - whole for each in made] == [0, 3 << 20]
+    assert resident_bytes(whole) <= 6 << 20
+    assert [each.unique().tolist() for each in made] == [[1], [2]]
+    assert not whole <= too_large.data_ptr() < whole + num_bytes
+    assert not whole <= pages.empty((100,), torch.uint8).data_ptr() < whole + num_bytes
+
+
+@needs_pages
+def test_the_thread_that_brings_memory_writes_nothing_into_what_is_taken() -> None:
+    for _ in range(5):
+        with pages.ahead(128 << 20):
+            made = pages.empty((100 << 20,), torch.uint8).fill_(1)
+        assert made.min() == 1
+
+
+@pytest.mark.parametrize("num_bytes", [0, pages._FEW])
+def test_few_bytes_do_not_come_ahead(num_bytes: int) -> None:
+    with pages.ahead(num_bytes):
+        assert pages._now is None
+
+
+def test_memory_comes_ahead_for_one_engine_at_a_time_and_goes_back_after_an_error() -> None:
+    def refused() -> None:
+        with pages.ahead(pages._FEW + 1):
+            first = pages._now
+            with pages.ahead(pages._FEW + 1):
+                assert pages._now is first
+            assert pages._now is first
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        refused()
+    assert pages._now is None
