@@ -442,6 +442,13 @@ def _overridden(found: PoolerInfo, given: PoolerConfig) -> PoolerInfo:
             raise ConfigError(
                 f"{name}: dimensions={given.dimensions}, but the model {most}.", "Leave it out.", param=name
             )
+        if reason := found.why_not_truncated(given.dimensions):
+            remedy = (
+                "Give one of these."
+                if found.matryoshka
+                else "Leave it out, or set hf_overrides={'is_matryoshka': True} if the model was trained for that."
+            )
+            raise ConfigError(f"{name}: {reason}", remedy, param=name)
         changes["dimensions"] = given.dimensions
     made = replace(found, **changes)
     if made.token_method == "step" and made.step_id is None:

@@ -105,6 +105,17 @@ class PoolerInfo:
             return ("token_embed",) if self.late else ("embed",) if self.whole else ("embed", "token_embed")
         return ("classify", "token_classify") if self.task == "classify" else ("token_classify",)
 
+    def why_not_truncated(self, dimensions: int) -> str:
+        """Return why vectors may not be truncated to so many of their numbers, as a sentence; "" if they may."""
+        if dimensions == self.width:
+            return ""
+        if not self.matryoshka:
+            return "The checkpoint does not say that its vectors may be truncated, which makes most models' useless."
+        if self.matryoshka_dimensions and dimensions not in self.matryoshka_dimensions:
+            known = ", ".join(map(str, self.matryoshka_dimensions))
+            return f"dimensions={dimensions} is not one of this model's, which are {known}."
+        return ""
+
 
 @dataclass
 class PoolerConfig:
