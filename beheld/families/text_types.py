@@ -96,6 +96,7 @@ TEXT_TYPES = (
     "olmo",
     "olmo2",
     "olmo3",
+    "olmo_hybrid",
     "olmoe",
     "opt",
     "persimmon",
