@@ -12,6 +12,7 @@ TEXT_TYPES = (
     "aria_text",
     "axk1",
     "axk2",
+    "bailing_hybrid",
     "bamba",
     "beam",
     "biogpt",
