@@ -62,6 +62,10 @@ class PoolerInfo:
         whole: whether there is a vector of a whole prompt only, and none of each position.
         filled_to: how many tokens a text is filled up to, with those that its tokenizer fills batches with; None for as
             many as it has.
+        last_id: the token that every prompt ends with, at which a model of scores was trained to give them; None for
+            none.
+        pair_template: the file of the chat template that makes the prompt of a pair unless the user names one; "" for
+            none.
         longest: the most tokens of a text that is read in parts where it has more than the model reads, and that gets
             the mean of their vectors; None if such a text is refused.
         encodes: whether the model is an encoder: its attention is both ways, and nothing is kept of a prompt.
@@ -90,6 +94,8 @@ class PoolerInfo:
     late: bool = False
     whole: bool = False
     filled_to: int | None = None
+    last_id: int | None = None
+    pair_template: str = ""
     longest: int | None = None
     encodes: bool = False
 

@@ -127,10 +127,10 @@ def _stored_scores(path: Path, width: int, count: int) -> nn.Module | None:
     stored = _tensors(path, tuple(f"{name}." for name in _SCORES))
     for name in _SCORES:
         if f"{name}.weight" in stored:
-            return _linear(stored, name, width, count)
+            return _linear(stored, name, width, count, "classes")
         if f"{name}.2.weight" in stored:
-            first, last = _linear(stored, f"{name}.0", width, width), _linear(stored, f"{name}.2", width, count)
-            return nn.Sequential(first, nn.ReLU(), last)
+            first = _linear(stored, f"{name}.0", width, width, "outputs")
+            return nn.Sequential(first, nn.ReLU(), _linear(stored, f"{name}.2", width, count, "classes"))
     return None
 
 
@@ -146,7 +146,7 @@ def _tensors(path: Path, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
     return made
 
 
-def _linear(stored: dict[str, Tensor], name: str, width: int, count: int) -> nn.Linear:
+def _linear(stored: dict[str, Tensor], name: str, width: int, count: int, noun: str) -> nn.Linear:
     """Return a linear layer with its weights.
 
     Raises:
@@ -156,7 +156,7 @@ def _linear(stored: dict[str, Tensor], name: str, width: int, count: int) -> nn.
     if weight_DH is None or weight_DH.shape != (count, width):
         found = "is missing" if weight_DH is None else f"has the shape {tuple(weight_DH.shape)}"
         raise ModelError(
-            f"{name}.weight {found}, and the configuration describes {count} outputs of {width} numbers.",
+            f"{name}.weight {found}, and the configuration describes {count} {noun} of {width} numbers.",
             "Check num_labels or id2label in config.json.",
         )
     layer = nn.Linear(width, count, bias=bias_D is not None)

@@ -114,7 +114,7 @@ def test_the_engines_task_takes_none_from_a_classifier(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("Qwen2RewardModel", "Qwen3ForRewardModel", "JinaVLForRanking"),
+        *("Qwen2RewardModel", "Qwen3ForRewardModel", "JinaForRanking"),
         *("Qwen2ForQuestionAnswering", "Qwen2ForMultipleChoice"),
     ],
 )
