@@ -27,6 +27,7 @@ TEXT_TYPES = (
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "diffllama",
     "dots1",
     "ernie4_5",
     "ernie4_5_moe",
