@@ -80,6 +80,7 @@ RECIPES = census_media.RECIPES | census_sound.RECIPES
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 # Of classes whose sizes depend on each other in another way.
 PECULIAR: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"] * (_LAYERS // 2),

@@ -76,7 +76,7 @@ REFUSED = {
     "glm5_next": "hyper-connections carry several residual streams",
     "hy_v4": "of kind 'indexed_attention'",
     "xlstm": "a matrix of memory and its normalizer",
-    "bailing_hybrid": "of kind 'linear_attention'",
+    "recurrent_gemma": "of kind 'linear_attention'",
     "pi0": "the motions of a robot",
     "qwen4_exp": "embed hashed n-grams of the last tokens",
     "pop2piano": "its answer is notes of a MIDI file",
@@ -128,7 +128,7 @@ def test_no_type_that_reads_media_is_broken(kind: str) -> None:
     ("kind", "said"),
     [
         ("falcon", "FalconModel has no list `layers`"),
-        ("diffllama", "do not call the attention hook once"),
+        ("doge", "unsupported attention options: a mask"),
         ("whisper", "the decoder of an encoder-decoder model, without its encoder"),
     ],
 )

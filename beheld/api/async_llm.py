@@ -740,8 +740,9 @@ class AsyncLLM:
 
     @property
     def scoring_template(self) -> str | None:
-        """The template that makes the prompt of a pair, if the engine was started with one."""
-        return self._scoring_template
+        """The template that makes the prompt of a pair: the engine's, or the model's own, if there is one."""
+        own = "" if self.info.pooler is None else self.info.pooler.pair_template
+        return self._scoring_template or own or None
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters that the model's generation_config.json recommends."""

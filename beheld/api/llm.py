@@ -467,7 +467,8 @@ class LLM:
                 for name, side, bound in zip(PAIR_BOUNDS, (first, second), most, strict=True)
             )
             pooling_params = replace(pooling_params, extra_kwargs=None)
-        scores = scoring.PairScores(first, second, pooler, chat_template or self._args.chat_template)
+        template = chat_template or self._args.chat_template or pooler.pair_template or None
+        scores = scoring.PairScores(first, second, pooler, template)
         params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
         if pooler.longest is not None:
             return scores.of(self._encoded_in_parts(scores.prompts, params, lora_request, None, use_tqdm, on_error))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from beheld.api.speech_windows import Stretch, compression, cuts, divided
 from beheld.api.word_times import last_states, word_groups
@@ -34,6 +35,7 @@ from beheld.inputs.pipeline import Chat
 _AT_ONCE = 8
 # Of the text before a window, as many tokens are used as half of the decoder's positions, as in Whisper's own code.
 _TEXT_SHARE = 2
+_Params = TypeVar("_Params", SamplingParams, BeamSearchParams)
 
 
 class SpeechEngine(Protocol):
@@ -261,7 +263,8 @@ class Transcription:
 
         def ask(audio: Any) -> AsyncGenerator[RequestOutput, None]:
             asked = self._question(audio) if tokens is None else self._decoder_prompt(prompt, audio)
-            return self._counted(self._llm.beam_search(asked, beams, next(self._names), **self._options))
+            bounded = self._bounded(beams, audio)
+            return self._counted(self._llm.beam_search(asked, bounded, next(self._names), **self._options))
 
         async with contextlib.aclosing(self._of_windows(wave, windows, ask, words)) as found:
             async for piece in found:
@@ -270,11 +273,20 @@ class Transcription:
     def _asked(self, audio: Any, pieces: str) -> AsyncGenerator[RequestOutput, None]:
         """Ask for the words of one window."""
         asked, options = self._question(audio), self._options | {"pieces": pieces}
+        params = self._bounded(self._params, audio)
         if isinstance(asked, Chat):
-            return self._counted(
-                self._llm.chat(asked.messages, self._params, next(self._names), **options, **self._salt)
-            )
-        return self._counted(self._llm.generate(asked, self._params, next(self._names), **options))
+            return self._counted(self._llm.chat(asked.messages, params, next(self._names), **options, **self._salt))
+        return self._counted(self._llm.generate(asked, params, next(self._names), **options))
+
+    def _bounded(self, params: _Params, audio: Any) -> _Params:
+        """The parameters with the bound on a window's answer that its length gives, where the model's card has one."""
+        samples, rate = audio
+        most = self._form.most_tokens(len(samples) / rate)
+        if most is None or (params.max_tokens is not None and params.max_tokens <= most):
+            return params
+        made = copy.copy(params)
+        made.max_tokens = most
+        return made
 
     def _question(self, audio: Any) -> dict[str, Any] | Chat:
         """A prompt or a conversation that asks for the words of one window."""

@@ -52,7 +52,7 @@ def pooler_of(path: Path, args: EngineArgs, config: Any, family: Family) -> Pool
     architecture = (getattr(config, "architectures", None) or [""])[0]
     tokens = _entry(config, "classifier_from_token")
     classifies = architecture.endswith((_CLASSIFIES, _CLASSIFIES_TOKENS))
-    own = family.pools is not None or architecture in family.late
+    own = family.pools is not None or architecture in family.late or architecture in family.headed
     cannot_generate = own or classifies or family.encodes or _is_bare(config, architecture, family)
     if runner == "generate" and cannot_generate:
         raise ConfigError(
@@ -120,6 +120,8 @@ def _of_family(config: Any, convert: str, architecture: str, family: Family) -> 
     Raises:
         ConfigError: scores are wanted of it.
     """
+    if architecture in family.headed and convert not in ("embed", "none"):
+        return family.headed[architecture]
     if family.pools is None:
         return None
     if convert in ("classify", "reward"):
@@ -442,6 +444,13 @@ def _overridden(found: PoolerInfo, given: PoolerConfig) -> PoolerInfo:
             raise ConfigError(
                 f"{name}: dimensions={given.dimensions}, but the model {most}.", "Leave it out.", param=name
             )
+        if reason := found.why_not_truncated(given.dimensions):
+            remedy = (
+                "Give one of these."
+                if found.matryoshka
+                else "Leave it out, or set hf_overrides={'is_matryoshka': True} if the model was trained for that."
+            )
+            raise ConfigError(f"{name}: {reason}", remedy, param=name)
         changes["dimensions"] = given.dimensions
     made = replace(found, **changes)
     if made.token_method == "step" and made.step_id is None:

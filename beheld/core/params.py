@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from beheld.core.errors import BeheldError, ParamsError
-from beheld.core.repetition import RepetitionDetectionParams
+from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
 
 GREEDY_BELOW = 1e-5
 # Logits over a smaller one, and over a temperature, are not finite in float32.
@@ -112,6 +112,7 @@ class Sampling:
         grammar: the answer's grammar; the sequence then has at most one token in flight.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
         no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
+        no_repeat_window: no sequence of so many tokens occurs twice at the end of the answer; None is off.
         forced_ids: pairs (position, token id): the token is forced at this position, counted from the start of the
             prompt.
         first_forbidden: token ids that do not begin the answer.
@@ -141,6 +142,7 @@ class Sampling:
     grammar: Grammar | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     no_repeat_ngram: int = 0
+    no_repeat_window: NoRepeatWindow | None = None
     forced_ids: tuple[tuple[int, int], ...] = ()
     first_forbidden: tuple[int, ...] = ()
     timestamps: TimestampRule | None = None

@@ -62,6 +62,10 @@ class PoolerInfo:
         whole: whether there is a vector of a whole prompt only, and none of each position.
         filled_to: how many tokens a text is filled up to, with those that its tokenizer fills batches with; None for as
             many as it has.
+        last_id: the token that every prompt ends with, at which a model of scores was trained to give them; None for
+            none.
+        pair_template: the file of the chat template that makes the prompt of a pair unless the user names one; "" for
+            none.
         longest: the most tokens of a text that is read in parts where it has more than the model reads, and that gets
             the mean of their vectors; None if such a text is refused.
         encodes: whether the model is an encoder: its attention is both ways, and nothing is kept of a prompt.
@@ -90,6 +94,8 @@ class PoolerInfo:
     late: bool = False
     whole: bool = False
     filled_to: int | None = None
+    last_id: int | None = None
+    pair_template: str = ""
     longest: int | None = None
     encodes: bool = False
 
@@ -104,6 +110,17 @@ class PoolerInfo:
         if not self.scores:
             return ("token_embed",) if self.late else ("embed",) if self.whole else ("embed", "token_embed")
         return ("classify", "token_classify") if self.task == "classify" else ("token_classify",)
+
+    def why_not_truncated(self, dimensions: int) -> str:
+        """Return why vectors may not be truncated to so many of their numbers, as a sentence; "" if they may."""
+        if dimensions == self.width:
+            return ""
+        if not self.matryoshka:
+            return "The checkpoint does not say that its vectors may be truncated, which makes most models' useless."
+        if self.matryoshka_dimensions and dimensions not in self.matryoshka_dimensions:
+            known = ", ".join(map(str, self.matryoshka_dimensions))
+            return f"dimensions={dimensions} is not one of this model's, which are {known}."
+        return ""
 
 
 @dataclass

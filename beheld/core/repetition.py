@@ -48,6 +48,24 @@ class RepetitionDetectionParams:
             raise _wrong("min_count must be at least 2")
 
 
+@dataclass(frozen=True)
+class NoRepeatWindow:
+    """A ban on repetition within the end of an answer: no token follows that completes a repetition there.
+
+    Attributes:
+        size: tokens that do not stand twice in the same order among the last `window`.
+        window: how many of the answer's last tokens are searched, at least `size`.
+        spared: token ids that are never banned.
+    """
+
+    size: int
+    window: int
+    spared: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.size <= self.window
+
+
 class RepetitionRuns:
     """Follows one answer, at a cost that depends on the pattern's sizes alone.
 

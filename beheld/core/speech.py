@@ -95,6 +95,8 @@ class SpeechForm:
         codes: code of LANGUAGES -> the family's own code; empty if it has none of its own.
         marker: stands between the language that the model writes first and the words; empty if it writes none.
         tokens: reads the tokens of a model that is asked by tokens, from its folder; else None.
+        most_per_s: tokens of a transcript per second of its audio, its start token included, if the model's card bounds
+            it so because the model may repeat itself without end; None for no such bound.
     """
 
     transcribe: str = ""
@@ -104,6 +106,11 @@ class SpeechForm:
     codes: Mapping[str, str] = field(default_factory=dict)
     marker: str = ""
     tokens: Callable[[Path], SpeechTokens] | None = None
+    most_per_s: float | None = None
+
+    def most_tokens(self, seconds: float) -> int | None:
+        """Return the most tokens that the model may write for so much audio; None for no bound of its own."""
+        return None if self.most_per_s is None else max(1, int(seconds * self.most_per_s) - 1)
 
     def text(self, order: SpeechOrder) -> str:
         """Return the text that asks for it."""

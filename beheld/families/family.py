@@ -287,6 +287,8 @@ class Family:
         encodes: whether it is an encoder alone: it generates nothing, and its prompts are pooled.
         first_position: reads the position of a prompt's first token from the configuration, if it is not 0.
         pools: reads from the configuration how a model pools, if its class gives only vectors.
+        headed: architectures that transformers does not define, whose head of classes has two layers and a ReLU between
+            them (`score.0`, `score.2`) -> how they pool.
         late: architectures for late interaction -> the class of the family that each of them wraps.
         pools_for_classes: reads from the configuration how hidden states are pooled for its classes, if not as usual.
         kv_groups: reads the KV groups of its decoder layers, if the configuration describes them in a special form.
@@ -330,6 +332,7 @@ class Family:
     encodes: bool = False
     first_position: Callable[[Any], int] | None = None
     pools: Callable[[Any], PoolerInfo] | None = None
+    headed: Mapping[str, PoolerInfo] = field(default_factory=dict)
     late: Mapping[str, str] = field(default_factory=dict)
     pools_for_classes: Callable[[Any], str] | None = None
     kv_groups: Callable[[Any], tuple[KVGroup, ...]] | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beheld.core.params import TimestampRule
-from beheld.core.repetition import RepetitionDetectionParams
+from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
 from beheld.core.speech import SpeechForm
 
 # Settings of an item that change its features, in families where features depend on other items.
@@ -194,6 +194,8 @@ class FamilyInputs:
             in a common form (inputs/media/effective_size.py).
         repetition: when to end an answer that only repeats itself, for families whose cards advise it; a request's own
             `repetition_detection` takes precedence.
+        no_repeat: which repetitions an answer does not write, for families whose cards advise it; a request's own
+            `repetition_detection` or `ngram_size` takes its place.
         rules: returns the rules for the answer to a prompt, from its ids and the content of generation_config.json.
         states: for an encoder that reads one item: the number of its states, from the processor's outputs and the
             checkpoint's folder; None if it is always the same.
@@ -243,6 +245,7 @@ class FamilyInputs:
     frame_rate: Callable[[Any], float] | str = ""
     join_audio: Callable[[Any, str, Sequence[Any]], dict[str, Any]] | None = None
     repetition: RepetitionDetectionParams | None = None
+    no_repeat: NoRepeatWindow | None = None
     rules: Callable[[Sequence[int], Mapping[str, Any]], AnswerRules] | None = None
     states: Callable[[Mapping[str, Any], Path], int] | None = None
     answer_within_states: bool = False

@@ -155,7 +155,8 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
         mapping = getattr(transformers, auto_name)._model_mapping
         if type(hf_config) in mapping:
             found = mapping[type(hf_config)]
-            if not by_tokens and found.__name__ != info.architecture:
+            own_head = info.architecture in registry.facts(info.family).headed
+            if not (by_tokens or own_head) and found.__name__ != info.architecture:
                 logger.warning("transformers has no class %s; using %s.", info.architecture, found.__name__)
             return found
     raise ModelError(

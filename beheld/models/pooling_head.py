@@ -116,34 +116,54 @@ def _has_scores(model: Any) -> bool:
     return any(isinstance(getattr(model, name, None), nn.Module) for name in _SCORES)
 
 
-def _stored_scores(path: Path, width: int, count: int) -> nn.Linear | None:
-    """Return the layer of `count` classes from the files of the model's weights; None if they have none.
+def _stored_scores(path: Path, width: int, count: int) -> nn.Module | None:
+    """Return the head of `count` classes from the files of the model's weights; None if they have none.
+
+    It is one layer, or two with a ReLU between them.
 
     Raises:
         ModelError: it is of another shape.
     """
+    stored = _tensors(path, tuple(f"{name}." for name in _SCORES))
+    for name in _SCORES:
+        if f"{name}.weight" in stored:
+            return _linear(stored, name, width, count, "classes")
+        if f"{name}.2.weight" in stored:
+            first = _linear(stored, f"{name}.0", width, width, "outputs")
+            return nn.Sequential(first, nn.ReLU(), _linear(stored, f"{name}.2", width, count, "classes"))
+    return None
+
+
+def _tensors(path: Path, beginnings: tuple[str, ...]) -> dict[str, Tensor]:
+    """Return the tensors of the model's weights whose names begin so."""
     from safetensors import safe_open
 
+    made: dict[str, Tensor] = {}
     for file in (path / name for name in weight_files(path) if name.endswith(".safetensors")):
         with safe_open(file, framework="pt", device="cpu") as stored:
             names = set(stored.keys())
-            name = next((name for name in _SCORES if f"{name}.weight" in names), None)
-            if name is None:
-                continue
-            weight_DH = stored.get_tensor(f"{name}.weight")
-            bias_D = stored.get_tensor(f"{name}.bias") if f"{name}.bias" in names else None
-        if weight_DH.shape != (count, width):
-            raise ModelError(
-                f"{name}.weight has the shape {tuple(weight_DH.shape)}, and config.json describes {count} classes of "
-                f"{width} numbers.",
-                "Check num_labels or id2label in config.json.",
-            )
-        layer = nn.Linear(width, count, bias=bias_D is not None)
-        layer.weight = nn.Parameter(weight_DH, requires_grad=False)
-        if bias_D is not None:
-            layer.bias = nn.Parameter(bias_D, requires_grad=False)
-        return layer
-    return None
+            made |= {name: stored.get_tensor(name) for name in names if name.startswith(beginnings)}
+    return made
+
+
+def _linear(stored: dict[str, Tensor], name: str, width: int, count: int, noun: str) -> nn.Linear:
+    """Return a linear layer with its weights.
+
+    Raises:
+        ModelError: they are missing, or of another shape.
+    """
+    weight_DH, bias_D = stored.get(f"{name}.weight"), stored.get(f"{name}.bias")
+    if weight_DH is None or weight_DH.shape != (count, width):
+        found = "is missing" if weight_DH is None else f"has the shape {tuple(weight_DH.shape)}"
+        raise ModelError(
+            f"{name}.weight {found}, and the configuration describes {count} {noun} of {width} numbers.",
+            "Check num_labels or id2label in config.json.",
+        )
+    layer = nn.Linear(width, count, bias=bias_D is not None)
+    layer.weight = nn.Parameter(weight_DH, requires_grad=False)
+    if bias_D is not None:
+        layer.bias = nn.Parameter(bias_D, requires_grad=False)
+    return layer
 
 
 def _dense(path: Path, entry: DenseLayer) -> list[nn.Module]:

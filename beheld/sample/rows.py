@@ -17,6 +17,7 @@ from beheld.sample import filters
 from beheld.sample.bad_words import BadWordRows, BadWordTable
 from beheld.sample.filters import Edits, Filters
 from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
+from beheld.sample.no_repeat_window import NoRepeatWindowTable, WindowRows
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
 from beheld.sample.thinking import ThinkingRows, ThinkingTable, may_close
@@ -30,8 +31,9 @@ class RowState:
     Attributes:
         length: number of tokens before the one sampled last.
         slot: slot in the penalty table, if the row has penalties.
-        bad_word_slot, no_repeat_slot, timestamp_slot, thinking_slot: slots in the tables of bad words of several
-            tokens, of repetitions, of timestamps and of budgets of reasoning, if these can ban a token of the row.
+        bad_word_slot, no_repeat_slot, window_slot, timestamp_slot, thinking_slot: slots in the tables of bad words of
+            several tokens, of repetitions, of repetitions within a window, of timestamps and of budgets of reasoning,
+            if these can ban a token of the row.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -43,6 +45,7 @@ class RowState:
     slot: int | None = None
     bad_word_slot: int | None = None
     no_repeat_slot: int | None = None
+    window_slot: int | None = None
     timestamp_slot: int | None = None
     thinking_slot: int | None = None
     tokens: list[int] = field(default_factory=list)
@@ -101,6 +104,7 @@ class Composition:
     penalised: Penalised | None
     bad_words: BadWordRows | None
     no_repeat: NoRepeatRows | None
+    windows: WindowRows | None
     timestamps: TimestampRows | None
     thinking: ThinkingRows | None
     forcing: tuple[int, ...]
@@ -118,8 +122,8 @@ class Composition:
     @property
     def edited(self) -> bool:
         """True if some row's logits are changed before sampling."""
-        of_history = self.penalised or self.bad_words or self.no_repeat or self.timestamps or self.closing
-        return bool(self.edits or of_history or self.processed or self.forcing)
+        of_history = self.penalised or self.bad_words or self.no_repeat or self.windows or self.timestamps
+        return bool(self.edits or of_history or self.closing or self.processed or self.forcing)
 
 
 class RowTable:
@@ -133,6 +137,7 @@ class RowTable:
         self.penalties = PenaltyTable(vocab_size, device)
         self.bad_words = BadWordTable(vocab_size, device)
         self.no_repeat = NoRepeatTable(vocab_size, device)
+        self.windows = NoRepeatWindowTable(vocab_size, device)
         self.timestamps = TimestampTable(vocab_size, device)
         self.thinking = ThinkingTable(device)
 
@@ -158,6 +163,7 @@ class RowTable:
         self._states[row] = state
         state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
         state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
+        state.window_slot = self.windows.admit(params, token_ids, num_prompt)
         state.timestamp_slot = self.timestamps.admit(params, token_ids, num_prompt)
         state.thinking_slot = self.thinking.admit(params, token_ids, num_prompt)
         if params.has_penalties:
@@ -177,6 +183,8 @@ class RowTable:
             self.bad_words.release(state.bad_word_slot)
         if state.no_repeat_slot is not None:
             self.no_repeat.release(state.no_repeat_slot)
+        if state.window_slot is not None:
+            self.windows.release(state.window_slot)
         if state.timestamp_slot is not None:
             self.timestamps.release(state.timestamp_slot)
         if state.thinking_slot is not None:
@@ -203,6 +211,7 @@ class RowTable:
         phases = [state.phase(length) for state, length in zip(states, lengths, strict=True)]
         bad_words = [(b, s.bad_word_slot) for b, s in enumerate(states) if s.bad_word_slot is not None]
         no_repeat = [(b, s.no_repeat_slot) for b, s in enumerate(states) if s.no_repeat_slot is not None]
+        windows = [(b, s.window_slot) for b, s in enumerate(states) if s.window_slot is not None]
         thinking = [(b, s.thinking_slot) for b, s in enumerate(states) if s.thinking_slot is not None]
         timestamps = [(b, s.timestamp_slot) for b, s in enumerate(states) if s.timestamp_slot is not None]
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
@@ -216,6 +225,7 @@ class RowTable:
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
             bad_words=self.bad_words.gather(*zip(*bad_words, strict=True)) if bad_words else None,
             no_repeat=self.no_repeat.gather(*zip(*no_repeat, strict=True)) if no_repeat else None,
+            windows=self.windows.gather(*zip(*windows, strict=True)) if windows else None,
             timestamps=self.timestamps.gather(*zip(*timestamps, strict=True)) if timestamps else None,
             thinking=self.thinking.gather(*zip(*thinking, strict=True)) if thinking else None,
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),

@@ -144,6 +144,8 @@ class Sampler:
             self._rows.no_repeat.append(
                 batch.no_repeat, [batch.states[b].length for b in batch.no_repeat.places], ids_B
             )
+        if batch.windows is not None:
+            self._rows.windows.append(batch.windows, [batch.states[b].length for b in batch.windows.places], ids_B)
         if batch.timestamps is not None:
             self._rows.timestamps.append(
                 batch.timestamps, [batch.states[b].length for b in batch.timestamps.places], ids_B
@@ -227,6 +229,8 @@ class Sampler:
             self._rows.bad_words.apply_(logits_BV, batch.bad_words, [lengths[b] for b in batch.bad_words.places])
         if batch.no_repeat is not None:
             self._rows.no_repeat.apply_(logits_BV, batch.no_repeat, [lengths[b] for b in batch.no_repeat.places])
+        if batch.windows is not None:
+            self._rows.windows.apply_(logits_BV, batch.windows, [lengths[b] for b in batch.windows.places])
         if masks is not None:
             masks.apply_(logits_BV)
         if batch.edits is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,10 @@ from transformers.models.whisper.generation_whisper import WhisperGenerationMixi
 from beheld import AsyncLLM, SamplingParams
 from beheld.api.speech_windows import cuts, divided
 from beheld.api.transcribe import Fallback, Transcription, check
+from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.speech import LANGUAGES, SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
-from tests import tiny
+from tests import census, census_media, tiny
 
 FIRST, END, WINDOW_S = 100, 50, 30.0
 
@@ -144,6 +146,32 @@ def test_the_fallback_tries_temperatures_and_drops_silence() -> None:
             assert {one.temperature for one in hot.segments} == {0.5}
             (silent,) = await transcript(llm, order, 1.3, Fallback(logprob=0.0, silence=-1.0))
             assert (silent.text, silent.segments) == ("", ())
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["moonshine", "moonshine_streaming"])
+def test_a_transcript_is_as_long_as_the_card_allows(kind: str, tmp_path: Path) -> None:
+    """transformers' example of Moonshine's card: max_length, with the start, is 6.5 tokens a second."""
+    recipe = census.RECIPES[kind]
+    census_media.make(kind, recipe, tmp_path)
+
+    async def run() -> None:
+        endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+        options = {"dtype": "float32", "max_num_seqs": 4, "max_model_len": 64, "num_gpu_blocks_override": 64}
+        async with AsyncLLM(str(tmp_path), **options) as llm:
+
+            async def count(seconds: float, params: SamplingParams | None, **more: Any) -> int:
+                audio = tiny.sound(seconds, 3), tiny.SOUND_RATE
+                made = llm.transcribe(audio, SpeechOrder(), params, **more)
+                return sum([piece.num_tokens async for piece in made])
+
+            assert [await count(seconds, endless) for seconds in (1.0, 2.0, 3.0)] == [5, 12, 18]
+            short = endless.clone()
+            short.max_tokens = 4
+            assert await count(2.0, short) == 4
+            beams = BeamSearchParams(beam_width=2, max_tokens=30, ignore_eos=True)
+            assert await count(2.0, None, beams=beams) == 12
 
     asyncio.run(run())
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from beheld import LLM, SamplingParams
+from beheld.compat.ngram import NGramPerReqLogitsProcessor, repeating
 from beheld.core.errors import ParamsError
-from beheld.core.repetition import RepetitionDetectionParams, RepetitionRuns
+from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams, RepetitionRuns
 from beheld.families import registry
 from tests import tiny
 from tests.oracle import reference
@@ -114,6 +115,45 @@ def test_a_family_ends_what_its_card_cuts(monkeypatch: pytest.MonkeyPatch) -> No
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
         reasons = ["repetition" if length < 12 else "length" for length in lengths]
         assert [output.outputs[0].finish_reason for output in outputs] == reasons
+
+
+def test_a_family_does_not_write_what_its_card_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-OCR's; a request may say otherwise, and so may the engine."""
+    family = registry.inputs(registry.find("llama"))
+    ban = NoRepeatWindow(2, 6, frozenset((7,)))
+    monkeypatch.setattr(registry, "inputs", lambda _: replace(family, no_repeat=ban))
+    usual = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, allowed_token_ids=[5, 6, 7])
+    without, own = usual.clone(), usual.clone()
+    without.repetition_detection = RepetitionDetectionParams()
+    own.extra_args = {"ngram_size": 1, "window_size": 2}
+    prompt = {"prompt": tiny.wrap("llama", "Hi!")}
+    found = {}
+    for config in ("auto", "vllm"):
+        options = {"generation_config": config, "logits_processors": [NGramPerReqLogitsProcessor], **ROOMY}
+        with LLM(str(tiny.checkpoint("llama")), dtype="float32", seed=0, async_scheduling=True, **options) as llm:
+            outputs = llm.generate([prompt] * 3, [usual, without, own], use_tqdm=False)
+        found[config] = [list(output.outputs[0].token_ids) for output in outputs]
+    banned, free, other = found["auto"]
+    assert found["vllm"] == [free, free, other]
+    assert all(token not in repeating(banned[:place], 2, 6) - {7} for place, token in enumerate(banned))
+    assert any(token in repeating(free[:place], 2, 6) - {7} for place, token in enumerate(free))
+    assert all(len(set(other[place : place + 3])) == 3 for place in range(22))
+
+
+ADVISED = {
+    "deepseek_ocr": NoRepeatWindow(30, 90, frozenset((128821, 128822))),
+    "deepseek_ocr2": NoRepeatWindow(20, 90, frozenset((128821, 128822))),
+}
+
+
+def test_what_cards_advise_stands_in_their_families() -> None:
+    """No other family bans or ends repetition by itself: what a card does not advise stays off."""
+    told = {}
+    for package in registry.families():
+        inputs = registry.inputs(package)
+        if advised := inputs.no_repeat or inputs.repetition or (inputs.speech and inputs.speech.most_per_s):
+            told[package.removeprefix("beheld.families.")] = advised
+    assert told == {**ADVISED, "hunyuan_vl": HUNYUAN, "moonshine": 6.5, "moonshine_streaming": 6.5}
 
 
 HUNYUAN = registry.inputs(registry.find("hunyuan_vl")).repetition

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from beheld import LLM, PoolingParams
 from beheld.core.errors import ConfigError, ModelError, ParamsError
+from beheld.families import registry
 from tests import tiny
 from tests.pool.checkpoints import classifier, copied, encoder
 
@@ -112,7 +114,7 @@ def test_the_engines_task_takes_none_from_a_classifier(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "architecture",
     [
-        *("Qwen2ForRewardModel", "Qwen2ForProcessRewardModel", "Qwen2RewardModel", "JinaVLForRanking"),
+        *("Qwen2RewardModel", "Qwen3ForRewardModel", "JinaForRanking"),
         *("Qwen2ForQuestionAnswering", "Qwen2ForMultipleChoice"),
     ],
 )
@@ -127,6 +129,70 @@ def test_another_head_is_refused_and_never_answers_with_text(tmp_path: Path, arc
             LLM(str(folder), **options, **SMALL)
     with LLM(str(folder), runner="pooling", convert="embed", **SMALL) as llm:
         assert len(llm.embed("x", use_tqdm=False)[0].outputs.embedding) == 64
+
+
+@torch.no_grad()
+def reward_model(folder: Path, architecture: str, count: int) -> Callable[[str], torch.Tensor]:
+    """Write a reward model of two layers; returns its scores of a text, as its card's formula says.
+
+    Linear(H, H), ReLU, Linear(H, count) of the last hidden state of each position.
+    """
+    copied("qwen2", folder, architectures=[architecture])
+    noise = torch.Generator().manual_seed(3)
+    shapes = {
+        "score.0.weight": (64, 64),
+        "score.0.bias": (64,),
+        "score.2.weight": (count, 64),
+        "score.2.bias": (count,),
+    }
+    head = {name: 0.3 * torch.randn(shape, generator=noise) for name, shape in shapes.items()}
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors", {"format": "pt"})
+    body = transformers.Qwen2Model.from_pretrained(tiny.checkpoint("qwen2"), dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    @torch.no_grad()
+    def scores(text: str) -> torch.Tensor:
+        state_TH = body(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
+        hidden_TH = (state_TH @ head["score.0.weight"].T + head["score.0.bias"]).relu()
+        return hidden_TH @ head["score.2.weight"].T + head["score.2.bias"]
+
+    return scores
+
+
+def test_a_reward_model_scores_every_position(tmp_path: Path) -> None:
+    """Qwen2.5-Math-RM's one score, without activation; it was refused."""
+    scores = reward_model(tmp_path / "c", "Qwen2ForRewardModel", 1)
+    with LLM(str(tmp_path / "c"), max_num_batched_tokens=48, **SMALL) as llm:
+        for text, output in zip(TEXTS, llm.reward(TEXTS, use_tqdm=False), strict=True):
+            assert torch.allclose(output.outputs.data, scores(text), atol=2e-5)
+        with pytest.raises(ParamsError, match="one of its tasks"):
+            llm.classify(TEXTS, use_tqdm=False)
+    with LLM(str(tmp_path / "c"), runner="pooling", convert="embed", **SMALL) as llm:
+        assert len(llm.embed("x", use_tqdm=False)[0].outputs.embedding) == 64
+    with pytest.raises(ConfigError, match="generates no text"):
+        LLM(str(tmp_path / "c"), runner="generate", **SMALL)
+
+
+def test_a_process_reward_model_scores_the_ends_of_steps(tmp_path: Path) -> None:
+    """Qwen2.5-Math-PRM's two probabilities at each `<extra_0>`; it was refused."""
+    scores = reward_model(tmp_path / "c", "Qwen2ForProcessRewardModel", 2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "c")
+    text = TEXTS[1]
+    ids = tokenizer(text)["input_ids"]
+    step = max(set(ids), key=ids.count)
+    places = [place for place, token in enumerate(ids) if token == step]
+    assert len(places) > 2
+    with LLM(str(tmp_path / "c"), override_pooler_config={"step_tag_id": step}, **SMALL) as llm:
+        (output,) = llm.reward([text], use_tqdm=False)
+        assert torch.allclose(output.outputs.data, scores(text).softmax(-1)[places], atol=2e-5)
+    pooler = registry.facts(registry.find("qwen2")).headed["Qwen2ForProcessRewardModel"]
+    assert (pooler.token_method, pooler.step_id) == ("step", 151651)
+
+
+def test_a_head_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    reward_model(tmp_path / "c", "Qwen2ForRewardModel", 2)
+    with pytest.raises(ModelError, match=r"score\.2\.weight has the shape \(2, 64\)"):
+        LLM(str(tmp_path / "c"), **SMALL)
 
 
 def test_a_head_of_every_position(tmp_path: Path) -> None:

@@ -486,6 +486,24 @@ def test_dimensions_need_a_model_that_was_trained_for_them(tmp_path: Path) -> No
             llm.embed("x", pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
 
 
+def test_the_engines_dimensions_need_such_a_model_too(tmp_path: Path) -> None:
+    """They were taken for every model."""
+    plain, known = str(tiny.checkpoint(FAMILY)), str(copied(FAMILY, tmp_path / "embedder", matryoshka_dimensions=[16]))
+
+    def widths(path: str, dimensions: int, **more: Any) -> list[int]:
+        options = {"override_pooler_config": {"dimensions": dimensions}, **more, **SMALL}
+        with LLM(path, runner="pooling", **options) as llm:
+            return [len(output.outputs.embedding) for output in llm.embed(["x"], use_tqdm=False)]
+
+    with pytest.raises(ConfigError, match=r"override_pooler_config: .* may be truncated.*is_matryoshka"):
+        widths(plain, 8)
+    with pytest.raises(ConfigError, match=r"override_pooler_config: dimensions=8 .* 16"):
+        widths(known, 8)
+    assert widths(plain, 64) == [64]
+    assert widths(known, 16) == [16]
+    assert widths(plain, 8, hf_overrides={"is_matryoshka": True}) == [8]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -95,6 +95,47 @@ def test_a_reranker_gives_no_vectors(reranker: LLM) -> None:
         reranker.embed("x", use_tqdm=False)
 
 
+@torch.no_grad()
+def ranked(head: dict[str, torch.Tensor], text: str, images: list[Any]) -> float:
+    """jina-reranker-m0's score of a prompt: its two layers at an added token 100, a bias and a sigmoid."""
+    media = {"images": [images]} if images else {}
+    inputs = dict(reference.processor("qwen2_vl")(text=[text], return_tensors="pt", **media))
+    for name, last in (("input_ids", 100), ("attention_mask", 1), ("mm_token_type_ids", 0)):
+        if name in inputs:
+            inputs[name] = torch.cat([inputs[name], torch.tensor([[last]])], dim=1)
+    state_H = reference.model("qwen2_vl")(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
+    hidden_H = (head["score.0.weight"] @ state_H + head["score.0.bias"]).relu()
+    return float((head["score.2.weight"] @ hidden_H + head["score.2.bias"] - 2.65).sigmoid())
+
+
+def test_jina_reranker(tmp_path: Path) -> None:
+    """Its prompts are made without a template of the user's; it was refused."""
+    folder = checkpoints.copied("qwen2_vl", tmp_path / "c", architectures=["JinaVLForRanking"])
+    width = reference.model("qwen2_vl").config.get_text_config().hidden_size
+    noise = torch.Generator().manual_seed(4)
+    shapes = {"score.0.weight": (width, width), "score.0.bias": (width,), "score.2.weight": (1, width)}
+    head = {name: 0.3 * torch.randn(shape, generator=noise) for name, shape in shapes.items()}
+    head["score.2.bias"] = torch.tensor([2.0])
+    save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors", {"format": "pt"})
+    documents = ["a dog on a chair", side("", SIZES[0]), side("a receipt", SIZES[1])]
+    written = [("a dog on a chair", []), (IMAGE, [SIZES[0]]), (f"{IMAGE}a receipt", [SIZES[1]])]
+    with LLM(str(folder), **SMALL) as llm:
+        outputs = llm.score("what is it?", documents, use_tqdm=False)
+        (shown,) = llm.score([side("", SIZES[1])], ["a red circle"], use_tqdm=False)
+        (alone,) = llm.classify("a dog", use_tqdm=False)
+        with pytest.raises(ParamsError, match="scores of classes"):
+            llm.embed("x", use_tqdm=False)
+    for output, (document, images) in zip(outputs, written, strict=True):
+        prompt = f"**Document**:\n{document}\n**Query**:\nwhat is it?"
+        expected = ranked(head, prompt, [picture(*image) for image in images])
+        assert output.outputs.score == pytest.approx(expected, abs=1e-5)
+        assert 0.01 < expected < 0.99
+    prompt = f"**Document**:\na red circle\n**Query**:\n{IMAGE}"
+    assert shown.outputs.score == pytest.approx(ranked(head, prompt, [picture(*SIZES[1])]), abs=1e-5)
+    # The token is added to every prompt, as its own code does.
+    assert float(alone.outputs.probs[0]) == pytest.approx(ranked(head, "a dog", []), abs=1e-5)
+
+
 # As their own code writes them: Qwen3-VL-Embedding, and GME, which pools the state of a last token.
 FORMS = {
     "qwen3_vl": "<|im_start|>system\nRepresent the user's input.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"

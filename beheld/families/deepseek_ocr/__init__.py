@@ -25,7 +25,7 @@ FAMILY = Family(
             "deepseek-ai/DeepSeek-OCR",
             IMAGE,
             "SAM and CLIP; an overview of 1024 pixels and up to six tiles of 640, other sizes by mm_processor_kwargs; "
-            "experts; NGramPerReqLogitsProcessor",
+            "experts; answers do not repeat themselves; NGramPerReqLogitsProcessor",
             on_gpu=True,
         ),
     ),

@@ -1,10 +1,14 @@
-"""DeepSeek-OCR: `<image>` in a plain text becomes tiles and an overview."""
+"""DeepSeek-OCR: `<image>` in a plain text becomes tiles and an overview.
+
+Its card has vLLM ban what would repeat 30 of the answer's last 90 tokens, but for the ends of a table's cells.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from beheld.core.repetition import NoRepeatWindow
 from beheld.families.inputs import EffectiveSize, FamilyInputs, ProcessedItem
 
 
@@ -28,10 +32,13 @@ def look(item: ProcessedItem) -> EffectiveSize | None:
     return found
 
 
+# `<td>` and `</td>`.
+_CELLS = frozenset((128821, 128822))
 INPUTS = FamilyInputs(
     load=load,
     read_tokenizer=read_tokenizer,
     template="deepseek_ocr/chat_template.jinja",
     placeholders={"image": "<image>\n"},
     looks={"image": look},
+    no_repeat=NoRepeatWindow(30, 90, _CELLS),
 )

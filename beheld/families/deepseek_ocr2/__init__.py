@@ -12,7 +12,7 @@ FAMILY = Family(
             "DeepseekOcr2ForConditionalGeneration",
             "deepseek-community/DeepSeek-OCR-2",
             IMAGE,
-            "an overview and two to six tiles; experts; needs transformers 5.20",
+            "an overview and two to six tiles; experts; answers do not repeat themselves; needs transformers 5.20",
             by_census=True,
         ),
     ),

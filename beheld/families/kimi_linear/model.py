@@ -16,9 +16,7 @@ from beheld.models.recurrent import RecurrentMixer
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 
-_PARTS = (
-    *("q_proj", "k_proj", "v_proj", "conv1d", "forget_gate", "b_proj", "g_a_proj", "g_b_proj", "o_norm", "o_proj"),
-)
+_PARTS = ("q_proj", "k_proj", "v_proj", "conv1d", "forget_gate", "b_proj", "o_norm", "o_proj")
 
 
 class ChannelDeltaMixer(RecurrentMixer):
@@ -34,15 +32,15 @@ class ChannelDeltaMixer(RecurrentMixer):
     conv1d: Any
     forget_gate: Any
     b_proj: Any
-    g_a_proj: Any
-    g_b_proj: Any
     o_norm: Any
     o_proj: Any
+    gates: tuple[str, ...] = ("g_a_proj", "g_b_proj")
+    """Layers that make the gate of the output, one after another."""
 
     def __init__(self, mixer: Any) -> None:
         super().__init__()
         self.layer_idx = mixer.layer_idx
-        for name in _PARTS:
+        for name in (*_PARTS, *self.gates):
             setattr(self, name, getattr(mixer, name))
         assert mixer.activation == "silu", "the convolution's activation is SiLU in all known checkpoints"
         self.head_dim = mixer.head_dim
@@ -62,16 +60,24 @@ class ChannelDeltaMixer(RecurrentMixer):
             lambda y_TC: (silu(y_TC), g_TMK, beta_TM),
             self.recurrence,
         )
-        gate_TMK = self.g_b_proj(self.g_a_proj(x_TH)).unflatten(-1, (-1, self.head_dim))
+        gate_TC = x_TH
+        for name in self.gates:
+            gate_TC = getattr(self, name)(gate_TC)
+        gate_TMK = gate_TC.unflatten(-1, (-1, self.head_dim))
         mixed: Tensor = self.o_proj(self.o_norm(out_TMK, gate_TMK).flatten(1)).unsqueeze(0)
         return mixed
 
 
-def adapt(model: Any, changes: Changes) -> None:
-    """Replace the mixers; see FamilyModel.adapt."""
+def replace_mixers(model: Any, changes: Changes, kind: type[ChannelDeltaMixer] = ChannelDeltaMixer) -> None:
+    """Replace the mixers of all layers that have one."""
     for layer in text_model(model).layers:
         if hasattr(layer.self_attn, "forget_gate"):
-            changes.exchange(layer, "self_attn", ChannelDeltaMixer(layer.self_attn), _PARTS)
+            changes.exchange(layer, "self_attn", kind(layer.self_attn), (*_PARTS, *kind.gates))
+
+
+def adapt(model: Any, changes: Changes) -> None:
+    """Replace the mixers; see FamilyModel.adapt."""
+    replace_mixers(model, changes)
 
 
 MODEL = FamilyModel(adapt=adapt, plain_head=True)

@@ -11,6 +11,8 @@ from beheld.families._shared.hearing.inputs import heard
 
 # Kernel and stride of the three convolutions.
 _CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
+# The cards bound transcripts by this, against "hallucination loops"; people speak fewer tokens in a second.
+MOST_PER_S = 6.5
 
 
 def states(outputs: Mapping[str, Any], folder: Path) -> int:
@@ -21,4 +23,4 @@ def states(outputs: Mapping[str, Any], folder: Path) -> int:
     return count
 
 
-INPUTS = heard("<s>", ("input_values",), states, SpeechForm("<s>", written=True))
+INPUTS = heard("<s>", ("input_values",), states, SpeechForm("<s>", written=True, most_per_s=MOST_PER_S))

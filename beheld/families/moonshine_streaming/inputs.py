@@ -9,6 +9,7 @@ from typing import Any
 from beheld.checkpoint.files import CONFIG, read_json
 from beheld.core.speech import SpeechForm
 from beheld.families._shared.hearing.inputs import heard
+from beheld.families.moonshine.inputs import MOST_PER_S
 
 
 def states(outputs: Mapping[str, Any], folder: Path) -> int:
@@ -21,4 +22,6 @@ def states(outputs: Mapping[str, Any], folder: Path) -> int:
     return count
 
 
-INPUTS = heard("<s>", ("input_values", "attention_mask"), states, SpeechForm("<s>", written=True))
+INPUTS = heard(
+    "<s>", ("input_values", "attention_mask"), states, SpeechForm("<s>", written=True, most_per_s=MOST_PER_S)
+)

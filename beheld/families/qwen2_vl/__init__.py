@@ -1,10 +1,24 @@
-"""Qwen2-VL: three-axis positions."""
+"""Qwen2-VL: three-axis positions.
+
+jina-reranker-m0 is one with a head of two layers: what it gives at a last token of its own, less 2.65, is the logit.
+"""
 
 from __future__ import annotations
 
 from beheld.core.grounding import Grounding
+from beheld.core.pooling import PoolerInfo
 from beheld.families.family import IMAGE_AND_VIDEO, Family, GGUFProjector, KnownCheckpoint, ShortName
 
+_RERANKER = PoolerInfo(
+    task="classify",
+    activation="sigmoid",
+    width=1,
+    scores="head",
+    labels=("0",),
+    logit_mean=2.65,
+    last_id=100,
+    pair_template="template_jina_reranker.jinja",
+)
 FAMILY = Family(
     model_types=("qwen2_vl",),
     short_names=(
@@ -42,6 +56,7 @@ FAMILY = Family(
             "three-axis positions",
         ),
     ),
+    headed={"JinaVLForRanking": _RERANKER},
     calls=("hermes",),
     grounding=Grounding("object_ref box", 1000),
 )

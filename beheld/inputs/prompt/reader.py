@@ -511,12 +511,16 @@ class PromptReader:
         Raises:
             ParamsError: the prompt has media.
         """
+        ends = self._tokenizer.ends()[1] if text is not None and text.ends else ()
+        last = None if self._info.pooler is None else self._info.pooler.last_id
+        if last is not None and ids[-1:] != [last]:
+            ids, ends = [*ids, last], (*ends, last)
         keep = self._keep(params)
         if keep is None or keep >= len(ids):
             return ids if media else self._filled(ids)
         if media:
             raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
-        return self._filled(self._cut(ids, params, self._tokenizer.ends()[1] if text is not None and text.ends else ()))
+        return self._filled(self._cut(ids, params, ends))
 
     def _filled(self, ids: Sequence[int]) -> Sequence[int]:
         """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""

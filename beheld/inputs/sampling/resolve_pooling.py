@@ -95,18 +95,10 @@ def _dimensions(params: PoolingParams, info: PoolerInfo, task: str) -> int | Non
             f"Give at most {info.width}.",
             param="dimensions",
         )
-    if wanted in (info.width, info.dimensions):
-        return wanted
-    if not info.matryoshka:
-        raise ParamsError(
-            "The checkpoint does not say that its vectors may be truncated, which makes most models' useless.",
-            "Leave dimensions out.",
-            param="dimensions",
-            or_engine="start with hf_overrides={'is_matryoshka': True} if the model was trained for that",
-        )
-    if info.matryoshka_dimensions and wanted not in info.matryoshka_dimensions:
-        known = ", ".join(map(str, info.matryoshka_dimensions))
-        raise ParamsError(f"dimensions={wanted} is not one of this model's.", f"It has {known}.", param="dimensions")
+    if reason := info.why_not_truncated(wanted):
+        engine = "start with hf_overrides={'is_matryoshka': True} if the model was trained for that"
+        remedy = "Give one of these." if info.matryoshka else "Leave dimensions out."
+        raise ParamsError(reason, remedy, param="dimensions", or_engine="" if info.matryoshka else engine)
     return wanted
 
 

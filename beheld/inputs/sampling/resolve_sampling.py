@@ -20,7 +20,7 @@ from beheld.core.params import (
     ThinkingBudget,
     snapshot,
 )
-from beheld.core.repetition import RepetitionDetectionParams
+from beheld.core.repetition import NoRepeatWindow, RepetitionDetectionParams
 from beheld.families import registry
 from beheld.families.inputs import AnswerRules
 from beheld.inputs.sampling.logits_processors import EngineProcessors
@@ -34,6 +34,9 @@ logger = get_logger(__name__)
 
 # Settings of a generation_config.json that transformers' generate applies and that are not supported here.
 _NOT_HONOURED = ("sequence_bias",)
+
+# The argument of compat/ngram.py that bans repetition.
+_OWN_BAN = "ngram_size"
 
 # Whitespace in a vocabulary: as it is, as byte-level ones write it, a space as ▁, and as tokens for single bytes.
 _BLANKS = " \t\n\v\f\r\x1c\x1d\x1e\x1f"
@@ -79,6 +82,7 @@ class SamplingResolver:
         family = registry.inputs(info.family)
         self._rules = None if args.generation_config == "vllm" else family.rules
         self._repetition = None if args.generation_config == "vllm" else family.repetition
+        self._no_repeat = None if args.generation_config == "vllm" else family.no_repeat
         # The parameters and habits of the last request, and the Sampling that they resolved to.
         self._last: tuple[object, Habits, Sampling] | None = None
         if self._repetition is not None:
@@ -86,6 +90,14 @@ class SamplingResolver:
                 "Answers that repeat themselves end with the finish reason 'repetition', as the model's card advises: "
                 "%s. A request's repetition_detection goes before it; {} switches it off.",
                 self._repetition,
+            )
+        if self._no_repeat is not None:
+            logger.info(
+                "Answers do not repeat %d tokens of their last %d, as the model's card advises. A request's %s in "
+                "extra_args, or its repetition_detection, takes the place of that; {} switches it off.",
+                self._no_repeat.size,
+                self._no_repeat.window,
+                _OWN_BAN,
             )
 
     def warm(self) -> None:
@@ -174,6 +186,7 @@ class SamplingResolver:
             grammar=grammar,
             processors=self._processors.of(params),
             no_repeat_ngram=self._habits.no_repeat_ngram,
+            no_repeat_window=self._bans_repetition(params),
             forced_ids=forced,
             first_forbidden=self._habits.first_forbidden,
             timestamps=rules.timestamps,
@@ -188,6 +201,11 @@ class SamplingResolver:
         """Return when an answer ends that repeats itself: as the request says, or else as the family's cards do."""
         rule = self._repetition if params.repetition_detection is None else params.repetition_detection
         return rule if rule is not None and rule.max_pattern_size else None
+
+    def _bans_repetition(self, params: SamplingParams) -> NoRepeatWindow | None:
+        """Return the ban that the family's cards advise, unless the request says otherwise."""
+        own = params.repetition_detection is not None or _OWN_BAN in (params.extra_args or {})
+        return None if own else self._no_repeat
 
     def _thinking(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, longest: int
