@@ -30,6 +30,7 @@ _OUTPUTS = {
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _CONFIG = {
+    "StructuredOutputsConfig": "beheld.compat.grammars:StructuredOutputsConfig",
     "VllmConfig": "beheld.core.config:EngineConfig",
 }
 _LOGITS = {
@@ -168,7 +169,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "GuidedDecodingParams": "beheld.compat.grammars:GuidedDecodingParams",
         "RequestOutputKind": "beheld.core.params:RequestOutputKind",
         "SamplingParams": _PARAMS["SamplingParams"],
-        "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
+        "StructuredOutputsParams": "beheld.compat.grammars:StructuredOutputsParams",
         "RepetitionDetectionParams": "beheld.core.repetition:RepetitionDetectionParams",
     },
     "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},
