@@ -162,8 +162,7 @@ _accepted(
 _OUT = "Leave it out."
 OPTIONS["structured_outputs_config"] = VllmOption(
     "",
-    "llguidance compiles all grammars, with at most one space between tokens of JSON; of it only backend, "
-    "disable_any_whitespace, disable_additional_properties and reasoning_parser are taken.",
+    "Leave the rest out: llguidance compiles all grammars, with at most one space between tokens of JSON.",
     1,
     fields={
         "backend": ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"),
