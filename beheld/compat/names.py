@@ -120,6 +120,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         for name in ("MetadataItem", "build_metadata_items", "decode_pooling_output")
     },
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
+    "vllm.exceptions": {"VLLMValidationError": "beheld.core.errors:UserError"},
     "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
     "vllm.logprobs": {
