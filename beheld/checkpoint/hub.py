@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from beheld.checkpoint.files import CONFIG, read_json
+from beheld.checkpoint.hub_errors import explained
 from beheld.checkpoint.weights import check_weights, chosen, has_weights, lacking, shown
 from beheld.core.errors import ModelError
 from beheld.utils.log import get_logger, once
@@ -34,10 +35,6 @@ _VOCABULARIES = (
     "bpe.codes",
 )
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-_REMEDY = (
-    "Check the name, its revision and the network (HF_HUB_OFFLINE keeps it off), log in if the repository is gated, "
-    "or give a local folder."
-)
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,8 @@ class Repository:
         return folder
 
     def _unreachable(self, error: Exception) -> ModelError:
-        return ModelError(
-            f"The model {self.name!r} is neither in the local cache nor could it be fetched ({type(error).__name__}).",
-            _REMEDY,
-        )
+        sentence = f"The model {self.name!r} is neither in the local cache nor could it be fetched"
+        return explained(sentence, error, self.name)
 
     def complete(self, folder: Path) -> None:
         """Fetch the weights that `folder`, which `described` gave, lacks.
@@ -154,12 +149,11 @@ class Repository:
         except ModelError:
             raise
         except Exception as error:
+            lacks = f"The local cache lacks weights of the model {self.name!r} ({shown(absent)})"
+            failure = explained(f"{lacks}, and they could not be fetched", error, self.name)
             raise ModelError(
-                f"The local cache lacks weights of the model {self.name!r} ({shown(absent)}), and they could not be "
-                f"fetched ({type(error).__name__}).",
-                f"Check the network (HF_HUB_OFFLINE keeps it off) and start again, log in if the repository is gated, "
-                f"or run `hf download {self.name}` where there is a network; files that are there are not fetched "
-                "again.",
+                failure.reason,
+                f"{failure.remedy} Files that are there are not fetched again.",
             ) from error
         if not files:
             raise ModelError(
@@ -200,7 +194,7 @@ class Repository:
         try:
             return _as_pair(self._fetch(self.revision, Wanted([_literally(name) for name in wanted])), wanted)
         except Exception as error:
-            raise ModelError(f"{wanted[0]!r} could not be fetched ({type(error).__name__}).", _REMEDY) from error
+            raise explained(f"{wanted[0]!r} could not be fetched", error, self.name) from error
 
     def snapshot(self) -> Path | None:
         """The cached folder of this revision, whatever is in it."""
@@ -227,6 +221,8 @@ class Repository:
     def check(self, folder: Path) -> int:
         """Compare the files in `folder` with the hashes that the hub states, and return how many there are.
 
+        A file that differs is removed, so that the next download fetches it.
+
         Raises:
             ModelError: a file differs, or the hub cannot be asked.
         """
@@ -234,9 +230,12 @@ class Repository:
         files = [each for each in listed if hasattr(each, "blob_id") and (folder / each.path).is_file()]
         wrong = [each.path for each in files if not _has_hash(folder / each.path, each)]
         if wrong:
+            for path in wrong:
+                _remove(folder / path)
             raise ModelError(
                 f"Files of {self.name!r} are not what the hub states: {shown(wrong)}.",
-                f"Delete them from {folder}, and pull again.",
+                "They were removed. Pull again; if they differ again, what stands between this machine and the hub "
+                "changes them.",
             )
         return len(files)
 
@@ -252,11 +251,8 @@ class Repository:
         try:
             folder = self._fetch(self.revision, _TOKENIZER)
         except Exception as error:
-            raise ModelError(
-                f"The tokenizer {self.name!r} is neither in the local cache nor could it be fetched "
-                f"({type(error).__name__}).",
-                _REMEDY,
-            ) from error
+            sentence = f"The tokenizer {self.name!r} is neither in the local cache nor could it be fetched"
+            raise explained(sentence, error, self.name) from error
         if not _has_vocabulary(folder):
             raise ModelError(
                 f"The repository {self.name!r} holds no tokenizer.", "Name another with `tokenizer`, or leave it out."
@@ -334,9 +330,7 @@ class Repository:
         try:
             return question(huggingface_hub.HfApi(token=self.token))
         except Exception as error:
-            raise ModelError(
-                f"The hub cannot be asked about {self.name!r} ({type(error).__name__}).", _REMEDY
-            ) from error
+            raise explained(f"The hub cannot be asked about {self.name!r}", error, self.name) from error
 
     def _fetch(self, revision: str | None, wanted: Wanted) -> Path:
         import huggingface_hub
@@ -385,6 +379,13 @@ def _has_hash(path: Path, file: Any) -> bool:
             return hashlib.file_digest(opened, "sha256").hexdigest() == str(file.lfs.sha256)
     content = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == str(file.blob_id)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of the cache, and the content that it is a link to: a download would link that again."""
+    content = path.resolve()
+    path.unlink()
+    content.unlink(missing_ok=True)
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

@@ -143,7 +143,7 @@ def answer(name: str, value: str | None) -> int | None:
         return 0 if name.startswith("no-") and positive is not None and not positive.values else None
     if known.why and known.values and value is None:
         raise ConfigError(f"--{name} needs a value.", known.remedy or "Leave it out.", param=name.replace("-", "_"))
-    if known.unread:
+    if known.unread or known.fields:
         refused = value is None or known.refuses(value)
     else:
         refused = value not in known.only and _read(value) not in known.only if known.only else not known.why

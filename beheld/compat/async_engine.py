@@ -45,6 +45,41 @@ class ScriptAsyncLLM(AsyncLLM):
         made = with_entries(prompt, tokenization_of(tokenization_kwargs))
         return super().generate(made, sampling_params, request_id, **options)
 
+    async def check_health(self) -> None:
+        """Ask the engine for a sign of life.
+
+        Raises:
+            EngineDeadError: it has ended.
+        """
+        await self.ping()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine answers."""
+        return self.alive
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has ended."""
+        return not self.alive
+
+    async def do_log_stats(self) -> None:
+        """Nothing to do: /metrics has the figures."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """No: requests are not traced."""
+        return False
+
+    async def reset_mm_cache(self) -> None:
+        """As LLM.reset_mm_cache: nothing to do."""
+
+    async def reset_prefix_cache(  # type: ignore[override]
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Clear the prefix cache. Running requests keep their blocks, which changes no answer."""
+        super().reset_prefix_cache()
+        return True
+
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine and free its memory."""
         self.close()

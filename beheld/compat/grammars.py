@@ -1,4 +1,4 @@
-"""GuidedDecodingParams, the older name and form of StructuredOutputsParams."""
+"""Grammars as vLLM's scripts give them, with what they say to its backends; here llguidance compiles all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,33 @@ from beheld.core.params import StructuredOutputs
 
 
 @dataclass
-class GuidedDecodingParams(StructuredOutputs):
-    """A grammar, with what chose among vLLM's backends: it changes nothing, as llguidance compiles all grammars."""
+class StructuredOutputsConfig:
+    """What vLLM's engine compiles grammars with; see core/vllm_options.py for what has no effect."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
+    enable_in_reasoning: bool = False
+
+
+@dataclass
+class StructuredOutputsParams(StructuredOutputs):
+    """A grammar. JSON has at most one space between tokens, whatever the options of whitespace say."""
+
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    disable_fallback: bool = False
+    whitespace_pattern: str | None = None
+
+
+@dataclass
+class GuidedDecodingParams(StructuredOutputsParams):
+    """The older name and form of StructuredOutputsParams, with what chose among vLLM's backends."""
 
     backend: str | None = None
     backend_was_auto: bool = False
-    disable_fallback: bool = False
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
 
     @classmethod
     def from_optional(

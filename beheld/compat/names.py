@@ -30,6 +30,7 @@ _OUTPUTS = {
 }
 _POOLER = {"PoolerConfig": "beheld.core.pooling:PoolerConfig"}
 _CONFIG = {
+    "StructuredOutputsConfig": "beheld.compat.grammars:StructuredOutputsConfig",
     "VllmConfig": "beheld.core.config:EngineConfig",
 }
 _LOGITS = {
@@ -119,6 +120,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         for name in ("MetadataItem", "build_metadata_items", "decode_pooling_output")
     },
     "vllm.entrypoints.score_utils": {"ScoreMultiModalParam": "beheld.compat.prompts:ScoreMultiModalParam"},
+    "vllm.exceptions": {"VLLMValidationError": "beheld.core.errors:UserError"},
     "vllm.inputs": _PROMPTS | _PROMPT_PARTS,
     "vllm.logger": {"init_logger": "beheld.compat.processes:init_logger"},
     "vllm.logprobs": {
@@ -168,7 +170,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         "GuidedDecodingParams": "beheld.compat.grammars:GuidedDecodingParams",
         "RequestOutputKind": "beheld.core.params:RequestOutputKind",
         "SamplingParams": _PARAMS["SamplingParams"],
-        "StructuredOutputsParams": "beheld.core.params:StructuredOutputs",
+        "StructuredOutputsParams": "beheld.compat.grammars:StructuredOutputsParams",
         "RepetitionDetectionParams": "beheld.core.repetition:RepetitionDetectionParams",
     },
     "vllm.pooling_params": {"PoolingParams": _PARAMS["PoolingParams"]},

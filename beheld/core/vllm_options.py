@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from beheld.core.errors import ConfigError
@@ -20,6 +21,7 @@ class VllmOption:
         values: how many words belong to its flag; 0 for a switch.
         only: the values without effect; others are refused. Empty: any.
         unread: whether a list of file patterns has no effect if each begins with one of these.
+        fields: of a configuration the fields without effect, each with its values; no values: any.
     """
 
     why: str = ""
@@ -27,6 +29,7 @@ class VllmOption:
     values: int = 0
     only: tuple[Any, ...] = ()
     unread: tuple[str, ...] = ()
+    fields: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def refuses(self, value: Any) -> bool:
         """Whether this value would have an effect that beheld does not offer. An unset one never has."""
@@ -35,7 +38,24 @@ class VllmOption:
         if self.unread:
             patterns = [value] if isinstance(value, str) else list(value)
             return not all(str(pattern).startswith(self.unread) for pattern in patterns)
+        if self.fields:
+            given = _fields_of(value)
+            return given is None or any(
+                each and (name not in self.fields or (self.fields[name] and each not in self.fields[name]))
+                for name, each in given.items()
+            )
         return value not in self.only if self.only else not self.why
+
+
+def _fields_of(value: Any) -> Mapping[str, Any] | None:
+    """The fields of a configuration: scripts give it as a dict or an object, command lines as its JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+    return value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
 
 
 OPTIONS: dict[str, VllmOption] = {}
@@ -140,12 +160,16 @@ _accepted(
 
 # ---------------------------------------------------------------------- refused
 _OUT = "Leave it out."
-# Scripts give the whole, command lines its JSON.
-_BACKENDS = ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
-_refused(
-    "Name a backend alone, or leave it out: llguidance compiles all grammars.",
-    "structured_outputs_config",
-    only=(*(f'{{"backend": "{name}"}}' for name in _BACKENDS), *({"backend": name} for name in _BACKENDS)),
+OPTIONS["structured_outputs_config"] = VllmOption(
+    "",
+    "Leave the rest out: llguidance compiles all grammars, with at most one space between tokens of JSON.",
+    1,
+    fields={
+        "backend": ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"),
+        "disable_any_whitespace": (),
+        "disable_additional_properties": (),
+        "reasoning_parser": (),
+    },
 )
 _refused(
     "Set hf_overrides for fields of config.json, or give a folder with the file.",

@@ -6,6 +6,7 @@ In an open object, a small model writes one invented property after the other un
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 _MAX_DEPTH = 32
@@ -20,6 +21,8 @@ _FURTHER = frozenset(
         *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"),
     }
 )
+# A pattern that only one name matches.
+_ONE_NAME = re.compile(r"\^([\w ]+)\$")
 
 
 def check(schema: Any) -> None:
@@ -77,6 +80,25 @@ def _closed(schema: Any, *, names: bool = False) -> Any:
     if names:
         return {name: _closed(value) for name, value in schema.items()}
     made = {word: value if word in _VALUES else _closed(value, names=word in _NAMED) for word, value in schema.items()}
-    if isinstance(made.get("properties"), dict) and not made.keys() & _FURTHER:
-        made["additionalProperties"] = False
+    if isinstance(made.get("properties"), dict):
+        if not made.keys() & _FURTHER:
+            made["additionalProperties"] = False
+        if isinstance(made.get("patternProperties"), dict):
+            made |= _without_own_names(made["properties"], made["patternProperties"])
     return made
+
+
+def _without_own_names(properties: dict[str, Any], patterns: dict[str, Any]) -> dict[str, Any]:
+    """Both keywords, with a pattern for the name of one property moved into that property.
+
+    llguidance lets a further property begin for such a pattern, and no name of one is left.
+    """
+    properties, rest = dict(properties), {}
+    for pattern, schema in patterns.items():
+        found = _ONE_NAME.fullmatch(pattern)
+        own = properties.get(found[1]) if found else None
+        if found is None or not isinstance(own, dict) or not isinstance(schema, dict) or "properties" in schema:
+            rest[pattern] = schema
+        elif schema != own:
+            properties[found[1]] = {"allOf": [own, schema]}
+    return {"properties": properties, "patternProperties": rest}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,6 +12,10 @@ from typing import Any, NoReturn
 _WINDOW = 1 << 20
 # Entries of a list that one step looks at.
 _ENTRIES = 1 << 14
+# A text in quotes, perhaps to the end, or a sign outside of one.
+_PIECE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:(?P<closed>")|\\?\Z)|[\[\]{},]', re.DOTALL)
+# The backslashes before an escape that was cut off, which follows an even number of them.
+_HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?$")
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
@@ -77,6 +82,46 @@ def parse_lenient(text: str, bounds: JsonBounds) -> Any:
     value = _loads(text, bounds)
     _check(value, bounds, lambda text: None)
     return value
+
+
+def parse_cut_off(text: str, bounds: JsonBounds) -> Any:
+    """Parse an object as `parse_lenient` does; one that was cut off keeps what is complete, and the last text's part.
+
+    Raises:
+        JsonError: the text is not the beginning of an object, or exceeds a limit.
+    """
+    try:
+        return parse_lenient(text, bounds)
+    except NotJsonError:
+        for whole in _completions(text):
+            try:
+                return parse_lenient(whole, bounds)
+            except NotJsonError:
+                continue
+        raise
+
+
+def _completions(text: str) -> Iterator[str]:
+    """Yield what an object that was cut off may be: with its last text and its brackets closed; without its last entry.
+
+    Of a text that is no object's beginning there is nothing.
+    """
+    closing: list[str] = []
+    last, quoted = 0, False
+    for found in _PIECE.finditer(text):
+        sign = found[0]
+        quoted = sign[0] == '"' and not found["closed"]
+        if sign in "{[":
+            closing.append("}" if sign == "{" else "]")
+        elif sign in "}]" and (not closing or closing.pop() != sign):
+            return
+        if sign[0] != '"':
+            last = found.start() if sign == "," else found.end()
+    if not closing or closing[0] != "}":
+        return
+    brackets = "".join(reversed(closing))
+    yield (_HALF_ESCAPE.sub(r"\1", text) + '"' if quoted else text) + brackets
+    yield text[:last] + brackets
 
 
 def check_counts(texts: Sequence[str], bounds: JsonBounds) -> None:

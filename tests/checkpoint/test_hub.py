@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 from beheld import LLM, SamplingParams
 from beheld.checkpoint.resolve import fetch_weights, pull, resolve, resolve_tokenizer
@@ -315,9 +326,57 @@ def test_pulling_tells_the_licence_and_checks_hashes(hub: Hub) -> None:
 def test_a_file_that_was_damaged_is_named(hub: Hub, file: str) -> None:
     hub.publish(NAME, SHARDED)
     pull(EngineArgs(model=NAME), print)
-    (hub.folder(NAME) / file).write_bytes(b"damaged")
+    path = hub.folder(NAME) / file
+    content = hub.cache / "content"
+    content.write_bytes(b"damaged")
+    path.unlink()
+    path.symlink_to(content)
     with pytest.raises(ModelError, match=f"not what the hub states: {file}"):
         pull(EngineArgs(model=NAME), print)
+    # The library links a content that is there again, so removing the link alone changed nothing.
+    assert not content.exists()
+    hub.forget()
+    pull(EngineArgs(model=NAME), print)
+    assert hub.fetched == [file]
+
+
+def _answered(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
+    return kind("no", response=httpx.Response(status, request=httpx.Request("GET", "http://hub")))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "remedy"),
+    [
+        (_answered(RepositoryNotFoundError, 404), "has no repository of this name", "Did you mean 'owner/model'?"),
+        (_answered(GatedRepoError, 403), "it is gated", "Accept its terms on the hub's page of owner/modle"),
+        (_answered(RevisionNotFoundError, 404), "no such revision", "Give a branch"),
+        (_answered(HfHubHTTPError, 503), "the hub answered 503", "Try again later."),
+        (_answered(HfHubHTTPError, 403), "the hub answered 403", "log in"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full", "Make room"),
+        (httpx.ConnectError("refused"), r"no usable answer \(ConnectError\)", "Check the network"),
+        (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE keeps the network off", "Unset it"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_what_the_hub_answers_is_told_apart(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, remedy: str
+) -> None:
+    """A misspelt name, a gated repository, a full disk and a missing network had one and the same remedy."""
+    short = SimpleNamespace(repository="owner/model")
+    monkeypatch.setattr(registry, "short_names", lambda: {"model": short})
+    asked: list[str] = []
+
+    def answer(*_: object, **__: object) -> None:
+        asked.append("")
+        raise error
+
+    for name in ("repo_info", "model_info"):
+        monkeypatch.setattr(HfApi, name, answer)
+    for attempt in (lambda args: pull(args, print), resolve):
+        with pytest.raises(ModelError, match=reason) as caught:
+            attempt(EngineArgs(model="owner/modle"))
+        assert remedy in caught.value.remedy
+    assert len(asked) == 2
 
 
 def test_what_is_on_this_machine_is_not_pulled(hub: Hub) -> None:

@@ -74,11 +74,17 @@ def test_the_nearest_flag_is_named(words: list[str], said: str, capsys: Capture)
 
 def test_a_backend_of_grammars_changes_nothing_and_more_is_refused(capsys: Capture) -> None:
     flag = "--structured-outputs-config"
-    for words in ([f"{flag}.backend", "xgrammar"], [f"{flag}.backend=guidance"], [flag, '{"backend": "auto"}']):
+    for words in (
+        [f"{flag}.backend", "xgrammar"],
+        [f"{flag}.backend=guidance"],
+        [flag, '{"backend": "auto"}'],
+        [flag, '{"backend": "guidance", "disable_any_whitespace": true}'],
+        [f"{flag}.disable_any_whitespace", "true"],
+    ):
         assert read(*words).model_tag is None
     with pytest.raises(SystemExit):
-        read(f"{flag}.disable_any_whitespace", "true")
-    assert "Name a backend alone" in capsys.readouterr().err
+        read(f"{flag}.enable_in_reasoning", "true")
+    assert "Leave the rest out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name, told in vllm_flags.FLAGS.items() if told.why])

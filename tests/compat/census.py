@@ -18,11 +18,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from beheld.compat.grammars import StructuredOutputsParams
 from beheld.compat.llm import REFUSED, ScriptLLM
 from beheld.compat.names import MODULES
 from beheld.core.config import EngineArgs
 from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.core.params import PoolingParams, SamplingParams, StructuredOutputs
+from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.vllm_options import OPTIONS
 
 HERE = Path(__file__).parent
@@ -34,7 +35,7 @@ Names = dict[str, set[str]]
 # Class of vLLM -> its file and our class.
 CLASSES = {
     "SamplingParams": ("sampling_params.py", SamplingParams),
-    "StructuredOutputsParams": ("sampling_params.py", StructuredOutputs),
+    "StructuredOutputsParams": ("sampling_params.py", StructuredOutputsParams),
     "PoolingParams": ("pooling_params.py", PoolingParams),
     "CompletionOutput": ("outputs.py", CompletionOutput),
     "RequestOutput": ("outputs.py", RequestOutput),

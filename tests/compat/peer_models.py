@@ -41,6 +41,8 @@ FAMILIES: Mapping[str, str] = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "llama",
     "JackFram/llama-68m": "llama",
     "openai-community/gpt2": "llama",
+    "distilbert/distilgpt2": "llama",
+    "meta-llama/llama-2-7b-hf": "llama",
     "Qwen/Qwen3-ASR-0.6B": "qwen3_asr",
     "openai/whisper-large-v3-turbo": "whisper",
 }
@@ -138,6 +140,7 @@ _REASONED = ("<think>", "\nOne", " and", " one", " is", " asked", " for.", "</th
 _STATE = '\n{"name": "mcp__computer_use__get_app_state", "arguments": {"app": "Chrome"}}\n'
 # File of tests -> the models that say something else in it than in the others.
 SPOKEN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "llm/test_chat.py": {"Qwen/Qwen3-0.6B": _REASONED},
     "test_include_reasoning.py": {"Qwen/Qwen3-0.6B": _REASONED},
     "test_thinking_token_budget.py": {"Qwen/Qwen3-0.6B": _REASONED},
     "test_completion_with_function_calling.py": {"Qwen/Qwen3-0.6B": SCRIPTED["Qwen/Qwen3-1.7B"]},

@@ -40,6 +40,7 @@ PARSERS = {
 }
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).parent / "peer_shim"
+_INNER = ("engine", "logits_processors", "sample")
 # A file is stopped after this time; the tests that ended until then count.
 LIMIT_S = 280
 # Where most of what a server does is tested.
@@ -57,13 +58,29 @@ FILES = (
     "openai/test_session_id.py",
     "openai/test_penalty_default_resolution.py",
     "openai/test_reasoning_enable_thinking.py",
+    "openai/test_watermarking.py",
+    "openai/test_openai_schema.py",
     "anthropic",
+    "cohere",
+    "common",
+    "launchers/test_run_batch.py",
+    "llm",
+    "rl/state_transitions",
     "serve",
+    "tool_parsers",
     "generate",
-    "multimodal/openai",
+    "multimodal",
     "pooling",
     "speech_to_text",
     "unit_tests",
+)
+
+# Further ones, beside the folder of those.
+FURTHER = (
+    *("detokenizer", "samplers", "test_pooling_params.py", "test_request_input_bounds.py", "test_sampling_params.py"),
+    *("v1/engine/test_async_llm.py", "v1/engine/test_llm_engine.py", "v1/sample/test_logprobs.py"),
+    *("v1/logits_processors/test_custom_offline.py", "v1/logits_processors/test_custom_online.py"),
+    "v1/sample/test_sampling_params_e2e.py",
 )
 
 
@@ -75,6 +92,11 @@ def lay_out(source: Path, folder: Path) -> Path:
         for path in tests.rglob("conftest.py"):
             if "gpu" in path.read_text(encoding="utf-8") and path.parent == tests:
                 path.unlink()
+    for place in map(Path, (*FURTHER, "v1/logits_processors/utils.py")):
+        copy = tests / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if not copy.exists():
+            (shutil.copy if (source / "tests" / place).is_file() else shutil.copytree)(source / "tests" / place, copy)
     for name, helpers in PARSERS.items():
         if not (tests / name).is_dir():
             shutil.copytree(source / "tests" / name, tests / name)
@@ -96,7 +118,8 @@ def lay_out(source: Path, folder: Path) -> Path:
         copy = folder / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    for place in (".", "models", "models/language", "models/language/pooling"):
+    inner = ("models", "models/language", "models/language/pooling", *(f"v1/{name}" for name in _INNER))
+    for place in (".", "v1", *inner):
         (tests / place / "__init__.py").touch()
     return tests
 
@@ -111,7 +134,8 @@ def run(
     for name in () if parsers else named:
         peer_models.lay(made.hub, name)
     _media(made, texts)
-    spoken = peer_models.SPOKEN.get(files[0].name, {})
+    first = files[0]
+    spoken = peer_models.SPOKEN.get(f"{first.parent.name}/{first.name}") or peer_models.SPOKEN.get(first.name, {})
     for name, pieces in spoken.items():
         peer_models.speak(made.hub, name, pieces)
     record = made.folder / "record.json"
@@ -187,10 +211,14 @@ def _end(process: subprocess.Popen[bytes], pids: Path) -> None:
 
 
 def _groups(files: list[Path], *, parsers: bool) -> list[list[Path]]:
-    """The files that run in one process: all tests of parsers, all without a server, and any other by itself."""
+    """The files that run in one process: all tests of parsers, all without a model, and any other by itself."""
     if parsers:
         return [files]
-    alone = [file for file in files if re.search("RemoteOpenAIServer|client", file.read_text(encoding="utf-8"))]
+    alone = [
+        file
+        for file in files
+        if re.search("RemoteOpenAIServer|client|vllm_runner|LLM\\(", file.read_text(encoding="utf-8"))
+    ]
     return [[file for file in files if file not in alone], *([file] for file in alone)]
 
 
@@ -208,16 +236,15 @@ def main() -> None:
     made = examples.stage(arguments.stage or Path(tempfile.mkdtemp(prefix="beheld-peer-")))
     folder = made.folder / "peer"
     tests = lay_out(arguments.source, folder)
-    if not arguments.parsers:
-        tests /= "entrypoints"
-    files = sorted({path for name in (PARSERS if arguments.parsers else FILES) for path in _files(tests / name)})
+    places = PARSERS if arguments.parsers else (*(f"entrypoints/{name}" for name in FILES), *FURTHER)
+    files = sorted({path for name in places for path in _files(tests / name)})
     counts: Counter[str] = Counter()
     record: dict[str, dict[str, tuple[str, str]]] = {}
     wanted = [file for file in files if any(text in str(file.relative_to(tests)) for text in arguments.only or ("",))]
     for group in filter(None, _groups(wanted, parsers=arguments.parsers)):
         found = run(made, arguments.python, folder, group, arguments.source, parsers=arguments.parsers)
         for file, results in found.items():
-            name = str(Path(file).relative_to(tests))
+            name = str(Path(file).relative_to(tests)).removeprefix("entrypoints/")
             record[name] = results
             own = Counter(result for result, _ in results.values())
             counts.update(own)

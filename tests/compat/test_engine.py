@@ -18,7 +18,7 @@ from beheld.compat import logits, metrics
 from beheld.compat.async_engine import ScriptAsyncLLM
 from beheld.compat.llm import REFUSED, ScriptLLM
 from beheld.core.config import EngineArgs
-from beheld.core.errors import ConfigError, ParamsError
+from beheld.core.errors import ConfigError, EngineDeadError, ParamsError
 from beheld.core.params import RequestOutputKind, SamplingParams
 from tests import tiny
 
@@ -179,6 +179,22 @@ def test_an_async_engine_gives_new_parts() -> None:
     *parts, whole = asyncio.run(run())
     assert "".join(parts) == whole
     assert len(parts) > 1
+
+
+def test_an_awaited_engine_says_how_it_is() -> None:
+    async def run() -> None:
+        engine = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+        await engine.check_health()
+        assert (engine.is_running, engine.errored, await engine.is_tracing_enabled()) == (True, False, False)
+        assert await engine.reset_prefix_cache()
+        await engine.reset_mm_cache()
+        await engine.do_log_stats()
+        engine.shutdown()
+        assert (engine.is_running, engine.errored) == (False, True)
+        with pytest.raises(EngineDeadError):
+            await engine.check_health()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

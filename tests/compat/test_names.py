@@ -133,6 +133,14 @@ def test_older_names_of_grammars_make_the_same_parameters() -> None:
         SamplingParams(guided_decoding={"choice": ["a"]})
 
 
+def test_what_a_script_gave_wrongly_is_caught_by_vllms_name() -> None:
+    from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match="temperature"):
+        SamplingParams(temperature=-1)
+
+
 def test_the_registry_knows_what_runs_and_takes_nothing() -> None:
     from vllm import ModelRegistry
 

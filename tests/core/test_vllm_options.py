@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
+from beheld.compat.grammars import StructuredOutputsConfig
 from beheld.core import vllm_options
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ConfigError
@@ -54,6 +56,23 @@ def test_patterns_of_files_that_are_never_read_change_nothing() -> None:
         assert EngineArgs.from_keywords({"ignore_patterns": value}) == EngineArgs()
     with pytest.raises(ConfigError, match="ignore_patterns"):
         EngineArgs.from_keywords({"ignore_patterns": ["consolidated.safetensors", "model-00002*"]})
+
+
+@pytest.mark.parametrize("form", [dict, lambda **fields: json.dumps(fields), StructuredOutputsConfig])
+def test_what_compiles_grammars_elsewhere_changes_nothing(form: Any) -> None:
+    """Tests and scripts name a backend together with what its JSON looks like."""
+    name = "structured_outputs_config"
+    taken: tuple[dict[str, Any], ...] = (
+        {"backend": "guidance", "disable_any_whitespace": True, "disable_additional_properties": True},
+        {"backend": "auto", "disable_any_whitespace": False, "reasoning_parser": "deepseek_r1"},
+    )
+    for each in taken:
+        assert EngineArgs.from_keywords({name: form(**each)}) == EngineArgs()
+    for other in ({"backend": "none"}, {"enable_in_reasoning": True}, {"reasoning_parser_plugin": "a.py"}):
+        with pytest.raises(ConfigError, match=name):
+            EngineArgs.from_keywords({name: form(**other)})
+    with pytest.raises(ConfigError, match=name):
+        EngineArgs.from_keywords({name: "[1]"})
 
 
 def test_an_unknown_option_is_named_with_the_nearest() -> None:

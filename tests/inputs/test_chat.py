@@ -246,9 +246,37 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
         {"role": "tool", "content": "Seen.", "tool_call_id": "1"},
     ]
     assert chat("qwen2", messages, chat_template=template).prompt == "user:Look.;assistant:here;tool:Seen.;"
-    messages[1]["tool_calls"] = [{"function": {"name": "look", "arguments": "{"}}]
-    with pytest.raises(PromptError, match="not valid JSON"):
-        chat("qwen2", messages, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("{", "{}"),
+        ('{"a": 1', "{'a': 1}"),
+        ('{"a": "so f', "{'a': 'so f'}"),
+        ('{"a": "so\\u00', "{'a': 'so'}"),
+        ('{"a": 1, "b', "{'a': 1}"),
+        ('{"a": [1, {"b": tr', "{'a': [1, {}]}"),
+        ('{"a": "}],{", "b": "{', "{'a': '}],{', 'b': '{'}"),
+        ('{"a": 1]', '{"a": 1]'),
+        ('{"a": tru}', '{"a": tru}'),
+        ("red", "red"),
+    ],
+)
+def test_arguments_that_were_cut_off_are_taken_back(written: str, read: str) -> None:
+    """The server sends them so where `max_tokens` ends an answer; the conversation failed with 400."""
+    call = {"type": "function", "function": {"name": "look", "arguments": written}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert str(chat("qwen2", messages, chat_template=template).prompt) == read
+
+
+def test_half_a_call_of_many_escapes_takes_little_time() -> None:
+    begin = time.perf_counter()
+    for written in ('{"a":"' + '\\"' * 400_000, '{"a":"' + "\\" * 400_001, '{"a":[' + "[]," * 40_000):
+        call = {"type": "function", "function": {"name": "look", "arguments": written}}
+        chat("qwen2", [{"role": "assistant", "content": None, "tool_calls": [call]}], chat_template="{{ 1 }}")
+    assert time.perf_counter() - begin < 5 * slowness()
 
 
 @pytest.mark.parametrize(
@@ -261,10 +289,9 @@ def test_tool_calls_reach_the_template_as_objects() -> None:
         (["[" + "0," * 6_000 + "0]"] * 100, "values|characters"),
         (["{" + ",".join(f'"k{number}": 1' for number in range(60_000)) + "}"], "keys"),
         (["[" + "[]," * 600 + "[]]"] * 100, "lists and objects"),
-        (['"' + '\\"' * 400_000], "not valid JSON"),
         (["9" * 5_000], "digits"),
     ],
-    ids=["70 deep", "900 deep", "60,000 deep", "values", "values of many", "keys", "lists of many", "quotes", "digits"],
+    ids=["70 deep", "900 deep", "60,000 deep", "values", "values of many", "keys", "lists of many", "digits"],
 )
 def test_91_arguments_of_tool_calls_have_the_bounds_of_json(arguments: list[str], words: str) -> None:
     """All calls of a conversation together. One text of 60 MB took 2.9 GiB; what was deep failed with 500."""

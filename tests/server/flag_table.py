@@ -140,6 +140,9 @@ def foreigners() -> str:
             if told.unread:
                 begun = " or ".join(f"`{one}`" for one in told.unread)
                 words = f"patterns that begin with {begun} change nothing; others are {words}"
+            if told.fields:
+                named = ", ".join(f"`{one}`" for one in told.fields)
+                words = f"{named} change nothing; other fields are {words}"
             if told.only:
                 words = f"`{told.only[0]}` changes nothing; others are {words}"
         lines.append(f"| `{flag}` | {words} |\n")

@@ -20,7 +20,7 @@ from beheld.core.params import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.prompt.documents import Pages
 from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
-from beheld.utils.bounded_json import JsonBounds, JsonError, check_counts, parse_lenient
+from beheld.utils.bounded_json import JsonBounds, JsonError, NotJsonError, check_counts, parse_cut_off
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _ROLES = frozenset(("system", "user", "assistant", "tool", "developer", "function", "model", "ipython"))
@@ -220,7 +220,11 @@ def _arguments(message: Any) -> list[str]:
 
 
 def _extra(name: str, value: Any, number: int) -> Any:
-    """Parse the arguments of tool calls: JSON text in messages, objects in templates."""
+    """Parse the arguments of tool calls: JSON text in messages, objects in templates.
+
+    An answer that was cut off, or a small model, leaves text that is no JSON: what is complete of an object is read,
+    and any other text stays as it is, so that a conversation goes on with the messages that the server sent.
+    """
     if name != "tool_calls" or not isinstance(value, list):
         return value
     calls = []
@@ -229,7 +233,9 @@ def _extra(name: str, value: Any, number: int) -> Any:
         arguments = function.get("arguments") if isinstance(function, Mapping) else None
         if isinstance(function, Mapping) and isinstance(arguments, str):
             try:
-                call = {**call, "function": {**function, "arguments": parse_lenient(arguments or "{}", _ARGUMENTS)}}
+                call = {**call, "function": {**function, "arguments": parse_cut_off(arguments or "{}", _ARGUMENTS)}}
+            except NotJsonError:
+                pass
             except JsonError as error:
                 raise PromptError(
                     f"The arguments of a tool call: {error.reason}",

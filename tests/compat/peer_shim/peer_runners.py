@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from beheld.compat.assets import PUBLIC
 from beheld.compat.llm import ScriptLLM
+from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import UserError
+from beheld.core.params import SamplingParams
 
 # What vLLM's runner is given that has no meaning here.
 _LEFT_OUT = ("dtype", "gpu_memory_utilization", "kernel_config", "attention_backend")
@@ -39,6 +43,48 @@ class VllmRunner:
         """The engine."""
         return self.llm
 
+    def generate(self, prompts: Any, sampling_params: Any, **options: Any) -> list[tuple[list[list[int]], list[str]]]:
+        """For each prompt the ids and the texts of its answers, each with the prompt before it."""
+        return [
+            (
+                [[*made.prompt_token_ids, *answer.token_ids] for answer in made.outputs],
+                [(made.prompt or "") + answer.text for answer in made.outputs],
+            )
+            for made in self.llm.generate(prompts, sampling_params, **options)
+        ]
+
+    def generate_greedy(self, prompts: Any, max_tokens: int, **options: Any) -> list[tuple[list[int], str]]:
+        """The ids and the text of the likeliest answers."""
+        made = self.generate(prompts, SamplingParams(temperature=0, max_tokens=max_tokens), **options)
+        return [(ids[0], texts[0]) for ids, texts in made]
+
+    def generate_w_logprobs(
+        self, prompts: Any, sampling_params: Any, include_prompt_token_ids: bool = False, **options: Any
+    ) -> list[tuple[Any, ...]]:
+        """Ids, text and log-probabilities of answers; of prompts their ids and log-probabilities, where asked for."""
+        found = []
+        for made in self.llm.generate(prompts, sampling_params, **options):
+            answer = made.outputs[-1]
+            ids = (made.prompt_token_ids,) if include_prompt_token_ids else ()
+            of_prompt = () if sampling_params.prompt_logprobs is None else (made.prompt_logprobs,)
+            found.append((list(answer.token_ids), answer.text, answer.logprobs, *ids, *of_prompt))
+        return found
+
+    def generate_greedy_logprobs(
+        self, prompts: Any, max_tokens: int, num_logprobs: int | None, num_prompt_logprobs: int | None = None, **_: Any
+    ) -> list[tuple[Any, ...]]:
+        """The same of the likeliest answers."""
+        counts = {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
+        return self.generate_w_logprobs(prompts, SamplingParams(temperature=0, max_tokens=max_tokens, **counts))
+
+    def generate_beam_search(
+        self, prompts: Any, beam_width: int, max_tokens: int, concurrency_limit: int | None = None
+    ) -> list[tuple[list[list[int]], list[str]]]:
+        """The ids and the texts of the beams of each prompt."""
+        params = BeamSearchParams(beam_width=beam_width, max_tokens=max_tokens)
+        made = self.llm.beam_search(prompts, params, concurrency_limit=concurrency_limit)
+        return [([each.tokens for each in one.sequences], [each.text for each in one.sequences]) for one in made]
+
 
 class HfRunner:
     """transformers' model of a repository: vectors as sentence-transformers makes them, or scores of pairs."""
@@ -49,9 +95,9 @@ class HfRunner:
         import transformers
 
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model_name)
-        kind = transformers.AutoModelForSequenceClassification if is_cross_encoder else transformers.AutoModel
+        kind = transformers.AutoModel if is_sentence_transformer else transformers.AutoModelForCausalLM
+        kind = transformers.AutoModelForSequenceClassification if is_cross_encoder else kind
         self.model = kind.from_pretrained(model_name, dtype=torch.float32).eval()
-        assert is_cross_encoder or is_sentence_transformer
 
     def __enter__(self) -> HfRunner:
         return self
@@ -67,6 +113,21 @@ class HfRunner:
         inputs = self.tokenizer(texts, return_tensors="pt", truncation=False, padding=False)
         states = self.model(**inputs).last_hidden_state[0]
         return torch.nn.functional.normalize(states.mean(0), dim=0).tolist()
+
+    @torch.inference_mode()
+    def generate_beam_search(
+        self, prompts: Sequence[str], beam_width: int, max_tokens: int
+    ) -> list[tuple[list[list[int]], list[str]]]:
+        """The ids and the texts of the beams of each prompt."""
+        found = []
+        for prompt in prompts:
+            inputs = self.tokenizer(prompt, return_tensors="pt")
+            counts = {"num_beams": beam_width, "num_return_sequences": beam_width, "max_new_tokens": max_tokens}
+            ids = self.model.generate(**inputs, **counts, do_sample=False).tolist()
+            padding = self.tokenizer.pad_token_id
+            ids = [[token for token in each if token != padding] for each in ids]
+            found.append((ids, self.tokenizer.batch_decode(ids)))
+        return found
 
     @torch.inference_mode()
     def predict(self, pairs: Sequence[Sequence[str]], *_: Any, **__: Any) -> torch.Tensor:
@@ -125,6 +186,12 @@ def maxsim(query_QD: torch.Tensor, document_ND: torch.Tensor) -> torch.Tensor:
 
 class MediaWithBytes:
     """vLLM's pair of an image and its file; our images come alone."""
+
+
+@pytest.fixture
+def example_prompts() -> list[str]:
+    """vLLM's fixture of that name."""
+    return (Path(os.environ["PEER_SOURCE"]) / "tests/prompts/example.txt").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,59 @@
+"""What went wrong with the hub, in words, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from beheld.core.errors import ModelError
+from beheld.families import registry
+
+_ELSEWHERE = "give a local folder, or run `hf download {}` where there is a network"
+_LOG_IN = "log in with `hf auth login`, or give the key in HF_TOKEN"
+
+
+def explained(sentence: str, error: Exception, name: str) -> ModelError:
+    """The error for what could not be done with the repository `name`; `sentence` says what, without its full stop."""
+    reason, remedy = _reason(error, name)
+    return ModelError(f"{sentence}: {reason}.", remedy)
+
+
+def _reason(error: Exception, name: str) -> tuple[str, str]:
+    from huggingface_hub import errors
+
+    known = list(_causes(error))
+    for each in known:
+        if isinstance(each, errors.OfflineModeIsEnabled):
+            return "HF_HUB_OFFLINE keeps the network off", f"Unset it, {_ELSEWHERE.format(name)}."
+        if isinstance(each, errors.GatedRepoError):
+            return "it is gated", f"Accept its terms on the hub's page of {name}; then {_LOG_IN}."
+        if isinstance(each, errors.RepositoryNotFoundError):
+            return "the hub has no repository of this name, or it is private", _spelling(name)
+        if isinstance(each, errors.RevisionNotFoundError):
+            return "the repository has no such revision", "Give a branch, a tag or a commit of it."
+        if isinstance(each, OSError) and each.errno == errno.ENOSPC:
+            return "the disk is full", "Make room, or name another folder with HF_HOME or --download-dir."
+    for each in known:
+        status = getattr(getattr(each, "response", None), "status_code", None)
+        if isinstance(status, int):
+            later = "Try again later." if status == 429 or status >= 500 else f"If it is private, {_LOG_IN}."
+            return f"the hub answered {status}", later
+    kind = type(known[-1]).__name__
+    return f"the hub gives no usable answer ({kind})", f"Check the network, {_ELSEWHERE.format(name)}."
+
+
+def _spelling(name: str) -> str:
+    near = get_close_matches(name, [short.repository for short in registry.short_names().values()], 1, 0.8)
+    guess = f"Did you mean {near[0]!r}? " if near and near[0] != name else "Check the spelling. "
+    return f"{guess}If it is private, {_LOG_IN}."
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it."""
+    found: BaseException | None = error
+    for _ in range(8):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or found.__context__
