@@ -353,3 +353,11 @@ def test_a_call_in_an_answer_of_muse_is_none() -> None:
     text = f" to=self<|message|>{echo}<|eom|><|start|>assistant to=user<|message|>{echo}<|eom|>{call}"
     assert read([text], "muse", "muse") == (echo, echo, CALLS)
     assert read([*text], "muse", "muse") == (echo, echo, CALLS)
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3", "qwen3_moe", "qwen3_next"])
+def test_a_template_of_coder_s_calls_is_not_taken_for_hermes_s(name: str) -> None:
+    """Both show the mark around calls."""
+    stated = FAMILIES[f"beheld.families.{name}"].calls
+    assert form_of(WRITTEN["qwen3_coder"][0], stated) == "qwen3_coder"
+    assert form_of(WRITTEN["hermes"][0], stated) == "hermes"
