@@ -349,7 +349,8 @@ def test_guides_name_files_and_names_that_exist(path: Path) -> None:
 NOT_MODEL_TYPES = {
     # vLLM's names of formats for reasoning and calls.
     "beheld/cli/vllm_flags.py": {
-        *("deepseek_v3", "jamba", "kimi_k2", "minicpmv", "minimax", "minimax_m2", "qwen3", "step3p5"),
+        *("cohere", "deepseek_v3", "deepseek_v4", "hy_v3", "jamba", "kimi_k2", "minicpmv", "minimax", "minimax_m2"),
+        *("muse_glimmer", "qwen3", "step3p5"),
     },
     # The architecture of files that hold a model's vision part.
     "beheld/checkpoint/gguf/config.py": {"clip"},
@@ -371,11 +372,16 @@ NOT_MODEL_TYPES = {
             "nemotron",
             "lfm2",
             "granite",
+            "apertus",
+            "hy_v3",
+            "seed_oss",
         ),
         "minimax_m2",
     },
     # Names of formats of reasoning.
-    "beheld/text/reasoning.py": {"mistral", "cohere", "gemma4", "olmo3", "step3p5"},
+    "beheld/text/reasoning.py": {
+        *("apertus", "cohere", "gemma4", "granite", "mistral", "muse_glimmer", "olmo3", "seed_oss", "step3p5"),
+    },
 }
 
 

@@ -102,12 +102,18 @@ SHORT = {
 SAME: dict[str, dict[str, str]] = {
     "reasoning-parser": dict.fromkeys(
         (
-            *("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "kimi_k2", "ernie45", "nemotron_v3", "holo2"),
-            *("mimo", "minicpmv", "minimax_m2", "step3"),
+            *("deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "glm45", "glm47", "granite_thinking_parser"),
+            *("holo2", "hy_v3", "kimi_k2", "ling3", "mimo", "minicpmv", "minimax_m2", "nemotron_v3", "poolside_v1"),
+            *("qwen3", "step3", "step5"),
         ),
         "think",
     )
-    | {"openai_gptoss": "openai"},
+    | {
+        "openai_gptoss": "openai",
+        "cohere_command3": "cohere",
+        "cohere_command4": "cohere",
+        "musespark1x": "muse",
+    },
     "tool-call-parser": {
         "llama4_json": "llama3_json",
         "qwen3_xml": "qwen3_coder",
@@ -117,7 +123,15 @@ SAME: dict[str, dict[str, str]] = {
         "llama4_pythonic": "pythonic",
         "qwen3_json": "hermes",
         "step3p5": "qwen3_coder",
+        "step5": "qwen3_coder",
+        "mimo": "qwen3_coder",
         "minimax": "jamba",
+        "cohere_command3": "cohere",
+        "cohere_command4": "cohere",
+        "ling3": "glm45",
+        "poolside_v1": "glm45",
+        "muse_glimmer": "muse",
+        "musespark1x": "muse",
     },
 }
 

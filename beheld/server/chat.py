@@ -129,7 +129,7 @@ def chunks(
         logprobs=(body.top_logprobs or 0) if body.logprobs and not body.logprob_token_ids else None,
         structured_outputs=tools.grammar,
         skip_special_tokens=False
-        if shows_marks or (marks is not None and marks.channels)
+        if shows_marks or (marks is not None and marks.channels is not None)
         else body.skip_special_tokens,
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from beheld.core.params import ReasoningFormat
+from beheld.text.channels import AddressedSplit, ChannelSplit
 from beheld.text.marks import BLOCK, Beginning, Seeker, Trimmed
 
 
@@ -19,28 +22,36 @@ class ReasoningMarks:
         close: the text that ends it.
         tokens: marks that may be special tokens; they stay in the text, so that it can be split there.
         label: what may stand between the first mark and the reasoning, and is no part of it.
-        channels: whether every part of an answer has a header, as gpt-oss writes them.
+        channels: makes the splitter of answers whose parts all have headers, in place of the marks.
         again: whether reasoning may also stand later in an answer; then a closing mark by itself is left out.
         verbatim: whether blank lines around the marks belong to the parts.
         closely: with `verbatim`, blanks before the closing mark belong to neither part, and those before an
             opening mark that the prompt holds already to the reasoning.
+        lone: whether a closing mark at the beginning that nothing opened is left out.
         whole: splits a whole answer into reasoning and answer, in place of the marks.
+        spellings: further pairs of a first and a second mark.
+        around: marks that may stand around the answer; they are no part of it.
+        shown: what the chat template of a model that reasons so contains; the first of `tokens` if this is empty.
     """
 
     open: str
     close: str
     tokens: tuple[str, ...]
     label: str = ""
-    channels: bool = False
+    channels: Callable[[], Splitter] | None = None
     again: bool = False
     verbatim: bool = False
     closely: bool = False
+    lone: bool = False
     whole: Callable[[str], tuple[str, str]] | None = None
+    spellings: tuple[tuple[str, str], ...] = ()
+    around: tuple[tuple[str, str], ...] = ()
+    shown: tuple[str, ...] = ()
 
     @property
-    def template(self) -> str:
+    def template(self) -> tuple[str, ...]:
         """What the chat template of a model that reasons so contains."""
-        return self.tokens[0]
+        return self.shown or self.tokens[:1]
 
     def begins_inside(self, prompt: str | None) -> bool:
         """True if the prompt ends with the opening text, which some templates add."""
@@ -51,29 +62,63 @@ def _tags(open: str, close: str) -> ReasoningMarks:
     return ReasoningMarks(open, close, (open, close))
 
 
+def _tags_around(name: str) -> ReasoningMarks:
+    """Tags of reasoning, and tags of this name around the answer."""
+    around = f"<{name}>", f"</{name}>"
+    tags = "<think>", "</think>"
+    return ReasoningMarks(*tags, (*tags, *around), around=(around,), shown=(tags[0], around[0]))
+
+
+_ADDRESSED = "to=self<|message|>", "<|eom|>"
+_COHERE = "<|START_THINKING|>", "<|END_THINKING|>"
+_COHERE_ANSWER = tuple((f"<|START_{name}|>", f"<|END_{name}|>") for name in ("RESPONSE", "TEXT"))
+_WORDS = tuple((f"{begun} my thought process:", f"{begun} my response:") for begun in ("Here is", "Here's"))
 # The variable of chat templates that asks for `nonempty`, see `splitter`.
 NONEMPTY = "force_nonempty_content"
 THINK = _tags("<think>", "</think>")
+# Keys are the names of vLLM's --reasoning-parser, where it has the format. Of those that a template may show, the first
+# counts.
 FORMATS: dict[str, ReasoningMarks] = {
+    "ernie45": _tags_around("response"),
+    "hunyuan_a13b": _tags_around("answer"),
     "think": THINK,
     # The same, with every blank as vLLM's parsers of these names leave it.
     "olmo3": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True),
     "step3p5": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True, closely=True),
+    "seed_oss": _tags("<seed:think>", "</seed:think>"),
+    "minimax_m3": ReasoningMarks("<mm:think>", "</mm:think>", ("<mm:think>", "</mm:think>"), lone=True),
+    "longcat": _tags("<longcat_think>", "</longcat_think>"),
+    "apertus": _tags("<|inner_prefix|>", "<|inner_suffix|>"),
     "mistral": _tags("[THINK]", "[/THINK]"),
-    "cohere": _tags("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere": ReasoningMarks(*_COHERE, (*_COHERE, *itertools.chain(*_COHERE_ANSWER)), around=_COHERE_ANSWER),
+    # In words, which quantized models shorten.
+    "granite": ReasoningMarks(*_WORDS[0], (), spellings=_WORDS[1:], shown=_WORDS[0]),
     "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n", again=True),
-    "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=True),
+    "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=ChannelSplit),
+    # Messages with addresses; the two differ in what one without is.
+    "muse": ReasoningMarks(*_ADDRESSED, _ADDRESSED, channels=partial(AddressedSplit, "reasoning"), shown=_ADDRESSED),
+    "muse_glimmer": ReasoningMarks(
+        *_ADDRESSED, _ADDRESSED, channels=partial(AddressedSplit, "answer"), shown=_ADDRESSED
+    ),
 }
 
 
 def format_of(marks: ReasoningMarks) -> ReasoningFormat | None:
     """The marks for grammars and budgets; None where every part of an answer has a header."""
-    return None if marks.channels else ReasoningFormat(marks.open, marks.close, begun=False)
+    return None if marks.channels is not None else ReasoningFormat(marks.open, marks.close, begun=False)
 
 
-def reasoning_of(template: str | None, stated: Collection[str]) -> str | None:
-    """The first of a family's formats that occurs in the chat template; None if none does."""
-    return next((name for name in stated if FORMATS[name].template in (template or "")), None)
+def reasoning_of(template: str | None, stated: Collection[str] = ()) -> str | None:
+    """The first format whose marks the chat template shows; None if it shows none.
+
+    Args:
+        template: the text of the template.
+        stated: the formats of the model's family, which are tried first.
+    """
+    for name in (*stated, *FORMATS):
+        if all(mark in (template or "") for mark in FORMATS[name].template):
+            return name
+    return None
 
 
 class Splitter(Protocol):
@@ -92,7 +137,7 @@ class Splitter(Protocol):
 
 def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = (), nonempty: bool = False) -> Splitter:
     """A splitter of one answer; see ReasoningSplit, and with `nonempty` NonemptySplit."""
-    made: Splitter = ChannelSplit() if marks.channels else ReasoningSplit(marks, inside=inside, calls=calls)
+    made = ReasoningSplit(marks, inside=inside, calls=calls) if marks.channels is None else marks.channels()
     if marks.whole is not None:
         made = WholeSplit(marks.whole)
     return NonemptySplit(made) if nonempty else made
@@ -160,7 +205,7 @@ class ReasoningSplit:
 
     Only reasoning at the very beginning counts, unless the marks say `again`; a later mark is ordinary text. Blank
     lines around the marks at the beginning belong to neither part, unless the marks say `verbatim`; reasoning that a
-    call ends keeps its own.
+    call ends keeps its own. Marks around the answer, and the blank lines within them, are left out.
 
     Args:
         marks: how the reasoning is delimited.
@@ -172,9 +217,15 @@ class ReasoningSplit:
         self._marks = marks
         self._inside = inside
         self._state = "start"
+        self._closes = (marks.close, *(end for _, end in marks.spellings))
+        self._around = dict(marks.around)
+        # What ends the answer's marks; None outside of them.
+        self._end: str | None = None
         self._seeker = Seeker()
         self._trimmed = Trimmed()
-        self._beginning = Beginning(marks.open)
+        begins = (marks.open, *(begin for begin, _ in marks.spellings))
+        closes = self._closes if marks.lone else ()
+        self._beginning = Beginning(*begins, *closes, *(() if inside else self._around))
         self._label = Beginning(marks.label) if marks.label else None
         # Whether the present part, and the answer as a whole, has shown anything.
         self._shown = self._answered = marks.verbatim
@@ -199,6 +250,8 @@ class ReasoningSplit:
                 if self._state == "thinking":
                     piece, block = self._think(block)
                     reasoning.append(piece)
+                if self._state == "closed":
+                    block = self._begin_answer(block)
                 if self._state == "answer":
                     said, block = self._answer(block)
                     answer.append(said)
@@ -211,7 +264,11 @@ class ReasoningSplit:
         if self._state == "label" and self._label is not None:
             return self._trimmed_reasoning(self._label.rest()), ""
         if self._state == "answer":
-            return "", self._seeker.rest()
+            rest = self._seeker.rest()
+            rest = rest if self._end is None else self._trimmed.push(rest) + self._trimmed.rest()
+            return "", rest if self._shown else rest.lstrip()
+        if self._state == "closed":
+            return "", self._beginning.rest().lstrip()
         rest = self._beginning.rest() if self._state == "start" else ""
         return (self._trimmed_reasoning(rest), "") if self._inside else ("", rest)
 
@@ -221,6 +278,11 @@ class ReasoningSplit:
         if found is None:
             return ""
         blanks, mark, rest = found
+        if mark in self._around:
+            return self._enter_answer(mark, rest)
+        if mark in self._closes:
+            self._close()
+            return rest
         if mark or self._inside:
             self._state = "thinking" if self._label is None else "label"
             kept = not mark or (self._inside and self._marks.closely)
@@ -228,6 +290,22 @@ class ReasoningSplit:
         self._state, self._shown = "answer", True
         self._answered = True
         return blanks + rest
+
+    def _begin_answer(self, text: str) -> str:
+        """Leave out what stands before the answer; returns the unprocessed rest."""
+        found = self._beginning.push(text)
+        if found is None:
+            return ""
+        blanks, mark, rest = found
+        if mark:
+            return self._enter_answer(mark, rest)
+        self._state = "answer"
+        return blanks + rest
+
+    def _enter_answer(self, mark: str, rest: str) -> str:
+        self._state, self._end = "answer", self._around[mark]
+        self._shown, self._trimmed = False, Trimmed()
+        return rest
 
     def _after_label(self, text: str) -> str:
         """Leave the label out; returns the unprocessed rest."""
@@ -240,13 +318,19 @@ class ReasoningSplit:
 
     def _think(self, text: str) -> tuple[str, str]:
         """Returns (certain reasoning, unprocessed rest)."""
-        before, mark, after = self._seeker.seek(text, (self._marks.close, *self._calls))
+        before, mark, after = self._seeker.seek(text, (*self._closes, *self._calls))
         reasoning = self._trimmed_reasoning(before)
         if mark is None:
             return reasoning, ""
         blanks = self._trimmed.rest()
-        self._state, self._shown = "answer", self._answered
+        self._close(answers=mark in self._calls)
         return (reasoning + blanks, mark + after) if mark in self._calls else (reasoning, after)
+
+    def _close(self, *, answers: bool = False) -> None:
+        """End the reasoning; `answers` if the answer has begun."""
+        self._state, self._shown = "answer", self._answered
+        if self._around and not answers:
+            self._state, self._beginning = "closed", Beginning(*self._around)
 
     def _trimmed_reasoning(self, text: str) -> str:
         """Reasoning without surrounding whitespace; trailing whitespace may turn out to precede the closing tag."""
@@ -259,8 +343,11 @@ class ReasoningSplit:
 
     def _answer(self, text: str) -> tuple[str, str]:
         """Returns (certain answer, unprocessed rest)."""
-        rest = ""
-        if self._marks.again:
+        mark, rest = None, ""
+        if self._end is not None:
+            text, mark, rest = self._seeker.seek(text, (self._end,))
+            text = self._trimmed.push(text)
+        elif self._marks.again:
             text, mark, rest = self._seeker.seek(text, (self._marks.open, self._marks.close))
             if mark == self._marks.open:
                 self._label = Beginning(self._marks.label) if self._marks.label else None
@@ -269,83 +356,8 @@ class ReasoningSplit:
             text = text.lstrip()
         self._answered = self._answered or bool(text)
         self._shown = self._state == "answer" and (self._shown or bool(text))
+        if self._end is not None and mark is not None:
+            # Blank lines behind the answer's mark belong to nothing.
+            self._end, self._shown = None, False
+            self._trimmed.rest()
         return text, rest
-
-
-_CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
-_ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
-
-
-class ChannelSplit:
-    """Splits messages with headers, <|channel|>analysis<|message|>..., as gpt-oss writes them; see Splitter.
-
-    The channel "analysis" is reasoning. A message to a function keeps its header and ends with <|call|>, for the reader
-    of calls. All others are the answer. A text that does not begin with a header is the answer.
-    """
-
-    def __init__(self) -> None:
-        self._state = "start"
-        self._beginning = Beginning(_CHANNEL, _START)
-        self._seeker = Seeker()
-        self._header: list[str] = []
-
-    @property
-    def undecided(self) -> bool:
-        """As Splitter."""
-        return self._state == "start"
-
-    def push(self, text: str) -> tuple[str, str]:
-        """As Splitter."""
-        reasoning: list[str] = []
-        answer: list[str] = []
-        for start in range(0, len(text), BLOCK):
-            block = text[start : start + BLOCK]
-            while block:
-                block = self._read(block, reasoning, answer)
-        return "".join(reasoning), "".join(answer)
-
-    def finish(self) -> tuple[str, str]:
-        """As Splitter."""
-        if self._state == "start":
-            return "", self._beginning.rest()
-        rest = self._seeker.rest()
-        if self._state == "header":
-            return "", ""
-        return (rest, "") if self._state == "reasoning" else ("", rest)
-
-    def _read(self, text: str, reasoning: list[str], answer: list[str]) -> str:
-        """Consume text up to the next mark; returns the unprocessed rest."""
-        if self._state == "start":
-            found = self._beginning.push(text)
-            if found is None:
-                return ""
-            blanks, mark, rest = found
-            self._state = "header" if mark else "plain"
-            answer.append("" if mark else blanks)
-        elif self._state == "plain":
-            answer.append(text)
-            rest = ""
-        elif self._state == "header":
-            before, mark_found, rest = self._seeker.seek(text, (_MESSAGE,))
-            self._header.append(before)
-            if mark_found is not None:
-                self._begin(answer)
-        else:
-            before, mark_found, rest = self._seeker.seek(text, _ENDS)
-            (reasoning if self._state == "reasoning" else answer).append(before)
-            if mark_found is not None:
-                answer.append("<|call|>" if self._state == "call" else "")
-                self._state = "header"
-        return rest
-
-    def _begin(self, answer: list[str]) -> None:
-        """Begin a message after its header."""
-        header = "".join(self._header).replace(_START, " ").replace(_CHANNEL, " ")
-        self._header = []
-        if " to=" in header:
-            answer.append(_CHANNEL + header + _MESSAGE)
-            self._state = "call"
-        else:
-            self._state = (
-                "reasoning" if header.strip().removeprefix("assistant").lstrip().startswith("analysis") else "answer"
-            )

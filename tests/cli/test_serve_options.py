@@ -57,7 +57,7 @@ def read(*words: str, text: str | None = None, tmp_path: Path | None = None) -> 
         ("trust-request-chat-template: 0", "trust_request_chat_template"),
         ("no-page: maybe", "no_page"),
         ("tool-call-parser: foo", "tool_call_parser"),
-        ("reasoning-parser: granite", "reasoning_parser"),
+        ("reasoning-parser: graphite", "reasoning_parser"),
         ("root-path: x", "root_path"),
         ("ssl-keyfile: x", "ssl_certfile"),
         ("allowed-origins: '[1]'", "allowed_origins"),

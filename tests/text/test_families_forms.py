@@ -46,15 +46,19 @@ def python() -> str:
     return f"[{', '.join(python_lines())}]"
 
 
-def gemma() -> str:
-    quote = '<|"|>'
+def gemma(quote: str = '<|"|>', marks: tuple[str, str] = ("<|tool_call>", "<tool_call|>"), every: bool = False) -> str:
     shown = {
-        name: ",".join(f"{k}:{quote + v + quote if isinstance(v, str) else v}" for k, v in given.items())
+        name: ",".join(f"{k}:{f'{quote}{v}{quote}' if every or isinstance(v, str) else v}" for k, v in given.items())
         for name, given in CALLS
     }
-    return "".join(f"<|tool_call>call:{name}{{{inner}}}<tool_call|>" for name, inner in shown.items())
+    return "".join(f"{marks[0]}call:{name}{{{inner}}}{marks[1]}" for name, inner in shown.items())
 
 
+def keyed() -> str:
+    return compact([{function: given} for function, given in CALLS])
+
+
+_M3 = "]<]minimax[>["
 _STEP3 = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _STEP3_CALL = (
     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">ARGUMENTS</steptml:invoke>'
@@ -85,16 +89,64 @@ WRITTEN: dict[str, list[str]] = {
             '<parameter name="KEY">VALUE</parameter>',
         ),
     ],
+    "minimax_m3": [
+        f"{_M3}<tool_call>\n"
+        + tagged(f'{_M3}<invoke name="NAME">ARGUMENTS{_M3}</invoke>', f"{_M3}<KEY>VALUE{_M3}</KEY>")
+        + f"\n{_M3}</tool_call>",
+        f"{_M3}<tool_call>\n"
+        + tagged(f'{_M3}<invoke name="NAME">\nARGUMENTS{_M3}</invoke>', f"{_M3}<KEY>VALUE{_M3}</KEY>\n")
+        + f"\n{_M3}</tool_call>",
+    ],
+    "seed_oss": [
+        tagged(
+            "<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
+            "<parameter=KEY>VALUE</parameter>\n",
+        )
+    ],
+    "hy_v3": [
+        f"<tool_calls>{blank}"
+        + tagged(
+            f"<tool_call>NAME<tool_sep>{blank}ARGUMENTS</tool_call>",
+            f"<arg_key>KEY</arg_key>{blank}<arg_value>VALUE</arg_value>{blank}",
+        )
+        + f"{blank}</tool_calls>"
+        for blank in ("", "\n")
+    ],
+    "minicpm5": [
+        tagged('<function name="NAME">ARGUMENTS</function>', '<param name="KEY">VALUE</param>'),
+        tagged('<function name="NAME">ARGUMENTS</function>', '<param name="KEY"><![CDATA[VALUE]]></param>'),
+    ],
+    "muse": [
+        tagged(
+            "<|start|>assistant to=NAME<|message|><atem:function_calls>\n"
+            '<atem:invoke name="NAME">\nARGUMENTS</atem:invoke>\n</atem:function_calls><|eom|>',
+            '<atem:parameter name="KEY">VALUE</atem:parameter>\n',
+        ).replace("\n<|start|>", "<|start|>")
+    ],
+    "apertus": [f"<|tools_prefix|>{keyed()}<|tools_suffix|>"],
+    "longcat": [each('<longcat_tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</longcat_tool_call>')],
+    "functiongemma": [
+        gemma("<escape>", ("<start_function_call>", "<end_function_call>"), every=every) for every in (False, True)
+    ],
+    "gigachat3": [
+        each('<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "NAME", "arguments": ARGUMENTS}', ""),
+        each('<|function_call|>{"name": "NAME", "arguments": ARGUMENTS}<|message_sep|>\n\n', ""),
+    ],
+    "granite-20b-fc": [each('<function_call> {"name": "NAME", "arguments": ARGUMENTS}')],
     **{
         form: [
-            f"<｜DSML｜{frame}>\n"
+            f"<｜DSML｜{blank}{frame}>\n"
             + tagged(
-                '<｜DSML｜invoke name="NAME">\nARGUMENTS</｜DSML｜invoke>',
-                '<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>\n',
+                f'<｜DSML｜{blank}invoke name="NAME">\nARGUMENTS</｜DSML｜{blank}invoke>',
+                f'<｜DSML｜{blank}parameter name="KEY" string="true">VALUE</｜DSML｜{blank}parameter>\n',
             )
-            + f"\n</｜DSML｜{frame}>"
+            + f"\n</｜DSML｜{blank}{frame}>"
         ]
-        for form, frame in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
+        for form, blank, frame in (
+            ("deepseek_v32", "", "function_calls"),
+            ("deepseek_v4", "", "tool_calls"),
+            ("deepseek_v41", " ", "calls"),
+        )
     },
     "step3": [
         _STEP3[0]
@@ -147,26 +199,48 @@ WRITTEN: dict[str, list[str]] = {
     ],
     "json": [listed()],
 }
+_MUSE = "<|start|>assistant "
 # Format -> reasoning as a template writes it.
 THOUGHTS = {
     "think": f"<think>\n{THOUGHT}\n</think>\n\n",
+    "ernie45": f"<think>\n{THOUGHT}\n</think>\n\n",
+    "hunyuan_a13b": f"<think>\n{THOUGHT}\n</think>\n",
+    "seed_oss": f"<seed:think>{THOUGHT}</seed:think>",
+    "minimax_m3": f"<mm:think>{THOUGHT}</mm:think>",
+    "longcat": f"<longcat_think>\n{THOUGHT}\n</longcat_think>\n",
+    "apertus": f"<|inner_prefix|>{THOUGHT}<|inner_suffix|>",
+    "granite": f"Here is my thought process:\n\n{THOUGHT}\n\nHere is my response:\n\n",
+    "muse": f"{_MUSE}to=self<|message|>{THOUGHT}<|eom|>",
+    "muse_glimmer": f" to=self<|message|>{THOUGHT}<|eom|>",
     "mistral": f"[THINK]{THOUGHT}[/THINK]",
     "cohere": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|>",
     "gemma4": f"<|channel>thought\n{THOUGHT}\n<channel|>",
     "openai": f"<|channel|>analysis<|message|>{THOUGHT}<|end|>",
 }
+# Format of reasoning -> the answer behind it, where that is not the words alone.
+ANSWERS = {
+    "openai": "<|start|>assistant<|channel|>final<|message|>WORDS<|end|>",
+    "ernie45": "<response>\nWORDS\n</response>\n",
+    "hunyuan_a13b": "<answer>\nWORDS\n</answer>",
+    "cohere": "<|START_RESPONSE|>WORDS<|END_RESPONSE|>",
+    "muse": f"{_MUSE}to=user<|message|>WORDS<|eot|>",
+    "muse_glimmer": f"{_MUSE}to=user<|message|>WORDS<|eom|>",
+}
+# Formats of calls that only the reasoning's reader finds: it knows the ends of messages.
+WITHIN = {"openai": "openai", "muse": "muse"}
 # Formats that have no words before calls: calls are the whole answer.
 ALONE = {"pythonic", "json", "xlam"}
 FAMILIES = {name: family for name, family in families().items() if family.calls or family.reasoning}
 PAIRS = sorted(
     {(calls, thoughts) for f in FAMILIES.values() for calls in (*f.calls, "") for thoughts in (*f.reasoning, "")}
     | {(calls, "") for calls in FORMATS}
+    | {("", thoughts) for thoughts in THOUGHTS}
 )
 
 
 def words_of(thoughts: str, words: str) -> str:
     """An answer's words as they stand after this reasoning."""
-    return f"<|start|>assistant<|channel|>final<|message|>{words}<|end|>" if thoughts == "openai" else words
+    return ANSWERS.get(thoughts, "WORDS").replace("WORDS", words)
 
 
 def read(pieces: list[str], form: str, thoughts: str) -> tuple[str, str, list[tuple[str, Any]]]:
@@ -188,8 +262,7 @@ def read(pieces: list[str], form: str, thoughts: str) -> tuple[str, str, list[tu
 
 @pytest.mark.parametrize(("form", "thoughts"), PAIRS)
 def test_what_a_template_writes_is_read_in_every_cut(form: str, thoughts: str) -> None:
-    # In this format, only the reasoning's reader knows the ends of messages.
-    thoughts = "openai" if form == "openai" else thoughts
+    thoughts = thoughts or WITHIN.get(form, "")
     begin = THOUGHTS.get(thoughts, "")
     expected = THOUGHT if thoughts else ""
     for calls in WRITTEN.get(form, [""]):
@@ -211,9 +284,17 @@ def test_a_family_states_formats_that_its_template_chooses(name: str) -> None:
         template = " ".join(FORMATS[form].template)
         assert form_of(template, family.calls) == form
     for thoughts in family.reasoning:
-        assert reasoning.reasoning_of(f"{{{{ '{THOUGHTS[thoughts]}' }}}}", family.reasoning) == thoughts
+        template = THOUGHTS[thoughts] + words_of(thoughts, "")
+        assert reasoning.reasoning_of(template, family.reasoning) == thoughts
     assert form_of("{{ messages }}", family.calls) is None
     assert reasoning.reasoning_of("{{ messages }}", family.reasoning) is None
+
+
+@pytest.mark.parametrize("thoughts", sorted(THOUGHTS))
+def test_a_template_shows_its_reasoning_to_families_that_state_none(thoughts: str) -> None:
+    # Both write the same marks.
+    thoughts = "muse" if thoughts == "muse_glimmer" else thoughts
+    assert reasoning.reasoning_of(THOUGHTS[thoughts] + words_of(thoughts, "")) == thoughts
 
 
 def test_every_format_is_tested() -> None:
@@ -227,3 +308,56 @@ def test_channels_that_are_no_reasoning_are_the_answer() -> None:
     assert read([text], "openai", "openai") == ("hm", "Soon.", [])
     assert read([*"Plain."], "openai", "openai") == ("", "Plain.", [])
     assert read(["<|channel|>analysis<|message|>cut"], "openai", "openai") == ("cut", "", [])
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "expected"),
+    [
+        ("muse", "to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Soon.<|eot|>", ("hm", "Soon.", [])),
+        (
+            "muse",
+            " to=commentary<|message|>I look.<|eom|><|start|>assistant to=self<|message|>hm",
+            ("hm", "I look.", []),
+        ),
+        ("muse", "<|message|>hm<|eom|><|start|>assistant to=user<|message|>Soon.", ("hm", "Soon.", [])),
+        ("muse_glimmer", "<|message|>Soon.<|eot|>", ("", "Soon.", [])),
+        # A message that was not ended.
+        ("muse", " to=self<|message|>hm, to=x\n to=user<|message|>Soon to=", ("hm, to=x", "Soon to=", [])),
+        ("muse", "Plain.", ("", "Plain.", [])),
+        ("muse", "to=x is a part of a header.", ("", "to=x is a part of a header.", [])),
+        ("muse", "to=x" + " is" * 40 + "<|message|>", ("", "to=x" + " is" * 40 + "<|message|>", [])),
+        ("muse", " to=self<|message|>cut", ("cut", "", [])),
+        ("hunyuan_a13b", "<think>\n\n</think>\n<answer>\nSoon.\n</answer>", ("", "Soon.", [])),
+        ("hunyuan_a13b", "<answer>\nSoon.\n\nOr later.\n</answer>\n", ("", "Soon.\n\nOr later.", [])),
+        ("hunyuan_a13b", "<think>hm</think>Soon <answer>", ("hm", "Soon <answer>", [])),
+        ("ernie45", "<think>hm</think>\n\n<response>\nSoon.\n", ("hm", "Soon.\n", [])),
+        ("ernie45", "<think>hm</think>\n<resp", ("hm", "<resp", [])),
+        ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>Soon.<|END_TEXT|>", ("hm", "Soon.", [])),
+        ("granite", "Here's my thought process: hm Here's my response: Soon.", ("hm", "Soon.", [])),
+        ("granite", "Here is my thought.", ("", "Here is my thought.", [])),
+        ("granite", "Here is my response: Soon.", ("", "Here is my response: Soon.", [])),
+        ("minimax_m3", "</mm:think>\nSoon.", ("", "Soon.", [])),
+        ("think", "</think>Soon.</think>", ("", "</think>Soon.</think>", [])),
+    ],
+)
+def test_answers_that_are_written_otherwise(thoughts: str, text: str, expected: tuple[str, str, list[Any]]) -> None:
+    assert read([text], "", thoughts) == expected
+    assert read([*text], "", thoughts) == expected
+    for place in range(1, len(text)):
+        assert read([text[:place], text[place:]], "", thoughts) == expected
+
+
+def test_a_call_in_an_answer_of_muse_is_none() -> None:
+    call = WRITTEN["muse"][0]
+    echo = '<atem:invoke name="look">'
+    text = f" to=self<|message|>{echo}<|eom|><|start|>assistant to=user<|message|>{echo}<|eom|>{call}"
+    assert read([text], "muse", "muse") == (echo, echo, CALLS)
+    assert read([*text], "muse", "muse") == (echo, echo, CALLS)
+
+
+@pytest.mark.parametrize("name", ["granitemoehybrid", "qwen3", "qwen3_moe", "qwen3_next"])
+def test_a_template_of_coder_s_calls_is_not_taken_for_hermes_s(name: str) -> None:
+    """Both show the mark around calls."""
+    stated = FAMILIES[f"beheld.families.{name}"].calls
+    assert form_of(WRITTEN["qwen3_coder"][0], stated) == "qwen3_coder"
+    assert form_of(WRITTEN["hermes"][0], stated) == "hermes"

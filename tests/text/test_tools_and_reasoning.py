@@ -32,6 +32,9 @@ SCHEMAS: Schemas = {
             "kind": {"enum": ["1", "2"]},
             "map": {"type": "dict"},
             "rate": {"type": "float"},
+            "shop": {"type": "object", "properties": {"zip": {"type": "integer"}, "open": {"type": "boolean"}}},
+            "items": {"type": "array", "items": {"type": "object", "properties": {"count": {"type": "integer"}}}},
+            "tags": {"type": "object", "additionalProperties": {"type": "string"}},
         }
     },
 }
@@ -83,6 +86,19 @@ def dsml(key: str, value: str, text: str = "true") -> str:
     return f"{begun}{value}</｜DSML｜parameter>"
 
 
+M3 = "]<]minimax[>["
+
+
+def nested(elements: str, name: str = '"look"', frame: bool = True) -> str:
+    """A call of MiniMax-M3's, whose tags are written here without the mark before each."""
+    call = f"<invoke name={name}>{elements}</invoke>"
+    return (f"<tool_call>\n{call}\n</tool_call>" if frame else call).replace("<", f"{M3}<")
+
+
+MUSE_CALL = (
+    '<|start|>assistant to=look<|message|><atem:function_calls>\n<atem:invoke name="look">\n'
+    '<atem:parameter name="at">the "sky"</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
 LFM2_OPEN = "<|tool_call_start|>"
 LFM2 = LFM2_OPEN + "[look(at='the \"sky\"')]<|tool_call_end|>"
 SKY = '"the \\"sky\\""'
@@ -177,6 +193,60 @@ SKY = '"the \\"sky\\""'
         ("minimax_m2", MINIMAX[: MINIMAX.index("</parameter>")], "", [Piece("look", f'{{"at": {SKY[:-1]}')]),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"></invoke></minimax:tool_call>', "", [Piece("f", "{}")]),
         ("minimax_m2", 'Write <invoke name="a b">.', 'Write <invoke name="a b">.', []),
+        ("minimax_m3", "I look.\n" + nested('<at>the "sky"</at>'), "I look.\n", [LOOK]),
+        ("minimax_m3", nested("<days>3</days>", "'look'") + nested("<far>true</far>", "look"), "",
+         [Piece("look", '{"days": 3}'), Piece("look", '{"far": true}')]),
+        ("minimax_m3", nested("<shop><zip>018956</zip><open>false</open></shop><tags><a>1</a><b>x</b></tags>"), "",
+         [Piece("look", '{"shop": {"zip": 18956, "open": false}, "tags": {"a": "1", "b": "x"}}')]),
+        ("minimax_m3", nested("<items><item><count>2</count></item><item><count>x</count></item></items>"), "",
+         [Piece("look", '{"items": [{"count": 2}, {"count": "x"}]}')]),
+        ("minimax_m3", nested("<new><a>1</a><a>b</a><c> words </c></new><items> </items><shop></shop>"), "",
+         [Piece("look", '{"new": {"a": ["1", "b"], "c": " words "}, "items": [], "shop": {}}')]),
+        ("minimax_m3", nested("<new>so <a>1</a></new>"), "", [Piece("look", '{"new": {"a": "1", "$text": "so "}}')]),
+        ("minimax_m3", nested("<at>a < b </x> c</at>"), "", [Piece("look", f'{{"at": "a {M3}< b {M3}</x> c"}}')]),
+        ("minimax_m3", nested("<shop><zip>1</shop><days>2"), "", [Piece("look", '{"shop": {"zip": 1}, "days": 2}')]),
+        ("minimax_m3", nested("<days>2</days><at>the").partition("the")[0], "", [Piece("look", '{"days": 2')]),
+        ("minimax_m3", nested("", "a b"), f"\n{nested('', 'a b', frame=False)}\n", []),
+        ("minimax_m3", "Write ]<]minimax[>[ or <invoke name=f>.", "Write ]<]minimax[>[ or <invoke name=f>.", []),
+        ("seed_oss", f"I look.\n{QWEN}".replace("tool_call>", "seed:tool_call>").replace("</tool", "</seed:tool"),
+         "I look.", [LOOK]),
+        ("hy_v3", "I look. <tool_calls>\n<tool_call>f<tool_sep>\n</tool_call></tool_calls>", "I look. ",
+         [Piece("f", "{}")]),
+        ("hy_v3", "<tool_calls><tool_call>no name<tool_sep></tool_call></tool_calls>",
+         "<tool_call>no name<tool_sep></tool_call>", []),
+        ("minicpm5", 'I look. <function name="look"><param name="at"><![CDATA[the "sky"]]></param></function> And?',
+         "I look. And?", [LOOK]),
+        ("minicpm5", '<functionname="look"><paramname="days">3</param></function>', "", [Piece("look", '{"days": 3}')]),
+        ("minicpm5", '<function name="look"><param name="at">a]]</param></function>', "",
+         [Piece("look", '{"at": "a]]"}')]),
+        ("minicpm5", '<function name="look"><param name="at"><![CD', "", [Piece("look", '{"at": ')]),
+        ("minicpm5", '<function name="look"><param name="arguments">{"days": 1}</param></function>', "",
+         [Piece("look", '{"days": 1}')]),
+        ("apertus", 'I look. <|tools_prefix|>[{"f": {}}, {"g": {"x": [1]}}]<|tools_suffix|>', "I look.",
+         [Piece("f", "{}"), Piece("g", '{"x": [1]}')]),
+        ("apertus", '<|tools_prefix|>[{"f": {"x": 1}, "y": 2}]<|tools_suffix|>',
+         "", [Piece("f", '{"x": 1}')]),
+        ("apertus", '<|tools_prefix|>[{"f": 1}]<|tools_suffix|>', '<|tools_prefix|>[{"f": 1}]<|tools_suffix|>', []),
+        ("apertus", '<|tools_prefix|>[{"f": {"x": "a', "", [Piece("f", '{"x": "a')]),
+        ("longcat", "a <longcat_tool_call>no</longcat_tool_call>", "a <longcat_tool_call>no</longcat_tool_call>", []),
+        ("functiongemma", "So. <start_function_call>call:look{at:<escape>{x}, <3<escape>,days:<escape>3<escape>,"
+         "far:true}<end_function_call>", "So.", [Piece("look", '{"at": "{x}, <3", "days": 3, "far": true}')]),
+        ("functiongemma", "<start_function_call>call:look{at:<escape>a", "", [Piece("look", '{"at":"a')]),
+        ("functiongemma", "<start_function_call>no<end_function_call>", "<start_function_call>no<end_function_call>",
+         []),
+        ("gigachat3", 'So.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"x": 1}}', "So.",
+         [Piece("f", '{"x": 1}')]),
+        ("gigachat3", 'So.<|function_call|>{"name": "f", "arguments": {"x": 1}', "So.", [Piece("f", '{"x": 1}')]),
+        ("gigachat3", "A function call is <|function_call|>so.", "A function call is <|function_call|>so.", []),
+        ("granite-20b-fc", '<function_call> {"name": "f", "arguments": {}}<function_call> {"name": "g"}', "",
+         [Piece("f", "{}"), Piece("g", "{}")]),
+        ("granite-20b-fc", "<function_call> no", "<function_call> no", []),
+        ("muse", f"{MUSE_CALL}<|eom|>{MUSE_CALL}", "", [LOOK, LOOK]),
+        ("muse", "<|start|>assistant to=look<|message|>no<|eom|>",
+         "<|start|>assistant to=look<|message|>no<|eom|>", []),
+        ("muse", MUSE_CALL[: MUSE_CALL.index("sky")], "", [Piece("look", '{"at": "the \\"')]),
+        ("deepseek_v41", (DSML_OPEN + dsml("at", 'the "sky"') + DSML_CLOSE).replace("function_calls", "calls")
+         .replace("｜DSML｜", "｜DSML｜ "), "", [LOOK]),
         ("deepseek_v32", "So. \n" + DSML_OPEN + dsml("at", 'the "sky"') + DSML_CLOSE, "So. \n", [LOOK]),
         ("deepseek_v4", (DSML_OPEN + dsml("new", "5") + dsml("more", "5", "false") + dsml("on", "yes", "") + DSML_CLOSE)
          .replace("function_calls", "tool_calls"), "", [Piece("look", '{"new": "5", "more": 5, "on": "yes"}')]),
@@ -516,6 +586,10 @@ STARTS = {
     "glm45": ["<tool_call>f<arg_key>x</arg_key><arg_value>", "<tool_call>", "<tool_call>f<arg_key>"],
     "qwen3_coder": ["<function=look><parameter=at>", "<function=look><parameter=x>", "<tool_call>", "<function="],
     "minimax_m2": ['<invoke name="look"><parameter name="at">', "<minimax:tool_call>", '<invoke name="'],
+    "minimax_m3": [f"{M3}<invoke name=f>", f"{M3}<invoke name=f>{M3}<at>", f"{M3}<tool_call>"],
+    "minicpm5": ['<function name="look"><param name="at">', '<function name="look"><param name="at"><![CDATA['],
+    "apertus": ['<|tools_prefix|>[{"f": {"x": "', "<|tools_prefix|>["],
+    "functiongemma": ["<start_function_call>call:f{x:<escape>"],
     "step3": ["<｜tool_call_begin｜>", STEP3[: STEP3.index("the ")]],
     "xlam": ['[TOOL_CALLS][{"name": "f", "arguments": {"x": "', "<tool_call>", "["],
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS]f[ARGS]", '[TOOL_CALLS]f[ARGS]{"x": "'],
@@ -526,6 +600,7 @@ STARTS = {
 REPEATED = [
     "<tool_call>", "<tool_call", "</tool_call>", "{", "[", "\n", "<", "x", '"', "\\", ", ", "[TOOL_CALLS]", "f(", "{}",
     "<function=f>", "<arg_key>", "</arg_value>", CALL, '{"name": "f", "arguments": {}};', "f(x=1), ", "``",
+    "]<]minimax[>[<a>", "]<]minimax[>[</a>", "]]>",
 ]  # fmt: skip
 
 
@@ -592,6 +667,10 @@ def test_telling_thoughts_apart_is_linear(inside: bool, start: str, text: str) -
         ("gemma4", "Blue.", "<channel|>"),
         ("gemma4", "Blue.", "<|channel>x<channel|>"),
         ("openai", "<|channel|>analysis<|message|>", "<|end|><|message|>"),
+        ("muse", "to=self<|message|>", "<|eom|><|message|>"),
+        ("muse", "to=self<|message|>", " to=x"),
+        ("muse", "", "to="),
+        ("ernie45", "<think>a</think><response>", "</response>"),
     ],
 )
 def test_many_marks_in_one_piece_are_read_in_linear_time(form: str, start: str, text: str) -> None:

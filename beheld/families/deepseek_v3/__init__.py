@@ -25,6 +25,6 @@ FAMILY = Family(
         ),
     ),
     convert={"kimi_k2": _kimi_k2},
-    calls=("deepseek_v3", "kimi_k2"),
+    calls=("deepseek_v3", "kimi_k2", "gigachat3"),
     reasoning=("think",),
 )

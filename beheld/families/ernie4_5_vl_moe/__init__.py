@@ -103,5 +103,5 @@ FAMILY = Family(
     convert={"ernie4_5_moe_vl": _ernie},
     reference=ReferenceOptions(rewrites=True),
     calls=("hermes",),
-    reasoning=("think",),
+    reasoning=("ernie45", "think"),
 )

@@ -59,4 +59,5 @@ FAMILY = Family(
         ),
     ),
     both_ways="media",
+    calls=("pythonic",),
 )

@@ -22,4 +22,5 @@ FAMILY = Family(
         adapted_from="gguf:entries",
         norms_plus_one=True,
     ),
+    calls=("functiongemma", "pythonic"),
 )

@@ -16,4 +16,5 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    calls=("hermes", "granite"),
 )

@@ -26,4 +26,6 @@ FAMILY = Family(
         ),
     ),
     package="torchaudio",
+    calls=("granite", "hermes"),
+    reasoning=("ernie45",),
 )

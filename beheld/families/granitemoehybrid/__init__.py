@@ -26,5 +26,6 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
-    calls=("hermes", "granite"),
+    calls=("qwen3_coder", "hermes", "granite"),
+    reasoning=("think",),
 )

@@ -17,4 +17,6 @@ FAMILY = Family(
         ),
     ),
     oldest=OldestTransformers("5.18", UNDEFINED),
+    calls=("glm45", "hermes"),
+    reasoning=("think",),
 )

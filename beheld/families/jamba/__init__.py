@@ -25,5 +25,6 @@ FAMILY = Family(
         ),
     ),
     state=state_of,
-    calls=("jamba",),
+    calls=("jamba", "hermes"),
+    reasoning=("think",),
 )

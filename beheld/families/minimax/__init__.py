@@ -18,4 +18,6 @@ def state_of(text: Any) -> StateShape:
 FAMILY = Family(
     model_types=("minimax",),
     state=state_of,
+    calls=("jamba",),
+    reasoning=("think",),
 )

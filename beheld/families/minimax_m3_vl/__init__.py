@@ -18,4 +18,6 @@ FAMILY = Family(
     ),
     # Before 5.18 its tower also rotates by two axes of three.
     oldest=OldestTransformers("5.23", "lets the images of one call of the tower attend to each other"),
+    calls=("minimax_m3",),
+    reasoning=("minimax_m3",),
 )

@@ -16,4 +16,6 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    calls=("muse",),
+    reasoning=("muse_glimmer",),
 )

@@ -18,4 +18,6 @@ FAMILY = Family(
     ),
     oldest=OldestTransformers("5.20", UNDEFINED),
     placeholders=lambda config: {"image": config.image_token_id, "video": config.video_token_id},
+    calls=("muse",),
+    reasoning=("muse",),
 )

@@ -15,4 +15,6 @@ FAMILY = Family(
             "original_max_position_embeddings": "rope.scaling.original_context_length",
         },
     ),
+    calls=("phi4_mini_json",),
+    reasoning=("think",),
 )

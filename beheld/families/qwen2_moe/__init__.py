@@ -27,4 +27,5 @@ FAMILY = Family(
             "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         },
     ),
+    calls=("hermes",),
 )

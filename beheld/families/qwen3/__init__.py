@@ -7,6 +7,6 @@ from beheld.families.family import Family, GGUFLayout
 FAMILY = Family(
     model_types=("qwen3",),
     gguf=GGUFLayout("qwen3", "Qwen3ForCausalLM", ("qwen3vl",), biases={"attention_bias": "blk.0.attn_q.bias"}),
-    calls=("hermes",),
+    calls=("qwen3_coder", "hermes"),
     reasoning=("think",),
 )

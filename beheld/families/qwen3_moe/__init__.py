@@ -22,4 +22,6 @@ FAMILY = Family(
             "moe_intermediate_size": "expert_feed_forward_length",
         },
     ),
+    calls=("qwen3_coder", "hermes"),
+    reasoning=("think",),
 )

@@ -17,6 +17,6 @@ FAMILY = Family(
         ),
     ),
     state=delta_state,
-    calls=("hermes",),
+    calls=("qwen3_coder", "hermes"),
     reasoning=("think",),
 )

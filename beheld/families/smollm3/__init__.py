@@ -13,4 +13,6 @@ FAMILY = Family(
         permuted={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
         added={"no_rope_layer_interval": 4, "use_sliding_window": False},
     ),
+    calls=("hermes",),
+    reasoning=("think",),
 )

@@ -16,4 +16,6 @@ FAMILY = Family(
             by_census=True,
         ),
     ),
+    calls=("qwen3_coder",),
+    reasoning=("think",),
 )

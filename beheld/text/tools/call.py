@@ -82,6 +82,16 @@ def call_from(value: Any) -> list[Piece]:
     return [Piece(printable(name), printable(arguments))] if isinstance(arguments, str) else []
 
 
+def keyed_call_from(value: Any) -> list[Piece]:
+    """A call whose name is the key of its arguments, as call_from.
+
+    Raises:
+        ValueError: as json_text.
+    """
+    name, arguments = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    return [Piece(printable(name), json_text(arguments))] if name and isinstance(arguments, dict) else []
+
+
 def calls_of(pieces: Sequence[Piece]) -> list[Piece]:
     """Joins pieces into whole calls."""
     made: list[Piece] = []

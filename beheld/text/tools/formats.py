@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from beheld.text.tools import gemma, headed, mistral
+from beheld.text.channels import CALLED
+from beheld.text.tools import gemma, headed, mistral, nested
 from beheld.text.tools.bare import PythonCalls, json_reader, listed_json_reader, python_reader, worded_json_reader
 from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
-from beheld.text.tools.tagged import DEEPSEEK, GLM, MINIMAX, QWEN3, STEP3, TaggedCalls
+from beheld.text.tools.tagged import (
+    GLM,
+    HUNYUAN,
+    MINICPM5,
+    MINIMAX,
+    MUSE,
+    QWEN3,
+    STEP3,
+    TaggedCalls,
+    deepseek,
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +67,28 @@ def _marked(
     )
 
 
-def _dsml(frame: str) -> CallFormat:
-    """DeepSeek's calls in tags with attributes, in a frame of this name."""
-    marks = f"<｜DSML｜{frame}>", f"</｜DSML｜{frame}>"
+def _dsml(frame: str, blank: str = "") -> CallFormat:
+    """DeepSeek's calls in tags with attributes, in a frame of this name, with these blanks in the tags."""
+    marks = f"<｜DSML｜{blank}{frame}>", f"</｜DSML｜{blank}{frame}>"
+    opening = f'<｜DSML｜{blank}invoke name="'
+    region, tags = {opening: Region(f"</｜DSML｜{blank}invoke>", opening)}, deepseek(blank)
     return CallFormat(
-        lambda schemas: MarkedReader(_DSML, lambda: TaggedCalls(DEEPSEEK, schemas), frame=marks, blanks=True),
-        (marks[0], *_DSML),
+        lambda schemas: MarkedReader(region, lambda: TaggedCalls(tags, schemas), frame=marks, blanks=True),
+        (marks[0], opening),
         template=(marks[0],),
+    )
+
+
+def _coder(prefix: str, template: tuple[str, ...]) -> CallFormat:
+    """Qwen3-Coder's calls, with this prefix in the names of the outer tags."""
+    outer, close = f"<{prefix}tool_call>", f"</{prefix}tool_call>"
+    # Models often omit the outer mark, or write only the closing one.
+    regions = {outer: Region(close), "<function=": Region("</function>", "<function=")}
+    return CallFormat(
+        lambda schemas: MarkedReader(regions, lambda: TaggedCalls(QWEN3, schemas), close),
+        (outer, "<function="),
+        (outer, "<function=", "<parameter="),
+        template,
     )
 
 
@@ -71,15 +97,21 @@ def _json(schemas: Schemas) -> CallBody:
 
 
 _HERMES = {"<tool_call>": Region("</tool_call>")}
-# Qwen3-Coder often omits the outer mark, or writes only the closing one.
-_QWEN3 = {**_HERMES, "<function=": Region("</function>", "<function=")}
 # Phi-4-mini writes a word, which nothing closes.
 _PHI4 = {"<|tool_call|>": Region("<|/tool_call|>"), "functools[": Region("<|/tool_call|>", "[")}
 _HUNYUAN = {"<tool_calls>": Region("</tool_calls>")}
 _LFM2 = {"<|tool_call_start|>": Region("<|tool_call_end|>")}
 _MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
 _MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
-_DSML = {'<｜DSML｜invoke name="': Region("</｜DSML｜invoke>", '<｜DSML｜invoke name="')}
+_M3 = {nested.INVOKE: Region(f"{nested.MARK}</invoke>")}
+_M3_ALL = f"{nested.MARK}<tool_call>", f"{nested.MARK}</tool_call>"
+_MINICPM5 = {mark: Region("</function>", mark) for mark in ('<function name="', '<functionname="')}
+_MUSE = {CALLED[0]: Region(CALLED[1])}
+# GigaChat's calls are a message of their own to another, or follow a mark.
+_GIGACHAT_ROLE, _GIGACHAT_CALL = "function call<|role_sep|>\n", "<|function_call|>"
+_GIGACHAT_ENDS = "<|message_sep|>\n\n", "<|message_sep|>"
+_GIGACHAT = {mark: Region(_GIGACHAT_ENDS[1]) for mark in (_GIGACHAT_ROLE, _GIGACHAT_CALL)}
+_GRANITE_20B = "<function_call>"
 _STEP3_CALL = "<｜tool_call_begin｜>", "<｜tool_call_end｜>"
 _STEP3_ALL = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 # Some of its models spell the mark out.
@@ -92,11 +124,48 @@ _KIMI_ALL = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 # Keys are the names of vLLM's --tool-call-parser, where it has the format; "json" is our name for JSON without marks.
 # Of the formats that a template may teach, the first counts.
 FORMATS: dict[str, CallFormat] = {
+    "minimax_m3": CallFormat(
+        lambda schemas: MarkedReader(_M3, lambda: nested.NestedCall(schemas), frame=_M3_ALL, blanks=True),
+        (_M3_ALL[0], *_M3),
+        _M3_ALL,
+        (nested.MARK,),
+    ),
     "minimax_m2": CallFormat(
         lambda schemas: MarkedReader(_MINIMAX, lambda: TaggedCalls(MINIMAX, schemas), frame=_MINIMAX_ALL, blanks=True),
         (_MINIMAX_ALL[0], *_MINIMAX),
         _MINIMAX_ALL,
         (_MINIMAX_ALL[0],),
+    ),
+    "seed_oss": _coder("seed:", ("<seed:tool_call>",)),
+    "hy_v3": CallFormat(
+        lambda schemas: MarkedReader(
+            _HERMES, lambda: TaggedCalls(HUNYUAN, schemas), frame=("<tool_calls>", "</tool_calls>"), blanks=True
+        ),
+        ("<tool_calls>", "<tool_call>"),
+        ("<tool_calls>", "<tool_sep>", "<arg_key>"),
+        ("<tool_call>", "<tool_sep>"),
+    ),
+    "muse": CallFormat(
+        # The reader of its reasoning leaves only calls in these messages.
+        lambda schemas: MarkedReader(_MUSE, lambda: TaggedCalls(MUSE, schemas)),
+        marks=("<|start|>", "<|message|>"),
+        template=("<atem:invoke name=",),
+    ),
+    "minicpm5": CallFormat(
+        lambda schemas: MarkedReader(_MINICPM5, lambda: TaggedCalls(MINICPM5, schemas)),
+        tuple(_MINICPM5),
+        template=("<function name=", "<param name="),
+    ),
+    "apertus": _marked("<|tools_prefix|>", "<|tools_suffix|>", lambda schemas: JsonCalls(keyed=True)),
+    "longcat": _marked("<longcat_tool_call>", "</longcat_tool_call>", _json),
+    "functiongemma": _marked(
+        "<start_function_call>", "<end_function_call>", lambda schemas: gemma.GemmaCall(gemma.ESCAPE, schemas)
+    ),
+    "gigachat3": CallFormat(
+        lambda schemas: MarkedReader(_GIGACHAT, JsonCalls, frame=_GIGACHAT_ENDS[:1]),
+        (_GIGACHAT_ENDS[0], *_GIGACHAT),
+        (_GIGACHAT_CALL, "<|role_sep|>"),
+        ("<|role_sep|>", "function"),
     ),
     "step3": _marked(*_STEP3_CALL, lambda schemas: TaggedCalls(STEP3, schemas), _STEP3_ALL),
     "glm45": CallFormat(
@@ -105,12 +174,7 @@ FORMATS: dict[str, CallFormat] = {
         ("<tool_call>", "<arg_key>", "<arg_value>"),
         ("<tool_call>", "<arg_key>"),
     ),
-    "qwen3_coder": CallFormat(
-        lambda schemas: MarkedReader(_QWEN3, lambda: TaggedCalls(QWEN3, schemas), "</tool_call>"),
-        ("<tool_call>", "<function="),
-        ("<tool_call>", "<function=", "<parameter="),
-        ("<function=", "<parameter="),
-    ),
+    "qwen3_coder": _coder("", ("<function=", "<parameter=")),
     "hermes": CallFormat(
         lambda schemas: MarkedReader(_HERMES, JsonCalls),
         ("<tool_call>",),
@@ -134,9 +198,10 @@ FORMATS: dict[str, CallFormat] = {
         holds_inputs=True,
     ),
     "deepseek_v3": _marked(*_DEEPSEEK_CALL, lambda schemas: headed.deepseek(), _DEEPSEEK_ALL),
-    # V3.2's, and V4's, which has another frame.
+    # V3.2's, and V4's, which have other frames, V4.1's with blanks in the tags.
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml("calls", " "),
     "kimi_k2": _marked(*_KIMI_CALL, lambda schemas: headed.kimi(), _KIMI_ALL),
     # The reader of its reasoning leaves only calls between these.
     "openai": CallFormat(
@@ -154,7 +219,10 @@ FORMATS: dict[str, CallFormat] = {
     "jamba": _marked("<tool_calls>", "</tool_calls>", _json),
     # The same, whose template writes the words before calls again as they were.
     "hunyuan_a13b": CallFormat(
-        lambda schemas: MarkedReader(_HUNYUAN, JsonCalls, blanks=True), ("<tool_calls>",), ("<tool_calls>",)
+        lambda schemas: MarkedReader(_HUNYUAN, JsonCalls, blanks=True),
+        ("<tool_calls>",),
+        ("<tool_calls>",),
+        ("<tool_calls>",),
     ),
     "internlm": _marked("<|action_start|><|plugin|>", "<|action_end|>", _json, template="<|plugin|>"),
     "cohere": _marked("<|START_ACTION|>", "<|END_ACTION|>", _json),
@@ -171,6 +239,12 @@ FORMATS: dict[str, CallFormat] = {
         _GRANITE,
         ("<|tool_call|>",),
         ("<|tool_call|>",),
+    ),
+    "granite-20b-fc": CallFormat(
+        lambda schemas: MarkedReader({_GRANITE_20B: Region(_GRANITE_20B)}, JsonCalls),
+        (_GRANITE_20B,),
+        (_GRANITE_20B,),
+        (_GRANITE_20B,),
     ),
     "olmo3": _marked("<function_calls>", "</function_calls>", lambda schemas: PythonCalls(schemas, listed=False)),
     "pythonic": CallFormat(python_reader, template=("[func_name1(",), holds_inputs=True),

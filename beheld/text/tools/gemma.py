@@ -1,5 +1,7 @@
 """Reads calls in Gemma 4's format: call:name{key:<|"|>text<|"|>,other:[1,true]}; "call" may be missing.
 
+FunctionGemma has <escape> in place of quotes, and may have it around values of other types, too.
+
 What stands between the marks after "call:" and has no bracket is a call without arguments, whatever its name: the marks
 are special tokens, so the model meant a call, and a client that has no such function says so to the model.
 """
@@ -7,8 +9,11 @@ are special tokens, so the model meant a call, and a client that has no such fun
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from beheld.text.tools.call import NAME, Piece, json_text, parsed
+from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+from beheld.text.tools.tagged import typed
+from beheld.utils.json_types import types_of
 
 _CALL = re.compile(r"\s*(?:call)?:?([^\s{:]+)(\{.*)", re.DOTALL)
 _BEGUN = re.compile(r"\s*(?:call)?:?[^\s{:]+\{")
@@ -16,17 +21,27 @@ _BEGUN = re.compile(r"\s*(?:call)?:?[^\s{:]+\{")
 _BARE = re.compile(r"(?:call)?:\s*+([^\s{}:<>][^{}:<>\n]{0,63})")
 # Letters in which a call must begin.
 _HEAD = 256
-_QUOTE = '<|"|>'
-# A text between quotes, or all up to the next sign: every letter is read once.
-_PART = re.compile(r'<\|"\|>(?P<text>.*?)<\|"\|>|[^,:{}\[\]<>"]++', re.DOTALL)
+QUOTE, ESCAPE = '<|"|>', "<escape>"
+# For each quote, a text between two of them, or all up to the next sign: every letter is read once.
+_PARTS = {
+    quote: re.compile(rf'{re.escape(quote)}(?P<text>.*?){re.escape(quote)}|[^,:{{}}\[\]<>"]++', re.DOTALL)
+    for quote in (QUOTE, ESCAPE)
+}
 _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _JSON_WORDS = ("true", "false", "null")
 
 
 class GemmaCall:
-    """One call, which is passed on when it is complete; a call.CallBody."""
+    """One call, which is passed on when it is complete; a call.CallBody.
 
-    def __init__(self) -> None:
+    Args:
+        quote: stands around texts.
+        schemas: the functions' schemas, for texts that are values of other types.
+    """
+
+    def __init__(self, quote: str = QUOTE, schemas: Schemas | None = None) -> None:
+        self._quote = quote
+        self._schemas = schemas or {}
         self._held: list[str] = []
         self._head = ""
         self.called = False
@@ -58,16 +73,25 @@ class GemmaCall:
         found = _CALL.fullmatch(text)
         if found is None or not NAME.fullmatch(found[1]):
             return text, []
-        arguments = _PART.sub(_as_json, found[2])
+        arguments = _PARTS[self._quote].sub(_as_json, found[2])
         try:
-            arguments = json_text(parsed(arguments))
+            arguments = json_text(self._typed(found[1], parsed(arguments)))
         except ValueError:
             if not cut:
                 return text, []
-            before, quote, begun = arguments.partition(_QUOTE)
+            before, quote, begun = arguments.partition(self._quote)
             arguments = before + (json_text(begun)[:-1] if quote else "")
         self.called = True
         return "", [Piece(found[1], arguments)]
+
+    def _typed(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, with texts as their schemas want them."""
+        properties = self._schemas.get(name, {}).get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        return {
+            key: parsed(typed(value, types_of(known[key]))) if isinstance(value, str) and key in known else value
+            for key, value in given.items()
+        }
 
 
 def _as_json(found: re.Match[str]) -> str:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Container
 
 from beheld.text.marks import Enclosed, Seeker
-from beheld.text.tools.call import Piece, call_from, parsed, printable
+from beheld.text.tools.call import Piece, call_from, keyed_call_from, parsed, printable
 
 # The usual beginning of a call; after it and a quote, the arguments are passed on as they arrive.
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{(?=\s*["}])'
 )
+# The same where the name is the key of the arguments.
+_KEYED_HEAD = re.compile(r'\{\s*"([^"\\]+)"\s*:\s*\{(?=\s*["}])')
 _MAX_HEAD = 256
 # What may still become a call among words: a bracket, then a quoted key.
 _HOPEFUL = re.compile(r'\{\s*(?:$|"(?:name|type|parameters|arguments)"|"[a-z]{0,10}$)')
@@ -77,11 +79,14 @@ class JsonCall:
     Args:
         names: the functions that may be called; None allows any.
         hasty: give up as soon as the first key is not a call's, so that the text around it is not held back.
+        keyed: its one key is the function's name, and the value its arguments.
     """
 
-    def __init__(self, names: Container[str] | None, *, hasty: bool = False) -> None:
+    def __init__(self, names: Container[str] | None, *, hasty: bool = False, keyed: bool = False) -> None:
         self._names = names
         self._hasty = hasty
+        self._head = _KEYED_HEAD if keyed else _HEAD
+        self._read = keyed_call_from if keyed else call_from
         self._state = "head"
         self._held: list[str] = []
         self._num_held = 0
@@ -129,7 +134,7 @@ class JsonCall:
         if looked < _MAX_HEAD:
             if len(self._held) > 1:
                 self._held = ["".join(self._held)]
-            found = _HEAD.match(self._held[0], 0, _MAX_HEAD)
+            found = self._head.match(self._held[0], 0, _MAX_HEAD)
             if found is not None and self._may(found[1]):
                 pieces.append(Piece(printable(found[1]), ""))
                 self._state, self._balance = "arguments", Balance()
@@ -142,7 +147,7 @@ class JsonCall:
             return None
         self._held[-1] = self._held[-1][: len(self._held[-1]) - (len(text) - end)]
         try:
-            whole = call_from(parsed("".join(self._held)))
+            whole = self._read(parsed("".join(self._held)))
         except ValueError:
             whole = []
         if whole and self._may(whole[0].name or ""):
@@ -162,10 +167,14 @@ class JsonCalls:
     Args:
         names: the functions that may be called; None allows any.
         words: calls may also follow words, which this separates from what encloses calls.
+        keyed: as JsonCall.
     """
 
-    def __init__(self, names: Container[str] | None = None, *, words: Enclosed | None = None) -> None:
+    def __init__(
+        self, names: Container[str] | None = None, *, words: Enclosed | None = None, keyed: bool = False
+    ) -> None:
         self._names = names
+        self._keyed = keyed
         self._anywhere = words is not None
         self._seeker = Seeker()
         self._words = Enclosed() if words is None else words
@@ -228,7 +237,7 @@ class JsonCalls:
         self._between.append(found.group())
         text = text[found.end() :]
         if text.startswith("{"):
-            self._call = JsonCall(self._names)
+            self._call = JsonCall(self._names, keyed=self._keyed)
         elif text:
             return self._as_text(text)
         return text or None

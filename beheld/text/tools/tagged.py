@@ -1,13 +1,14 @@
-"""Reads calls with each argument between tags and without quotes, as GLM, Qwen3-Coder, MiniMax and Step write them."""
+"""Reads calls with each argument between tags and without quotes, as GLM, Qwen3-Coder, MiniMax, Step and others do."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.text.marks import Seeker
+from beheld.text.marks import Seeker, held_back
 from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
 from beheld.text.tools.literal import literal_of
 from beheld.utils.json_types import NAMES, types_of
@@ -18,6 +19,9 @@ _ALIASES = {
     **{"dict": "object", "list": "array", "tuple": "array", "none": "null"},
 }
 
+# A number with zeros before it, which JSON does not have.
+_ZEROS = re.compile(r"(-?)0+(?=\d)")
+_NUMBERS = {"integer", "number", "null"}
 _WORDS = {"type": "string"}
 
 
@@ -26,19 +30,19 @@ class Tags:
     """A family's call format: for each state, the tags that end it and the state that follows.
 
     The states "name", "key" and "value" collect what their names say. In "done" everything is text; in other states
-    text is ignored.
+    text is ignored. In "tail", too, the call is complete.
 
     Attributes:
         first: the state in which a call begins.
         states: the table.
-        frame: text around a value that is not part of it.
+        frame: texts before and behind a value that are not part of it, if they are there.
         types: tag that ends a key -> the schema of a value whose own says no type; without it, any type may be read.
         wrappers: keys of a value that may hold all arguments, where the schema has no such key.
     """
 
     first: str
     states: Mapping[str, Mapping[str, str]]
-    frame: str = ""
+    frame: tuple[str, str] = ("", "")
     types: Mapping[str, Any] = field(default_factory=dict)
     wrappers: frozenset[str] = frozenset()
 
@@ -53,6 +57,7 @@ GLM = Tags(
         "between": {"<arg_key>": "key"},
     },
 )
+HUNYUAN = Tags("name", {**GLM.states, "name": {"<tool_sep>": "between"}})
 QWEN3 = Tags(
     "head",
     {
@@ -64,33 +69,53 @@ QWEN3 = Tags(
         "value": {"</parameter>": "between", "<parameter=": "key", "</function>": "done"},
         "done": {},
     },
-    "\n",
+    ("\n", "\n"),
 )
 
 
-def _named(invoke: str, parameter: str) -> dict[str, dict[str, str]]:
+def _named(invoke: str, parameter: str, last: str = "done") -> dict[str, dict[str, str]]:
     """The states of a call whose tags have names as attributes, from the tag of the call on."""
     closing, begun, ended = f"</{invoke}>", f'<{parameter} name="', f"</{parameter}>"
     return {
         "head": {f'<{invoke} name="': "name"},
         "name": {'">': "between"},
-        "between": {begun: "key", closing: "done"},
+        "between": {begun: "key", closing: last},
         "key": {'">': "value"},
-        "value": {ended: "between", begun: "key", closing: "done"},
-        "done": {},
+        "value": {ended: "between", begun: "key", closing: last},
+        last: {},
     }
 
 
 MINIMAX = Tags("head", _named("invoke", "parameter"), types={'">': _WORDS})
-_DSML = _named("｜DSML｜invoke", "｜DSML｜parameter")
+_MINICPM5 = _named("function", "param")
+# The blank in its tags is sometimes missing.
+MINICPM5 = Tags(
+    "head",
+    _MINICPM5
+    | {
+        "head": {'<function name="': "name", '<functionname="': "name"},
+        "between": _MINICPM5["between"] | {'<paramname="': "key"},
+    },
+    ("<![CDATA[", "]]>"),
+    wrappers=frozenset(("arguments", "properties")),
+)
+# What stands before the call is its message's header.
+MUSE = Tags("header", {"header": {'<atem:invoke name="': "name"}, **_named("atem:invoke", "atem:parameter", "tail")})
 # An attribute says whether the value is a text or JSON.
 _TEXT, _JSON = '" string="true">', '" string="false">'
-DEEPSEEK = Tags(
-    "head",
-    _DSML | {"key": _DSML["key"] | dict.fromkeys((_TEXT, _JSON), "value")},
-    types={_TEXT: _WORDS},
-    wrappers=frozenset(("arguments", "input")),
-)
+
+
+def deepseek(blank: str) -> Tags:
+    """DeepSeek's, with these blanks in the tags."""
+    states = _named(f"｜DSML｜{blank}invoke", f"｜DSML｜{blank}parameter")
+    return Tags(
+        "head",
+        states | {"key": states["key"] | dict.fromkeys((_TEXT, _JSON), "value")},
+        types={_TEXT: _WORDS},
+        wrappers=frozenset(("arguments", "input")),
+    )
+
+
 _STEP3 = _named("steptml:invoke", "steptml:parameter")
 # Some answers lack the kind of tool before the call.
 STEP3 = Tags("kind", {"kind": {"<｜tool_sep｜>": "head", **_STEP3["head"]}, **_STEP3})
@@ -115,7 +140,7 @@ class TaggedCalls:
         self._called = False
         self._properties: Mapping[str, Any] = {}
         self._opened = self._closed = self._behind = False
-        self._value = Value({}, "")
+        self._value = Value({}, tags.frame)
         # What begins a value that may hold all arguments.
         self._wrapped = ""
 
@@ -145,7 +170,7 @@ class TaggedCalls:
                 self._leave(tag, pieces)
                 self._state = ends[tag]
                 self._held = []
-                if self._state == "done":
+                if self._state in ("done", "tail"):
                     self._close(pieces)
         if self._state == "done" and not self._behind:
             text = text.lstrip()
@@ -165,7 +190,7 @@ class TaggedCalls:
         """As CallBody. A truncated value stays open, so that no one takes it for a complete one."""
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
-        if self._called and self._state not in ("between", "done"):
+        if self._called and self._state not in ("between", "done", "tail"):
             begun, self._wrapped = self._wrapped, ""
             return "", _pieces_of(begun + self._value.push(rest)) if self._state == "value" else []
         return self._ended(rest, [], "")
@@ -238,33 +263,44 @@ class Value:
 
     Args:
         schema: the value's schema, if there is one.
-        frame: optional text around the value, at most once on each side.
+        frame: optional texts before and behind the value.
     """
 
-    def __init__(self, schema: Any, frame: str) -> None:
+    def __init__(self, schema: Any, frame: tuple[str, str]) -> None:
         self._types = {_ALIASES.get(name.lower(), name) for name in types_of(schema)}
-        self._frame = frame
-        self._begun = self._opened = False
+        self._before, self._behind = frame
+        # What may begin with the text before the value; None after that.
+        self._head: str | None = ""
+        self._opened = False
         self._held: list[str] = []
 
     def push(self, text: str) -> str:
         """Add text; returns the JSON that is now certain."""
-        if not self._begun and text:
-            self._begun = True
-            text = text.removeprefix(self._frame)
+        if self._head is not None:
+            text = self._head + text
+            if len(text) < len(self._before) and self._before.startswith(text):
+                self._head = text
+                return ""
+            self._head, text = None, text.removeprefix(self._before)
         if self._types != {"string"}:
             self._held.append(text)
             return ""
         text = "".join([*self._held, text])
         # The end of the text so far may be the frame's end.
-        self._held = [self._frame] if self._frame and text.endswith(self._frame) else []
-        return self._open() + _escaped(text.removesuffix(self._frame) if self._held else text)
+        certain = len(text) - self._num_behind(text)
+        self._held = [text[certain:]]
+        return self._open() + _escaped(text[:certain])
 
     def end(self) -> str:
         """The rest."""
-        if self._types == {"string"}:
-            return self._open() + '"'
-        return typed("".join(self._held).removesuffix(self._frame), self._types)
+        text = "".join([*self._held, self._head or ""]).removesuffix(self._behind)
+        return self._open() + _escaped(text) + '"' if self._types == {"string"} else typed(text, self._types)
+
+    def _num_behind(self, text: str) -> int:
+        """The number of letters at the end of the text that may be the frame's end."""
+        if not self._behind or text.endswith(self._behind):
+            return len(self._behind)
+        return held_back(text, self._behind)
 
     def _open(self) -> str:
         opened, self._opened = self._opened, True
@@ -277,6 +313,8 @@ def typed(text: str, types: frozenset[str] | set[str]) -> str:
     Some models write Python's literals in place of JSON.
     """
     word = text.strip()
+    if types and types <= _NUMBERS:
+        word = _ZEROS.sub(r"\1", word, count=1) if _ZEROS.match(word) else word
     # Other words, such as 007, are literals in Python only by chance.
     python = word[:1] in ("[", "{") or word in ("True", "False", "None")
     for read in (parsed, literal_of) if python else (parsed,):

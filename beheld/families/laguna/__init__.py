@@ -1,0 +1,11 @@
+"""Laguna: text only."""
+
+from __future__ import annotations
+
+from beheld.families.family import Family
+
+FAMILY = Family(
+    model_types=("laguna",),
+    calls=("glm45",),
+    reasoning=("think",),
+)
