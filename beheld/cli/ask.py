@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     *media, question = arguments.words
     check_question(question)
-    refs = references(media)
+    refs = references(media, "The last argument of `beheld ask` is the question; all others are media.")
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
     options = {"max_num_seqs": 1, "use_tqdm_on_load": False, **engine_options(arguments)}
     messages = [{"role": "user", "content": [*content(refs), {"type": "text", "text": question}]}]

@@ -103,8 +103,10 @@ def _read(path: Path) -> Any:
             param="config",
         ) from error
     except (ValueError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
         raise ConfigError(
-            f"The file {str(path)!r} cannot be read as YAML.", "Write a line OPTION: VALUE each.", param="config"
+            f"The file {str(path)!r} cannot be read as YAML{where}.", "Write a line OPTION: VALUE each.", param="config"
         ) from error
 
 

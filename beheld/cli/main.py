@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -40,6 +41,8 @@ _QUIET = frozenset({"ask", "chat", "batch", "run-batch", "plan", "verify", "quan
 _LOGGING = frozenset({"serve", "encode-serve", "run-vllm"})
 # Commands that close everything they open and run no user code.
 _CLOSED = frozenset({"ask", "serve", "encode-serve", "batch", "run-batch"})
+# The device, or the user's share of it, is full.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Commands whose file names may come before, between and after their flags.
 _ANY_ORDER = frozenset({"ask", "batch", "verify", "quantize"})
 
@@ -91,20 +94,9 @@ def build_parser(only: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit status (0 done, 1 the user's error, 2 wrong usage, 3 ours)."""
     standard_streams.ensure()
-    words = sys.argv[1:] if argv is None else argv
-    parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
-    if not words:
-        # Somebody looks for what there is.
-        parser.print_help(sys.stderr)
-        return 2
-    arguments = parser.parse_args(argv)
     try:
-        _check_environment()
-        _set_log_level(arguments)
-        elsewhere = working_directory.existing()
-        if elsewhere is not None:
-            os.chdir(elsewhere)
-        status: int = arguments.run(arguments)
+        status = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except BeheldError as error:
         print(f"beheld: {error}", file=sys.stderr)
         return 3 if error.stage in ("engine", "step") else 1
@@ -115,6 +107,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader closed standard output (`beheld ask ... | head`).
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = "standard output" if error.filename is None else repr(os.fspath(error.filename))
+        print(f"beheld: Cannot write ({where}): {error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
+        standard_streams.discard_output()
+        return 1
+    return status
+
+
+def _run(words: Sequence[str]) -> int:
+    parser = build_parser(words[0] if words and words[0] in _COMMANDS else None)
+    if not words:
+        # Somebody looks for what there is.
+        parser.print_help(sys.stderr)
+        return 2
+    arguments = parser.parse_args(words)
+    _check_environment()
+    _set_log_level(arguments)
+    elsewhere = working_directory.existing()
+    if elsewhere is not None:
+        os.chdir(elsewhere)
+    status: int = arguments.run(arguments)
     return status
 
 

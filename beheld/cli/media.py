@@ -13,18 +13,23 @@ from beheld.core.media import MediaRef
 
 IMAGE = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 VIDEO = frozenset({".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v", ".mpg", ".mpeg", ".gif"})
+_IMAGE_BRANDS = frozenset((b"avif", b"avis", b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
 AUDIO = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
 
 
-def references(names: Sequence[str]) -> list[MediaRef]:
+def references(names: Sequence[str], hint: str = "") -> list[MediaRef]:
     """Return one MediaRef per name; the file extension gives the modality, image if unknown.
+
+    Args:
+        names: files, URLs, or - for standard input.
+        hint: what the error for a missing file says in addition.
 
     Raises:
         UserError: a file is missing, or standard input is named twice.
     """
     if list(names).count("-") > 1:
         raise UserError("Standard input can be named only once.")
-    return [_reference(name) for name in names]
+    return [_reference(name, hint) for name in names]
 
 
 def check_question(text: str) -> None:
@@ -46,7 +51,7 @@ def content(refs: Sequence[MediaRef]) -> list[dict[str, Any]]:
     return [{"type": ref.modality, ref.modality: ref.source} for ref in refs]
 
 
-def _reference(name: str) -> MediaRef:
+def _reference(name: str, hint: str) -> MediaRef:
     if name == "-":
         data = sys.stdin.buffer.read()
         if not data:
@@ -58,8 +63,8 @@ def _reference(name: str) -> MediaRef:
     path = Path(name).expanduser()
     if not path.is_file():
         raise FetchError(
-            f"There is no file {name!r}.",
-            "Check the name. The last argument of `beheld ask` is the question; all others are media.",
+            f"{name!r} is a folder, not a file." if path.is_dir() else f"There is no file {name!r}.",
+            f"Check the name. {hint}".rstrip(),
         )
     return MediaRef(modality, path)
 
@@ -74,7 +79,10 @@ def modality_of(name: str) -> str:
 
 def _sniff(data: bytes) -> str:
     """Return the modality by the signature of a video or audio container; image for anything else."""
-    if data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
+    if data[4:8] == b"ftyp":
+        # HEIC and AVIF have the container of MP4.
+        return "image" if data[8:12] in _IMAGE_BRANDS else "video"
+    if data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI "):
         return "video"
     if (data[:4] == b"RIFF" and data[8:12] == b"WAVE") or data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3":
         return "audio"

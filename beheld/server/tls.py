@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from typing import Any
 
@@ -19,6 +20,15 @@ def settings(options: ServerOptions) -> dict[str, Any]:
     """
     if options.ssl_certfile is None:
         return {}
+    for option in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        name = getattr(options, option)
+        # OpenSSL's error does not say which file it means.
+        if name is not None and not os.path.exists(name):
+            raise ConfigError(
+                f"TLS cannot be set up: there is no file {str(name)!r}.",
+                f"Check --{option.replace('_', '-')}.",
+                param=option,
+            )
     found = {
         "ssl_certfile": options.ssl_certfile,
         "ssl_keyfile": options.ssl_keyfile,

@@ -23,3 +23,13 @@ def ensure() -> None:
         if getattr(sys, name) is None:
             stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+
+
+def discard_output() -> None:
+    """Let the null device take what standard output still holds, where writing it failed.
+
+    Otherwise the interpreter's end tries again, and reports a second error.
+    """
+    opened = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(opened, sys.stdout.fileno())
+    os.close(opened)

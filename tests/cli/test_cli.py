@@ -19,7 +19,7 @@ from PIL import Image
 from beheld.cli.backends import AnswerStats
 from beheld.cli.chat import ChatSession
 from beheld.cli.main import main
-from beheld.cli.media import check_question
+from beheld.cli.media import check_question, references
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
 from beheld.families import registry
@@ -90,10 +90,53 @@ def test_standard_input(capsys: Capture, picture: Path, model: list[str], monkey
     assert (status, answer) == (0, expected)
 
 
+def test_an_image_in_the_container_of_videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for brand, modality in ((b"avif", "image"), (b"heic", "image"), (b"isom", "video")):
+
+        class Stdin:
+            buffer = io.BytesIO(b"\0\0\0\x20ftyp" + brand + bytes(64))
+
+        monkeypatch.setattr("sys.stdin", Stdin)
+        (ref,) = references(["-"])
+        assert ref.modality == modality
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no full device")
+@pytest.mark.parametrize("words", [["models"], ["plan", "mote"], ["ask", "examples/scene.png", "What?"]])
+def test_a_full_device_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "beheld", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            cwd=Path(__file__).parents[2], timeout=120,
+        )  # fmt: skip
+    said = "beheld: Cannot write (standard output): No space left on device. Make room, or write elsewhere.\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_an_interruption_before_the_command_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("beheld.cli.main.build_parser", interrupted)
+    assert run(capsys, "models") == (130, "", "beheld: interrupted\n")
+
+
+def test_a_place_in_a_file_of_options(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("port: 8001\nmodel: [mote\n")
+    status, _, err = run(capsys, "serve", "--config", tmp_path / "serve.yaml")
+    assert status == 1
+    assert "cannot be read as YAML (line 3, column 1)" in err
+
+
+def test_only_ask_speaks_of_its_question(capsys: Capture) -> None:
+    assert run(capsys, "plan", "mote", "missing.png")[2] == "beheld: There is no file 'missing.png'. Check the name.\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["missing.png", "What?"], "no file 'missing.png'"),
+        (["examples", "What?"], "'examples' is a folder, not a file."),
         (["examples/scene.png"], "There is no question: the last argument, 'examples/scene.png', is a file."),
         (["-", "-", "What?"], "only once"),
         (["What?", "--model", "/nowhere/at/all"], "no folder"),

@@ -31,7 +31,7 @@ from tests import tiny
 ROOT = Path(__file__).resolve().parents[2]
 # What pages name -> the family whose tiny checkpoint stands for it.
 MODELS = {
-    "smolvlm-256m": "smolvlm",
+    "smolvlm-256m": "idefics3",
     "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl",
     "Qwen/Qwen2-Audio-7B-Instruct": "qwen2_audio",

@@ -336,6 +336,32 @@ def test_formats_that_are_not_wanted(name: str, monkeypatch: pytest.MonkeyPatch)
         decode.open_bytes(heads[name], LIMITS)
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(64), "AVIF"),
+        (b"\0\0\0\x20ftypmif1\0\0\0\0heicmif1" + bytes(64), "HEIC"),
+        (b"II*\0" + bytes(64), "TIFF"),
+        (b"\0\0\1\0" + bytes(64), "ICO"),
+        (b"P6\n2 2 255\n" + bytes(12), "PPM"),
+        (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(64), "JPEG 2000"),
+        (b"\xff\x0a" + bytes(64), "JPEG XL"),
+        (b"\xef\xbb\xbf\n<svg viewBox='0 0 1 1'></svg>", "SVG"),
+        (b"<!DOCTYPE html><html><body><svg/></body></html>", "HTML"),
+    ],
+)
+def test_a_format_that_is_not_wanted_is_named(data: bytes, name: str) -> None:
+    with pytest.raises(DecodeError, match=f"The bytes are {name}, which is not read. .*Known formats") as caught:
+        decode.open_bytes(data, LIMITS)
+    # What the operator may allow is offered for those formats alone that it would help.
+    assert bool(caught.value.or_engine) == (name in ("AVIF", "HEIC", "TIFF", "ICO", "PPM"))
+
+
+def test_a_text_has_no_format() -> None:
+    with pytest.raises(DecodeError, match="The bytes are not an image that can be read"):
+        decode.open_bytes(b"P60 or P5: a text", LIMITS)
+
+
 @pytest.mark.parametrize("name", ["TIFF", "ICO", "EPS", "PDF", "PPM", "TGA", "JPEG2000", "DDS", "SGI", "PCX"])
 @pytest.mark.case(24)
 def test_formats_that_pillow_would_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

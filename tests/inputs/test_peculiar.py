@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from beheld.api.llm import LLM
 from beheld.checkpoint.info import read_info
 from beheld.core.config import EngineArgs
 from beheld.core.errors import ModelError, ProcessError, PromptError
@@ -156,3 +157,12 @@ def test_mantis_in_a_chat() -> None:
 def test_gemma3ns_prompt_as_users_write_it() -> None:
     prompt = "<start_of_turn>user\n<image_soft_token>What is in this picture?<end_of_turn>\n<start_of_turn>model\n"
     assert prepare("gemma3n", prompt, PICTURE).token_ids == theirs("gemma3n", prompt, PICTURE)
+
+
+def test_a_package_that_a_processor_lacks_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.smolvlm import processing_smolvlm
+
+    monkeypatch.setattr(processing_smolvlm, "num2words", None)
+    with pytest.raises(ModelError, match=r"cannot be loaded: .*pip install num2words") as caught:
+        LLM(str(tiny.checkpoint("smolvlm")), max_model_len=512)
+    assert caught.value.remedy == "Install the package that it needs."

@@ -162,6 +162,13 @@ def test_files_that_do_not_fit_are_told_at_the_start(certificates: Path, certifi
         listen(options)
 
 
+@needs_openssl
+def test_a_missing_file_of_tls_is_named(certificates: Path) -> None:
+    options = replace(SMALL, ssl_certfile=str(certificates / "server.pem"), ssl_keyfile=str(certificates / "none.key"))
+    with pytest.raises(ConfigError, match=r"there is no file '.*none\.key'. Check --ssl-keyfile"):
+        listen(options)
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     running = Running(uds=str(path))

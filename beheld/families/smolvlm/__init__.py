@@ -22,8 +22,7 @@ FAMILY = Family(
             "SmolVLMForConditionalGeneration",
             "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
             IMAGE_AND_VIDEO,
-            "tiles; each video is described as if it were the only one of its prompt; its processor needs the "
-            "package num2words",
+            "tiles; each video is described as if it were the only one of its prompt",
             joined=True,
         ),
     ),

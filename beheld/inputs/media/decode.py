@@ -92,14 +92,31 @@ def open_bytes(data: bytes, limits: MediaLimits) -> DecodedImage:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise LimitError("The image has too many pixels.", _SHRINK) from error
     except Exception as error:
-        known = f"Known formats: {', '.join((*FORMATS, *_FURTHER, 'ICO', 'HEIC') if every else FORMATS)}."
-        if header.is_pdf(data) or header.is_tiff(data):
-            known = f"Send it as a part of the type 'file' of a chat message, which becomes its pages. {known}"
-        words = "" if every else "allow TIFF, ICO, PPM, AVIF and HEIC with media_limits={'image_formats': 'all'}"
-        raise DecodeError("The bytes are not an image that can be read.", known, or_engine=words) from error
+        raise _unreadable(data, every) from error
     check_size(*image.size, limits, len(data))
     check_scans(data, image.width * image.height, limits)
     return from_pil(image, limits, image.format)
+
+
+def _unreadable(data: bytes, every: bool) -> DecodeError:
+    """The error for bytes that no decoder takes; it names their format, if they show one.
+
+    Args:
+        data: the file.
+        every: the engine reads all formats, not only the usual ones.
+    """
+    found = header.format_of(data)
+    never = found in ("JPEG 2000", "JPEG XL", "SVG", "HTML")
+    # Where the engine reads the format, the file is broken.
+    named = never or (found is not None and not every)
+    reason = f"The bytes are {found}, which is not read." if named else "The bytes are not an image that can be read."
+    remedy = f"Known formats: {', '.join((*FORMATS, *_FURTHER, 'ICO', 'HEIC') if every else FORMATS)}."
+    if header.is_pdf(data) or found == "TIFF":
+        remedy = f"Send it as a part of the type 'file' of a chat message, which becomes its pages. {remedy}"
+    elif found == "HTML":
+        remedy = f"Give the address of the image itself, not that of a page. {remedy}"
+    allow = "" if every or never else 'allow TIFF, ICO, PPM, AVIF and HEIC with media_limits={"image_formats": "all"}'
+    return DecodeError(reason, remedy, or_engine=allow)
 
 
 def _from_icon(data: bytes, picture: bytes, size: tuple[int, int], limits: MediaLimits) -> DecodedImage:

@@ -28,6 +28,15 @@ def is_tiff(data: bytes) -> bool:
 
 
 _HEIF = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
+# How formats begin that are recognized by this alone.
+_MARKS: dict[str, bytes | tuple[bytes, ...]] = {
+    "TIFF": _TIFF,
+    "ICO": b"\0\0\1\0",
+    "PPM": tuple(b"P" + bytes((kind, after)) for kind in b"123456" for after in b" \t\r\n"),
+    "JPEG 2000": (b"\0\0\0\x0cjP  \r\n", b"\xff\x4f\xff\x51"),
+    "JPEG XL": (b"\0\0\0\x0cJXL \r\n", b"\xff\x0a"),
+}
+_TEXT_REACH = 1024
 _PNG = b"\x89PNG\r\n\x1a\n"
 # The most icons that a file may list; each states a size of at most 256 pixels a side.
 _MAX_ICONS = 256
@@ -36,6 +45,21 @@ _MAX_ICONS = 256
 def is_heif(data: bytes) -> bool:
     """Return whether bytes begin like HEIC or another HEIF, whose brand is not AVIF's."""
     return data[4:8] == b"ftyp" and data[8:12] in _HEIF
+
+
+def format_of(data: bytes) -> str | None:
+    """Return the name of a format that is not among the usual ones of images; None if the bytes begin otherwise."""
+    if is_heif(data):
+        return "HEIC"
+    if data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis"):
+        return "AVIF"
+    for name, marks in _MARKS.items():
+        if data.startswith(marks):
+            return name
+    text = data[:_TEXT_REACH].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"<svg") or (text.startswith((b"<?xml", b"<!--", b"<!doctype svg")) and b"<svg" in text):
+        return "SVG"
+    return "HTML" if text.startswith((b"<!doctype html", b"<html")) else None
 
 
 def largest_icon(data: bytes) -> tuple[bytes, tuple[int, int]] | None:

@@ -113,6 +113,12 @@ class ItemProcessor:
                 )
         except ModelError:
             raise
+        except ImportError as error:
+            raise ModelError(
+                f"The processor of {self._info.name!r} cannot be loaded.",
+                "Install the package that it needs.",
+                detail=first_line(error),
+            ) from error
         except Exception as error:
             raise ModelError(
                 f"The processor of {self._info.name!r} cannot be loaded.",

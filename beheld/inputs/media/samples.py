@@ -68,6 +68,9 @@ def _made(modality: str, maker: ItemMaker, config: EngineConfig, side: int, *, o
         # Of this machine's bounds, not of the checkpoint.
         logger.warning("The processor was not tried with the modality %s: %s", modality, error)
         return None
+    except ModelError:
+        # The processor cannot be loaded, whatever the modality.
+        raise
     except Exception as error:
         if isinstance(error, ProcessError) and not only:
             # The processor works, and says what this modality lacks: a font for videos, say, or an option.
