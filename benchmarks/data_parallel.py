@@ -7,8 +7,8 @@ processor time: on a CPU with busy cores, the engines' own seconds say how long 
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
 
 Cores of one machine may not be independent: a step may take longer while another core computes, whatever it computes.
-With `--busy-cores 1` a process that needs hardly any memory computes beside the engines. What two engines take more
-than one engine beside a busy core is theirs. The number of steps says whether their batches were as full.
+With `--busy-cores 1` a process that needs hardly any memory computes meanwhile. What two engines take more
+than one engine next to a busy core is theirs. The number of steps says whether their batches were as full.
 
 The busiest threads say what bounds a run: one that computes for nearly all of the clock's time is the bound.
 
