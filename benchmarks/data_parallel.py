@@ -6,6 +6,10 @@ Each size gets the same conversations, `--concurrency` for each engine at a time
 processor time: on a CPU with busy cores, the engines' own seconds say how long the run would take with a core for each.
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
 
+Cores of one machine may not be independent: a step may take longer while another core computes, whatever it computes.
+With `--busy-cores 1` a process that needs hardly any memory computes meanwhile. What two engines take more
+than one engine next to a busy core is theirs. The number of steps says whether their batches were as full.
+
 The busiest threads say what bounds a run: one that computes for nearly all of the clock's time is the bound.
 
 With --stacks, as many conversations follow of which py-spy, a program of its own, writes where the threads of the front
@@ -20,9 +24,11 @@ import asyncio
 import os
 import random
 import subprocess
+import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +50,7 @@ class Measured:
             processes with which it prepares media.
         busiest: by process, the shares of the clock's time for which its three busiest threads computed.
         stages: a request's milliseconds in each stage, in the mean; "image ..." are those of preparing its image.
+        steps: of all engines together.
     """
 
     clock_s: float
@@ -53,6 +60,7 @@ class Measured:
     busiest: dict[str, list[float]]
     stages: dict[str, float]
     answers: list[tuple[int, ...]]
+    steps: int
     stats: EngineStats
 
 
@@ -82,13 +90,31 @@ def threads_s(pid: int) -> dict[str, float]:
     return found
 
 
+# Products of matrices that fit into a core's first cache.
+_COMPUTE = "import numpy; small = numpy.ones((32, 32), 'f4')\nwhile True: small @ small"
+
+
+@contextmanager
+def busy(num_cores: int) -> Iterator[None]:
+    """Let so many other processes compute inside the block, each in one thread."""
+    single = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    running = [subprocess.Popen([sys.executable, "-c", _COMPUTE], env=single) for _ in range(num_cores)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 def spent() -> dict[str, dict[int, float]]:
     """Processor seconds so far of the front, of engines and of what else the front has started, by process."""
     found: dict[str, dict[int, float]] = {"front": {os.getpid(): processor_s("self")}, "engines": {}, "workers": {}}
     for pid in descendants(os.getpid()):
         with suppress(OSError):
-            engine = b"beheld.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            found["engines" if engine else "workers"][pid] = processor_s(pid)
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if _COMPUTE.encode() not in command:
+                found["engines" if b"beheld.engine.process" in command else "workers"][pid] = processor_s(pid)
     return found
 
 
@@ -141,6 +167,7 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         engines = list(before["engines"])
         names = {os.getpid(): "front"} | {pid: f"engine {number}" for number, pid in enumerate(engines)}
         threads = {pid: threads_s(pid) for pid in names}
+        steps = (await llm.ping()).steps
         begin = time.perf_counter()
         answers = await asyncio.gather(*map(answer, talks))
         clock_s, after = time.perf_counter() - begin, spent()
@@ -153,6 +180,7 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
             kind: [seconds - before[kind].get(pid, 0.0) for pid, seconds in own.items()] for kind, own in after.items()
         }
         stats = await llm.ping()
+        steps = stats.steps - steps
         if given.stacks is not None:
             talks = conversations(given.requests, given.images, given.size, not given.no_repeats, first=10**7)
             record = ["py-spy", "record", "--threads", "--duration", str(max(2, int(clock_s))), "--format", "raw"]
@@ -165,7 +193,15 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
                 await asyncio.gather(*map(answer, talks))
         shares = {name: [seconds / clock_s for seconds in each] for name, each in busiest.items()}
         return Measured(
-            clock_s, took["engines"], sum(took["front"]), sum(took["workers"]), shares, means, list(answers), stats
+            clock_s,
+            took["engines"],
+            sum(took["front"]),
+            sum(took["workers"]),
+            shares,
+            means,
+            list(answers),
+            steps,
+            stats,
         )
 
 
@@ -187,6 +223,7 @@ def main() -> None:
     parser.add_argument(
         "--stacks", type=Path, default=None, help="a file for where threads are, with .engine for those of an engine"
     )
+    parser.add_argument("--busy-cores", type=int, default=0, help="other processes that compute at the same time")
     parser.add_argument(
         "--media-work", default="auto", help="`process`: workers prepare media, as they do where the engine has a GPU"
     )
@@ -205,7 +242,8 @@ def main() -> None:
         options["kv_cache_memory_bytes"] = int(given.kv_cache_gib * 2**30)
     first: Measured | None = None
     for num_engines in map(int, given.engines.split(",")):
-        found = asyncio.run(measure(num_engines, given, options))
+        with busy(given.busy_cores):
+            found = asyncio.run(measure(num_engines, given, options))
         first = first or found
         same = sum(one == other for one, other in zip(first.answers, found.answers, strict=True))
         print(f"{num_engines} engines: {given.requests / found.clock_s:.2f} requests/s by the clock", end="; ")
@@ -217,7 +255,11 @@ def main() -> None:
         busiest = "; ".join(f"{name} {', '.join(f'{s:.2f}' for s in each)}" for name, each in found.busiest.items())
         print(f"   busiest threads, of the clock's time: {busiest}")
         print(f"   milliseconds of a request: {', '.join(f'{stage} {ms:.1f}' for stage, ms in found.stages.items())}")
-        print(f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded")
+        print(
+            f"   {same} of {len(found.answers)} answers are the first's; {found.stats.scheduler.num_encoded} encoded",
+            end="; ",
+        )
+        print(f"{found.steps} steps")
         if (routing := found.stats.routing) is not None:
             print(f"   routing: {routing.num_found} of {routing.num_repeated} repeated images found", end="; ")
             print(f"{1e6 * routing.seconds / max(1, routing.num_requests):.0f} microseconds a request", end="; ")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 from beheld.api import long_texts, transcribe
 from beheld.api.beam import answer_of, blaming_beams, step_of
 from beheld.api.collectors import Params, RequestCollector, collector_of
-from beheld.api.pools import Pools, has_grammar
+from beheld.api.pools import Pools, has_grammar, names_remote
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
@@ -60,6 +60,7 @@ from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
+from beheld.inputs.stages import ReadRequest
 from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import quick_turns
@@ -885,7 +886,7 @@ class AsyncLLM:
         Cancelling this cancels the order: its work ends, and the thread is free for others.
         """
         pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
-        reading = self._pools.of_reading(order.prompt, order.params)
+        reading = self._pools.of_reading(order.prompt, order.params, pool)
         try:
             if pool is self._pools.grammar and reading is self._pools.slow:
                 # Compilers are not waited for in a turn of those that keep the interpreter.
@@ -899,20 +900,35 @@ class AsyncLLM:
                 return found
             if pool is not self._pools.media:
                 return await self._run_in(reading, order.client, inputs.prepare, order)
-            # The event loop, the engine's links and the preparing threads all take the interpreter often.
-            with quick_turns(), inputs.fetch_room() as reserve:
-                if documents := inputs.documents(order):
-                    documents = await inputs.fetched_documents(documents, order.client, reserve)
-                    async with self._pools.media_turns.turn(order.client):
-                        order = await self._run_in(pool, order.client, inputs.open_documents, order, documents)
-                read = await self._run_in(reading, order.client, inputs.read, order)
-                async with inputs.fetched(read, reserve) as fetched, self._pools.media_turns.turn(order.client):
-                    if not has_grammar(order.params):
-                        return await self._run_in(pool, order.client, inputs.completed, fetched)
-                    made = await self._run_in(pool, order.client, inputs.make_items, fetched)
-            return await self._run_in(self._pools.grammar, order.client, inputs.seal, made)
+            return await self._with_media(order, reading)
         finally:
             order.cancel.cancel()
+
+    async def _with_media(self, order: RequestOrder, reading: ThreadPoolExecutor) -> Request:
+        """A prepared request with media, which may have to be fetched."""
+        pools, inputs, client = self._pools, self._inputs, order.client
+        documents = inputs.documents(order)
+        grammar = has_grammar(order.params)
+        read: ReadRequest | None = None
+        if not (documents or grammar or reading is not pools.media or names_remote(order.prompt)):
+            # Most requests: one call of a thread costs the event loop a tenth of a millisecond and more.
+            async with pools.media_turns.turn(client):
+                found = await self._run_media(pools.media, client, inputs.read_and_completed, order)
+            if isinstance(found, Request):
+                return found
+            read = found
+        with inputs.fetch_room() as reserve:
+            if documents:
+                documents = await inputs.fetched_documents(documents, client, reserve)
+                async with pools.media_turns.turn(client):
+                    order = await self._run_media(pools.media, client, inputs.open_documents, order, documents)
+            if read is None:
+                read = await self._run_media(reading, client, inputs.read, order)
+            async with inputs.fetched(read, reserve) as fetched, pools.media_turns.turn(client):
+                if not grammar:
+                    return await self._run_media(pools.media, client, inputs.completed, fetched)
+                made = await self._run_media(pools.media, client, inputs.make_items, fetched)
+        return await self._run_in(pools.grammar, client, inputs.seal, made)
 
     def _prepare_texts(self, waiting: list[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
         """Start jobs that prepare texts, each those of one client."""
@@ -1033,6 +1049,13 @@ class AsyncLLM:
             assert not self._live, "requests are live in another event loop"
             self._loop = loop
         return loop
+
+    async def _run_media(
+        self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> T:
+        # The event loop, the engine's links and the preparing threads all take the interpreter often.
+        with quick_turns():
+            return await self._run_in(pool, client, function, *args)
 
     async def _run_in(
         self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts

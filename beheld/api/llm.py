@@ -33,6 +33,7 @@ from beheld.core.outputs import (
 from beheld.core.params import PAIR_BOUNDS, PoolingParams, ReasoningFormat, SamplingParams, pooling_task
 from beheld.core.request import LoRARequest, Request
 from beheld.core.sleep import level_of, mode_of, parts_of
+from beheld.engine.ranks import LAUNCHED
 from beheld.engine.stats import EngineStats
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.prompt.reader import plain_form
@@ -72,7 +73,8 @@ class LLM:
         if self._args.served_model_name is not None:
             logger.info("served_model_name has no effect without a server.")
         engine: OfflineEngine
-        if self._args.data_parallel_size > 1:
+        # Of torchrun's processes, each has one of the engines, and the script shares out the prompts.
+        if self._args.data_parallel_size > 1 and self._args.distributed_executor_backend != LAUNCHED:
             remote = start_processes(self._args)
             engine = RemoteEngines(remote.engine, self._args.data_parallel_size)
             self._inputs, self._info, self._config = remote.inputs, remote.info, remote.config

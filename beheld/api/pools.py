@@ -10,6 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
+from beheld.inputs.fetch.fetch import is_remote
 from beheld.inputs.pipeline import Chat, Pair, PromptType
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.utils.fair_turns import FairTurns
@@ -82,12 +83,18 @@ class Pools:
         return self.slow if num_values > _SLOW_VALUES else self.text
 
     def of_reading(
-        self, prompt: PromptType | Chat | Pair, params: SamplingParams | PoolingParams | None
+        self,
+        prompt: PromptType | Chat | Pair,
+        params: SamplingParams | PoolingParams | None,
+        pool: ThreadPoolExecutor | None = None,
     ) -> ThreadPoolExecutor:
-        """The pool that reads it. A client's own template may loop, so these have a pool in which only they wait."""
+        """The pool that reads it; `pool` is that of `of`, if the caller has asked.
+
+        A client's own template may loop, so these have a pool in which only they wait.
+        """
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
-        pool = self.of(prompt, params)
+        pool = self.of(prompt, params) if pool is None else pool
         if pool in (self.media, self.grammar) and isinstance(prompt, Chat) and _size(prompt)[1] > _SLOW_VALUES:
             return self.slow
         return pool
@@ -111,6 +118,20 @@ def has_grammar(params: SamplingParams | PoolingParams | None) -> bool:
     return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
+def names_remote(prompt: PromptType | Chat | Pair) -> bool:
+    """Whether a prompt seems to name media of other machines; it is not read yet, so this is a guess."""
+    if isinstance(prompt, Chat):
+        contents = [message.get("content") for message in prompt.messages if isinstance(message, Mapping)]
+        parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+        values = [value for part in parts if isinstance(part, Mapping) for value in part.values()]
+        values += [value.get("url") for value in values if isinstance(value, Mapping)]
+        return any(map(is_remote, values))
+    media = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+    if not isinstance(media, Mapping):
+        return False
+    return any(is_remote(one) for own in media.values() for one in (own if isinstance(own, list | tuple) else (own,)))
+
+
 def _size(chat: Chat) -> tuple[int, int]:
     """Number of characters of all texts of a conversation and its tools, and number of all values."""
     num_letters = num_values = 0
@@ -120,7 +141,7 @@ def _size(chat: Chat) -> tuple[int, int]:
         num_values += 1
         if isinstance(value, str):
             num_letters += len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict | Mapping):
             left += value
             left += value.values()
         elif isinstance(value, list | tuple):

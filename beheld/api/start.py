@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
+from beheld.core.errors import ConfigError
 from beheld.core.media import MediaItem
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import Engine, Tokenizer
 from beheld.engine.process import EngineProcess, Spawned
 from beheld.engine.process_group import ProcessGroup
+from beheld.engine.ranks import LAUNCHED
 from beheld.engine.routing import Router
 from beheld.engine.setup import Setup, resolve_and_decide, start
 from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
@@ -72,6 +74,13 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
     Raises:
         ConfigError, ModelError, CapacityError, EngineDeadError: the message says what to do; no process is left.
     """
+    if args.data_parallel_size > 1 and args.distributed_executor_backend == LAUNCHED:
+        raise ConfigError(
+            f"distributed_executor_backend={LAUNCHED!r} with data_parallel_size is built for LLM alone, "
+            "which each of torchrun's processes has.",
+            "Start without torchrun, and leave distributed_executor_backend out: the engines are started here.",
+            param="data_parallel_size",
+        )
     remote: EngineProcess | ProcessGroup | None = None
     workers: MediaWorkers | None = None
     early = EarlyWorkers(args, accelerated=has_accelerator(args.device))

@@ -176,6 +176,20 @@ class ScriptLLM(LLM):
         size = self._config.tensor_parallel_size * self._args.pipeline_parallel_size
         return size * (self._args.data_parallel_size if include_dp else 1)
 
+    @property
+    def parallel_config(self) -> Any:
+        """Which of how many engines this is: where torchrun's processes have one each, a script shares out prompts."""
+        import torch.distributed as dist
+
+        asked = self._args.tensor_parallel_size * self._args.pipeline_parallel_size
+        number = dist.get_rank() // asked if dist.is_initialized() else 0
+        return SimpleNamespace(
+            data_parallel_rank=number % self._args.data_parallel_size,
+            data_parallel_size=self._args.data_parallel_size,
+            tensor_parallel_size=self._args.tensor_parallel_size,
+            pipeline_parallel_size=self._args.pipeline_parallel_size,
+        )
+
     def collective_rpc(
         self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None
     ) -> list[Any]:
@@ -321,8 +335,9 @@ class ScriptEngine:
 
     @property
     def vllm_config(self) -> Any:
-        """The configuration as far as scripts read it: `model_config` with `model` and `hf_config`."""
-        return SimpleNamespace(model_config=self.model_config)
+        """The configuration as far as scripts read it: `model_config` with `model` and `hf_config`, and which of
+        torchrun's engines this is."""
+        return SimpleNamespace(model_config=self.model_config, parallel_config=self._llm.parallel_config)
 
     @property
     def model_config(self) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import Request
 
-_AT_A_TIME = 16
+_AT_A_TIME = 64
 
 
 class HeldTokens:
@@ -24,8 +24,8 @@ class HeldTokens:
         # Of requests whose tokens are held; None before the first event.
         self._held: dict[str, list[int] | None] = {}
         self._most: dict[str, int] = {}
-        # Answers that started together are sent at different steps.
-        self._sizes = itertools.cycle(range(1, _AT_A_TIME + 1))
+        # Answers that started together are sent at different steps; a short one is sent at its end alone.
+        self._sizes = itertools.cycle(range(_AT_A_TIME, 2 * _AT_A_TIME))
 
     def add(self, requests: Iterable[Request]) -> None:
         """Hold the tokens of those requests that allow it."""

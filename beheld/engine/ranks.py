@@ -28,15 +28,16 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
             meet on GPUs.
     """
     asked = args.tensor_parallel_size * args.pipeline_parallel_size
+    launched = args.distributed_executor_backend == LAUNCHED
     if asked == 1 and args.distributed_executor_backend == "ray":
         logger.info("distributed_executor_backend='ray' has no effect with one rank, which runs on this host.")
-    if asked == 1 or args.distributed_executor_backend == "uni":
+    if (asked == 1 and not (launched and args.data_parallel_size > 1)) or args.distributed_executor_backend == "uni":
         return 1, 1
     _check_stages(args, info)
     both = args.tensor_parallel_size, args.pipeline_parallel_size
     from beheld.platform.registry import platform_of
 
-    if args.distributed_executor_backend == LAUNCHED:
+    if launched:
         if platform_of(device).splits:
             raise ConfigError(
                 f"distributed_executor_backend={LAUNCHED!r} is built for CPUs alone.",

@@ -177,12 +177,6 @@ def check(args: EngineArgs) -> None:
             "Give the folder whose files chat messages may use.",
             param="allowed_local_media_path",
         )
-    if args.distributed_executor_backend == LAUNCHED and args.data_parallel_size > 1:
-        raise ConfigError(
-            f"distributed_executor_backend={LAUNCHED!r} does not go together with data_parallel_size.",
-            "Start the script without torchrun, and leave distributed_executor_backend out.",
-            param="data_parallel_size",
-        )
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
             logger.info("%s has no effect here.", name)
@@ -345,7 +339,8 @@ def _seed(args: EngineArgs) -> int:
         return seed
     from beheld.executor.launched import agreed_seed
 
-    return agreed_seed(args.tensor_parallel_size * args.pipeline_parallel_size, seed)
+    wanted = args.data_parallel_size * args.tensor_parallel_size * args.pipeline_parallel_size
+    return agreed_seed(wanted, seed)
 
 
 def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from beheld.core.speech import SpeechForm, SpeechTokens
 from beheld.encoders.client import RemoteEncoders
 from beheld.encoders.connect import connected
 from beheld.families import registry
-from beheld.inputs.fetch.fetch import FetchRules
+from beheld.inputs.fetch.fetch import FetchRules, is_remote
 from beheld.inputs.fetch.fetcher import Fetcher, Reserve
 from beheld.inputs.grounding import places_of
 from beheld.inputs.media.document import DocumentFacts, PageWish
@@ -347,6 +347,9 @@ class InputPipeline:
             FetchError, LimitError: an item cannot be fetched, or is too large.
         """
         parsed = read.prompt.parsed
+        if not _is_to_fetch(read):
+            yield read
+            return
         async with self._fetcher.fetched(parsed.media, read.order.client, reserve) as media:
             yield replace(read, prompt=replace(read.prompt, parsed=replace(parsed, media=media)))
 
@@ -389,6 +392,15 @@ class InputPipeline:
         made = self.make_items(read)
         with in_turn():
             return self.seal(made)
+
+    def read_and_completed(self, order: RequestOrder) -> Request | ReadRequest:
+        """`read`, then `completed` in the same thread, unless there are media to fetch.
+
+        Raises:
+            UserError: the prompt, an item or a parameter is wrong.
+        """
+        read = self.read(order)
+        return read if _is_to_fetch(read) else self.completed(read)
 
     def seal(self, made: RequestWithItems) -> Request:
         """Insert the items into the prompt, check its length, and resolve the sampling parameters.
@@ -533,3 +545,8 @@ class InputPipeline:
         """Stop threads and workers."""
         self._maker.close()
         self._sandbox.close()
+
+
+def _is_to_fetch(read: ReadRequest) -> bool:
+    """Whether other machines have some of its media."""
+    return any(is_remote(ref.source) for ref in read.prompt.parsed.media)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,6 +31,7 @@ from beheld.engine.messages import Ping, Pong, Submit
 from beheld.engine.process import spawn
 from beheld.sandbox.link import Link
 from tests import tiny
+from tests.inputs.servers import Server, plain
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_num_seqs": 8, "num_gpu_blocks_override": 400}
 PAIR = SamplingParams(n=2, temperature=1.0, max_tokens=24, ignore_eos=True)
@@ -170,6 +174,60 @@ def test_cancelling_while_media_are_prepared_leaves_nothing(llm: AsyncLLM) -> No
         await idle(llm)
 
     run(ask())
+
+
+def png() -> bytes:
+    held = io.BytesIO()
+    tiny.picture(56, 84, seed=1).save(held, "PNG")
+    return held.getvalue()
+
+
+def test_media_that_need_no_fetch_are_prepared_by_one_call_of_a_thread(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    run_in = llm._pools.run
+
+    async def noted(pool: Any, client: str, function: Any, *args: Any) -> Any:
+        called.append(function.__name__)
+        return await run_in(pool, client, function, *args)
+
+    monkeypatch.setattr(llm._pools, "run", noted)
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    linked = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    for messages in (conversation("this"), linked):
+        called.clear()
+        run(last(llm.chat(messages, GREEDY)))
+        assert called == ["read_and_completed"]
+    prompt = {"prompt": tiny.prompt("qwen2_vl", 1), "multi_modal_data": {"image": tiny.picture(56, 84, seed=1)}}
+    called.clear()
+    run(last(llm.generate(prompt, GREEDY)))
+    assert called == ["read_and_completed"]
+
+
+@pytest.mark.parametrize("guess", ["right", "wrong"])
+def test_remote_media_are_fetched_in_the_loop_whatever_was_guessed(
+    llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch, guess: str
+) -> None:
+    """No thread waits for them, and meanwhile others have the interpreter for as long as usual."""
+    monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
+    usual, seen = sys.getswitchinterval(), list[float]()
+    if guess == "wrong":
+        monkeypatch.setattr("beheld.api.async_llm.names_remote", lambda prompt: False)
+
+    def answer(connection: socket.socket, head: bytes) -> None:
+        time.sleep(0.2)
+        seen.append(sys.getswitchinterval())
+        plain(png())(connection, head)
+
+    server = Server(answer)
+    try:
+        parts = [{"type": "image_url", "image_url": {"url": server.url()}}, {"type": "text", "text": "What is this?"}]
+        found = run(last(llm.chat([{"role": "user", "content": parts}], GREEDY)))
+    finally:
+        server.close()
+    assert found.outputs[0].token_ids == run(last(llm.chat(conversation("this"), GREEDY))).outputs[0].token_ids
+    assert seen == [usual]
 
 
 def test_abort_ends_with_a_reason(llm: AsyncLLM) -> None:

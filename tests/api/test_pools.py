@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from beheld.api.pools import Pools
+from beheld.api.pools import Pools, names_remote
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.pipeline import Chat
 from beheld.utils.host_turns import HostTurns
@@ -29,6 +30,23 @@ def test_strangers_templates_have_threads_of_their_own() -> None:
         assert pools.of_reading("Hello.", None) is pools.text
     finally:
         pools.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "remote"),
+    [
+        (Chat(SEEN), True),
+        (Chat(TALK), False),
+        (Chat([{"role": "user", "content": [{"type": "image", "image": "HTTPS://a.test/b.png"}]}]), True),
+        (Chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]), False),
+        ({"prompt": "", "multi_modal_data": {"image": ["a.png", "http://a.test/b.png"]}}, True),
+        ({"prompt": "", "multi_modal_data": {"image": "a.png"}}, False),
+        ({"prompt": "http://a.test/", "multi_modal_data": 1}, False),
+        ("http://a.test/", False),
+    ],
+)
+def test_a_prompt_says_whether_something_of_it_may_have_to_be_fetched(prompt: Any, remote: bool) -> None:
+    assert names_remote(prompt) == remote
 
 
 @pytest.mark.case(127)

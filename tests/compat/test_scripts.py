@@ -255,3 +255,17 @@ def test_a_script_under_torchrun() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 processes, 2 answers, the same: True\n"
     assert done.stderr.count("Each of torchrun's 2 processes computes the whole model") == 2
+
+
+@pytest.mark.skipif(not LONG, reason="starts three processes; BEHELD_LONG=1 runs it")
+def test_torchruns_processes_have_an_engine_each() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "beheld", "run-vllm"]
+    done = subprocess.run(
+        [*command, str(SCRIPTS / "launched_engines.py"), "--model", str(tiny.checkpoint("llama"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[(0, 2, ['Hello', 'One']), (1, 2, ['The sky is'])]\n"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from beheld import LLM
+from beheld.api.start import start_processes
 from beheld.checkpoint.info import read_config
 from beheld.checkpoint.resolve import resolve
 from beheld.core.config import EngineArgs
@@ -146,8 +147,23 @@ def test_torchruns_processes_have_the_whole_model_on_a_cpu_alone() -> None:
     assert ranks_of(args, pipes.info("llama"), "cpu") == (1, 1)
     with pytest.raises(ConfigError, match="built for CPUs alone"):
         ranks_of(args, pipes.info("llama"), "cuda")
-    with pytest.raises(ConfigError, match="does not go together with data_parallel_size"):
-        check(replace(args, data_parallel_size=2))
+    engines = replace(args, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=2)
+    check(engines)
+    assert ranks_of(engines, pipes.info("llama"), "cpu") == (1, 1)
+    with pytest.raises(ConfigError, match="built for CPUs alone"):
+        ranks_of(engines, pipes.info("llama"), "cuda")
+    with pytest.raises(ConfigError, match="Start without torchrun"):
+        start_processes(engines)
+
+
+def test_torchruns_processes_are_as_many_as_ranks_and_engines() -> None:
+    """Started without torchrun, or in another number, LLM says with how many, and starts no engine of its own."""
+    options: dict[str, Any] = {
+        "model": str(tiny.checkpoint("llama")),
+        "distributed_executor_backend": "external_launcher",
+    }
+    with pytest.raises(ConfigError, match="--nproc-per-node=4"):
+        LLM(**options, data_parallel_size=2, tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize("group", ["gloo", "cuda:gloo"])
