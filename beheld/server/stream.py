@@ -137,7 +137,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all chunks; a client that disconnects ends it."""
         try:
-            await until_gone(self._send(send), receive)
+            await until_gone(self._send(send, scope.get("state", {}).get("write_piece")), receive)
         except (Gone, OSError) as error:
             self._finished(error)
         except BaseException:
@@ -146,12 +146,15 @@ class EventStream(Response):
         finally:
             await self._chunks.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, write: Callable[[bytes], bool] | None) -> None:
+        """Send all chunks; `write` is the connection's short way for a piece of a body, see DeadlineProtocol."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         failure: HttpError | None = None
         try:
             async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": event_of(chunk, self._dialect), "more_body": True})
+                event = event_of(chunk, self._dialect)
+                if write is None or not write(event):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
         except OSError:
             raise
         except Exception as error:
