@@ -1,4 +1,4 @@
-"""What a streamed token costs the server's own process, beside an engine that only hands out tokens.
+"""What a streamed token costs the server's own process, with an engine that only hands out tokens.
 
 The server is the real one, with its engine in a process. That process loads the model's configuration, but computes
 nothing: each answer repeats its prompt, a token for every stream at each of `rate` steps a second. The clients, in this
@@ -8,6 +8,7 @@ process, read bytes and count events.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -165,8 +166,9 @@ def engine(given: argparse.Namespace) -> None:
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def listen() -> None:
-        while True:
-            came.put(link.receive())
+        with contextlib.suppress(EOFError):
+            while True:
+                came.put(link.receive())
 
     threading.Thread(target=listen, daemon=True).start()
     answers: dict[str, tuple[Request, Iterator[tuple[int, ...]]]] = {}

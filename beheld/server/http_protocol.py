@@ -296,7 +296,8 @@ class DeadlineProtocol(H11Protocol):
         take longer than all else that a streamed token takes. False if the client is behind or gone, which `send`
         handles.
         """
-        if self.flow.write_paused or self.cycle.disconnected:
+        if not data or self.flow.write_paused or self.cycle.disconnected:
+            # An empty chunk would end the body.
             return False
         # The framing that h11 has chosen for this body.
         chunked = self.conn.their_http_version != b"1.0"
