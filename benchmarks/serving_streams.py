@@ -94,13 +94,13 @@ def _round(given: argparse.Namespace, port: int, pid: int) -> dict[str, float]:
     first_events, first_at = 0, 0.0
     while chosen.get_map():
         for key, _ in chosen.select(60):
-            link: Any = key.fileobj
-            piece = link.recv(1 << 16)
+            answer: Any = key.fileobj
+            piece = answer.recv(1 << 16)
             size += len(piece)
             events += piece.count(_EVENT)
             if not piece:
-                chosen.unregister(link)
-                link.close()
+                chosen.unregister(answer)
+                answer.close()
             elif key.fd not in begun and b'"content":"' in piece:
                 begun.add(key.fd)
                 if len(begun) == given.clients:
