@@ -5,6 +5,7 @@
     python -m benchmarks.serving own --clients 256 --minutes 10            every stream gets the answer of its own scene
     python -m benchmarks.serving overload --times 10 --seconds 60          goodput when ten times too much is offered
     python -m benchmarks.serving offered --rates 40,80 --seconds 20        requests that come at random times, by rate
+    python -m benchmarks.serving streams --clients 128     processor time of a streamed token, without a model
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
     python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
     python -m benchmarks.serving hostile --seconds 8                       one client attacks: how long others wait
@@ -37,6 +38,7 @@ from typing import Any
 from beheld.cli import load
 from benchmarks.serving_hostile import hostile
 from benchmarks.serving_soak import soak
+from benchmarks.serving_streams import streams
 
 KEY = "EMPTY"
 
@@ -438,6 +440,7 @@ WAYS = {
     "start": start,
     "ladder": ladder,
     "offered": offered,
+    "streams": streams,
     "within": within,
 }
 
@@ -464,6 +467,8 @@ def main() -> None:
     parser.add_argument(
         "--rates", default="40,80", help="of offered: requests a second, several with commas between them"
     )
+    parser.add_argument("--token-rate", type=float, default=30.0, help="of streams: tokens a second of each")
+    parser.add_argument("--fields", default="{}", help="of streams: more fields of each request, as JSON")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")
     parser.add_argument("--attack", help="of hostile: some of its attacks, with commas between them")

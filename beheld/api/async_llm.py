@@ -808,7 +808,6 @@ class AsyncLLM:
                 while True:
                     await live.changed.wait()
                     live.changed.clear()
-                    finished = live.collector.finished
                     output = live.collector.delta() if pieces is Pieces.DELTA else live.collector.output()
                     if output.error is not None:
                         raise output.error
@@ -816,7 +815,7 @@ class AsyncLLM:
                     if isinstance(output, RequestOutput):
                         output.metrics = live.metrics(output)
                     yield output
-                    if finished:
+                    if output.finished:
                         return
             finally:
                 self._forget(live)

@@ -22,7 +22,7 @@ from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.resume import RecordingStore
 from beheld.server.schema import ChatRequest, Sampled
-from beheld.server.stream import Chunk, EventStream, Gone, primed, until_gone
+from beheld.server.stream import Chunk, EventStream, Gone, TextChunk, primed, until_gone
 from beheld.utils.loop_share import LoopShare
 
 Chunks = AsyncGenerator[Chunk, None]
@@ -186,9 +186,13 @@ async def _folded(chunks: Chunks, form: AnswerForm) -> dict[str, Any]:
         return await form.fold(chunks)
 
 
-async def warned(chunks: Chunks, notes: Notes) -> Chunks:
-    """The chunks, the first of which names the fields without effect."""
+def warned(chunks: Chunks, notes: Notes) -> Chunks:
+    """The chunks, the first of which names the fields without effect; all of these must be noted before."""
     warnings = notes.warnings()
+    return _warned(chunks, warnings) if warnings else chunks
+
+
+async def _warned(chunks: Chunks, warnings: list[dict[str, Any]]) -> Chunks:
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             yield {**chunk, "warnings": warnings} if warnings else chunk
@@ -200,6 +204,6 @@ async def shown(chunks: Chunks, *, usage: bool) -> Chunks:
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             if usage:
-                yield {"usage": None, **chunk}
+                yield chunk.with_null_usage() if isinstance(chunk, TextChunk) else {"usage": None, **chunk}
             elif "usage" not in chunk:
                 yield chunk

@@ -22,7 +22,7 @@ from beheld.server.options import NONE, ServerOptions
 from beheld.server.parser_plugins import add_format, marks_of
 from beheld.server.sampling import answer_bytes, beams_of, check_named, sampling, tells_usage
 from beheld.server.schema import ChatRequest, Message, RefusalPart, ScoredContent, ThinkingPart, TokenizeRequest
-from beheld.server.stream import LEAST, Chunk, grounding_of, logprobs_of, media_of, usage_of
+from beheld.server.stream import LEAST, Chunk, TextChunk, grounding_of, logprobs_of, media_of, usage_of
 from beheld.server.tools import ToolForm, ToolUse, allowed_only, shown_tools, tool_form, tool_use
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import NONEMPTY, ReasoningMarks, Splitter, format_of, reasoning_of, splitter
@@ -430,6 +430,8 @@ async def _chunks(
     calls: dict[int, CustomCalls] = {}
     total = 0
     base = {"id": head.id, "object": "chat.completion.chunk", "created": head.created, "model": head.model}
+    of_text = TextChunk.maker(base)
+    only_text = not (tells_usage(body) or body.return_token_ids)
     try:
         async for output in outputs:
             if not parsers:
@@ -451,8 +453,13 @@ async def _chunks(
             for answer in output.outputs:
                 total += len(answer.token_ids)
                 head.grown(total)
+                parser = parsers[answer.index]
+                if only_text and parser.reads_nothing and answer.finish_reason is None and not answer.logprobs:
+                    if answer.text:
+                        yield of_text(answer.index, answer.text)
+                    continue
                 usage = {"usage": usage_of(output, total)} if tells_usage(body) else {}
-                for choice in _choices(answer, parsers[answer.index], calls[answer.index], body, head.bytes_of):
+                for choice in _choices(answer, parser, calls[answer.index], body, head.bytes_of):
                     # The receipts say it, too.
                     repeats = choice["finish_reason"] == "repetition" and output.media
                     media = {"media": media_of(output)} if repeats else {}
@@ -511,7 +518,8 @@ def _choices(
     deltas = list(parser.push(answer.text))
     if answer.finish_reason is not None:
         deltas += parser.finish()
-    deltas = list(calls.read(deltas, ended=answer.finish_reason is not None))
+    if calls.names:
+        deltas = list(calls.read(deltas, ended=answer.finish_reason is not None))
     of_tokens: dict[str, Any] = {}
     if answer.logprobs:
         as_ids = body.return_tokens_as_token_ids is True

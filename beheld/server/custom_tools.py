@@ -76,10 +76,13 @@ class CustomCalls:
 
     Args:
         names: the custom tools; calls of other names stay as they are.
+
+    Attributes:
+        names: the same.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
-        self._names = names
+        self.names = names
         self._open: int | None = None
         self._arguments = ""
 
@@ -87,14 +90,14 @@ class CustomCalls:
         """The deltas, of which the last ones are `ended`."""
         for delta in deltas:
             calls = delta.get("tool_calls")
-            if calls is None or not self._names:
+            if calls is None or not self.names:
                 yield delta
                 continue
             (call,) = calls
             if call["index"] != self._open:
                 yield from self._close()
             name = call["function"].get("name")
-            if name in self._names:
+            if name in self.names:
                 self._open = call["index"]
                 begun = {"index": call["index"], "id": call["id"], "type": "custom"}
                 yield {"tool_calls": [{**begun, "custom": {"name": name, "input": ""}}]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from beheld.text.reasoning import Splitter
@@ -24,6 +24,9 @@ class DeltaParser:
         max_calls: further calls are left out.
         short_ids: calls have ids of nine letters and digits.
         forced: a grammar makes the whole answer calls.
+
+    Attributes:
+        reads_nothing: all text is content.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class DeltaParser:
         self._reasoning = reasoning
         self._reader: ToolReader | None = None if tools is None else format_named(tools).reader(schemas or {})
         self._named = named
+        self.reads_nothing = reasoning is None and tools is None and named is None
         self._max_calls = max_calls
         self._short_ids = short_ids
         self._forced = forced or named is not None
@@ -57,8 +61,13 @@ class DeltaParser:
         """The reasoning so far."""
         return "".join(self._reasoned)
 
-    def push(self, text: str) -> Iterator[Delta]:
+    def push(self, text: str) -> Iterable[Delta]:
         """The deltas that are now certain."""
+        if self.reads_nothing:
+            return ({"content": text},) if text else ()
+        return self._read(text)
+
+    def _read(self, text: str) -> Iterator[Delta]:
         if self._reasoning is None:
             yield from self._content(text)
             return

@@ -208,7 +208,7 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
         self.conn = BoundedConnection(h11.SERVER, MAX_HEADER_BYTES)
-        self.app_state = {**self.app_state, "drop_body": self._drop_body}
+        self.app_state = {**self.app_state, "drop_body": self._drop_body, "write_piece": self._write_piece}
         self._unparsed = bytearray()
         self._waiting = False
         self._dropping: asyncio.Event | None = None
@@ -288,6 +288,21 @@ class DeadlineProtocol(H11Protocol):
         if not self.conn.paused and not self._waiting:
             self._waiting = True
             self.turns.do(self._parse)
+
+    def _write_piece(self, data: bytes) -> bool:
+        """Write a piece of a body of unknown length, whose response `send` has started, past all middlewares and h11.
+
+        Middlewares need the start and the end of a response, and h11 has no state that a piece changes: both together
+        take longer than all else that a streamed token takes. False if the client is behind or gone, which `send`
+        handles.
+        """
+        if not data or self.flow.write_paused or self.cycle.disconnected:
+            # An empty chunk would end the body.
+            return False
+        # The framing that h11 has chosen for this body.
+        chunked = self.conn.their_http_version != b"1.0"
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+        return True
 
     def _drop_body(self) -> Awaitable[None]:
         """Parse nothing more of this connection; the result waits briefly for the rest of the body.
@@ -372,7 +387,8 @@ class DeadlineProtocol(H11Protocol):
         # These refer back to the protocol; clearing them frees the connection's memory without the garbage collector.
         self.app_state.clear()
         if self.scope is not None:
-            self.scope["state"].pop("drop_body", None)
+            for name in ("drop_body", "write_piece"):
+                self.scope["state"].pop(name, None)
         self._unparsed.clear()
         if self._dropping is not None:
             self._dropping.set()

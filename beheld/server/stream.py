@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from json.encoder import encode_basestring
 from typing import Any
 
 from starlette.responses import Response
@@ -137,7 +139,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all chunks; a client that disconnects ends it."""
         try:
-            await until_gone(self._send(send), receive)
+            await until_gone(self._send(send, scope.get("state", {}).get("write_piece")), receive)
         except (Gone, OSError) as error:
             self._finished(error)
         except BaseException:
@@ -146,12 +148,15 @@ class EventStream(Response):
         finally:
             await self._chunks.aclose()
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: Send, write: Callable[[bytes], bool] | None) -> None:
+        """Send all chunks; `write` is the connection's short way for a piece of a body, see DeadlineProtocol."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         failure: HttpError | None = None
         try:
             async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": event_of(chunk, self._dialect), "more_body": True})
+                event = event_of(chunk, self._dialect)
+                if write is None or not write(event):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
         except OSError:
             raise
         except Exception as error:
@@ -162,10 +167,41 @@ class EventStream(Response):
         self._finished(failure)
 
 
+class TextChunk(Chunk):
+    """A chunk that only adds to an answer's text, and its JSON; nobody changes it.
+
+    Most chunks of a stream are such, and differ in the text alone, so the rest is not encoded again for each.
+    """
+
+    __slots__ = ("json",)
+
+    def __init__(self, head: Chunk, head_json: str, index: int, text: str) -> None:
+        choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        super().__init__(head, choices=[choice])
+        quoted = encode_basestring(text)
+        self.json = (
+            f'{head_json},"choices":[{{"index":{index},"delta":{{"content":{quoted}}}'
+            ',"logprobs":null,"finish_reason":null}]}'
+        )
+
+    @classmethod
+    def maker(cls, head: Chunk) -> Callable[[int, str], TextChunk]:
+        """A function that makes the chunk of an answer's index and text, with these first fields."""
+        return partial(cls, head, _encoded(head)[:-1])
+
+    def with_null_usage(self) -> TextChunk:
+        """The same chunk after the field `usage`, null."""
+        made = TextChunk.__new__(TextChunk)
+        made.update({"usage": None}, **self)
+        made.json = '{"usage":null,' + self.json[1:]
+        return made
+
+
 def event_of(chunk: Chunk, dialect: Dialect) -> bytes:
     """One server-sent event."""
     name = b"event: " + chunk["type"].encode() + b"\n" if dialect.named_events else b""
-    return name + b"data: " + _encoded(chunk).encode() + b"\n\n"
+    written = chunk.json if isinstance(chunk, TextChunk) else _encoded(chunk)
+    return name + b"data: " + written.encode() + b"\n\n"
 
 
 class Gone(Exception):

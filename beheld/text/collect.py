@@ -166,6 +166,8 @@ class Answer:
             return None
         num_characters, num_tokens, _ = self._reported
         self._reported = now
+        if not self._reports:
+            return self._output(num_characters, num_tokens, None)
         fresh = self._made(num_tokens)
         # A later part does not need them again.
         self._first_entry, self._entries = len(self._columns), []
@@ -322,7 +324,13 @@ class Collector:
     @property
     def finished(self) -> bool:
         """True once every answer is complete, or the request has failed."""
-        return self._error is not None or all(answer.finished for answer in self._answers.values())
+        if self._error is not None:
+            return True
+        # Asked at each token: a generator would cost more than the question.
+        for answer in self._answers.values():  # noqa: SIM110
+            if not answer.finished:
+                return False
+        return True
 
     def output(self) -> RequestOutput:
         """The whole output so far."""
@@ -344,6 +352,8 @@ class Collector:
     def _receipts(self) -> list[MediaReceipt]:
         """What the model saw; they also say if an answer was ended because it repeats itself."""
         receipts = self._request.receipts
+        if not receipts:
+            return []
         if any(answer.repeats for answer in self._answers.values()):
             return [replace(receipt, lost=(*receipt.lost, _REPEATS)) for receipt in receipts]
         return list(receipts)

@@ -29,6 +29,7 @@ class _Traits:
         texts: cached texts of single tokens.
         options: keywords that keep `decode` from cleaning up.
         inner: see _decoder_of.
+        additive: whether a text is the sum of its tokens' texts, if each token has whole characters.
     """
 
     byte_ids: frozenset[int]
@@ -38,6 +39,7 @@ class _Traits:
     texts: dict[int, str]
     options: dict[str, bool]
     inner: Any
+    additive: bool
 
 
 _traits: WeakKeyDictionary[Any, _Traits] = WeakKeyDictionary()
@@ -49,14 +51,18 @@ def _traits_of(tokenizer: Any) -> _Traits:
         vocabulary = tokenizer.get_vocab()
         byte_tokens = (f"<0x{byte:02X}>" for byte in range(256))
         added = getattr(tokenizer, "added_tokens_decoder", {})
+        byte_ids = frozenset(vocabulary[token] for token in byte_tokens if token in vocabulary)
+        inner = _decoder_of(tokenizer)
         known = _traits[tokenizer] = _Traits(
-            frozenset(vocabulary[token] for token in byte_tokens if token in vocabulary),
+            byte_ids,
             {token_id: token.content for token_id, token in added.items() if token.special},
             tokenizer.clean_up_tokenization if _cleans(tokenizer) else None,
             max((*vocabulary.values(), *added), default=-1),
             {},
             {"clean_up_tokenization_spaces": False} if _may_clean(tokenizer) else {},
-            _decoder_of(tokenizer),
+            inner,
+            # Its decoder joins the bytes of all tokens, whatever stands before them.
+            inner is not None and not byte_ids and type(inner.decoder).__name__ == "ByteLevel",
         )
     return known
 
@@ -173,6 +179,7 @@ class Detokenizer:
             else partial(inner.decode, skip_special_tokens=skip)
         )
         self._alone: Callable[[int], str] | None = None if inner is None else partial(token_text, tokenizer)
+        self._additive, self._texts, self._tokenizer = traits.additive, traits.texts, tokenizer
         self._byte_ids, self._last_id = traits.byte_ids, traits.last_id
         self._cleaner = None if traits.clean is None else _Cleaner(traits.clean)
         self._window: list[int] = []
@@ -181,6 +188,14 @@ class Detokenizer:
 
     def push(self, *token_ids: int) -> str:
         """Add tokens; returns the text that is now certain, which is often empty."""
+        if self._additive and len(token_ids) == 1 and self._num_context == len(self._window):
+            # All before is shown, and a token of whole characters has its text for itself.
+            (token_id,) = token_ids
+            if token_id in self._skipped or token_id > self._last_id:
+                return ""
+            text = self._texts.get(token_id) or token_text(self._tokenizer, token_id)
+            if BROKEN not in text and token_id not in self._once:
+                return text if self._cleaner is None else self._cleaner.push(text)
         shown = False
         for token_id in token_ids:
             if token_id in self._skipped or token_id > self._last_id:
