@@ -27,7 +27,7 @@ def ahead(hf_config: Any, info: ModelInfo, config: EngineConfig) -> AbstractCont
 
 def _packed_bytes(hf_config: Any, info: ModelInfo, config: EngineConfig) -> int:
     """Return about how many bytes are packed, by what the files hold; 0 where another form than bfloat16 is kept, or
-    where the memory would not do for as much again, which loading takes for a while."""
+    where the memory would not do for the whole weights besides, which loading takes for a while."""
     platform = platform_of(config.device)
     if not platform.shares_host_memory or config.dtype != "bfloat16" or not platform.bfloat16_products:
         return 0
@@ -36,10 +36,10 @@ def _packed_bytes(hf_config: Any, info: ModelInfo, config: EngineConfig) -> int:
     folders = [Path(info.path), *(Path(part.path) for part in info.secondary)]
     if quantization_of(hf_config, folders[0]) is not None or not all(has_weights(folder) for folder in folders):
         return 0
-    num_bytes = _BYTES * sum(count_numbers(folder) for folder in folders)
+    whole = num_bytes = _BYTES * sum(count_numbers(folder) for folder in folders)
     text = hf_config.get_text_config()
     if not getattr(text, "tie_word_embeddings", True):
         # Embeddings stay as they are; a head that shares them is packed.
         num_bytes -= _BYTES * text.vocab_size * text.hidden_size
     free, _ = platform.memory()
-    return num_bytes if 2 * num_bytes <= free else 0
+    return num_bytes if num_bytes + whole <= free else 0

@@ -86,8 +86,11 @@ class NoRepeatWindowTable:
 
         answer  a  b | c  a  b  a  b  ?        n = 3, W = 5: "a b" stands before a, so a is banned, and c is not
 
+        A family advises the ban, and no user asked for it: it yields where all that a grammar or the request's options
+        allow is banned.
+
         Args:
-            logits_BV: contiguous.
+            logits_BV: contiguous; what else forbids tokens was applied.
             lengths: one per row of `rows`.
         """
         ids_SH = self._history.ids_SH
@@ -112,7 +115,11 @@ class NoRepeatWindowTable:
             # Added, not assigned: a token may follow several places, and only some of them match.
             ban_RP = torch.zeros_like(match_RP, dtype=torch.float32).masked_fill_(match_RP, -math.inf)
             index_RP = group.places_R1 * self._vocab_size + followed_RP.clamp(0, self._vocab_size - 1)
-            logits_BV.view(-1).index_add_(0, index_RP.view(-1), ban_RP.view(-1))
+            flat = logits_BV.view(-1)
+            before_RP = flat[index_RP]
+            flat.index_add_(0, index_RP.view(-1), ban_RP.view(-1))
+            empty_R1 = (logits_BV.amax(-1) == -math.inf)[group.places_R1]
+            flat[index_RP] = torch.where(empty_R1, before_RP, flat[index_RP])
 
     def append(self, rows: WindowRows, lengths: Sequence[int], ids_B: Tensor) -> None:
         """Record the tokens that the batch sampled at positions `lengths` of these rows."""

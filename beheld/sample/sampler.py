@@ -229,8 +229,6 @@ class Sampler:
             self._rows.bad_words.apply_(logits_BV, batch.bad_words, [lengths[b] for b in batch.bad_words.places])
         if batch.no_repeat is not None:
             self._rows.no_repeat.apply_(logits_BV, batch.no_repeat, [lengths[b] for b in batch.no_repeat.places])
-        if batch.windows is not None:
-            self._rows.windows.apply_(logits_BV, batch.windows, [lengths[b] for b in batch.windows.places])
         if masks is not None:
             masks.apply_(logits_BV)
         if batch.edits is not None:
@@ -239,6 +237,8 @@ class Sampler:
             self._rows.timestamps.apply_(logits_BV, batch.timestamps, [lengths[b] for b in batch.timestamps.places])
         for b in batch.processed:
             logits_BV[b] = self._process(logits_BV[b], batch.states[b], lengths[b])
+        if batch.windows is not None:
+            self._rows.windows.apply_(logits_BV, batch.windows, [lengths[b] for b in batch.windows.places])
         if batch.penalised is not None:
             self._penalise_(logits_BV, batch.penalised)
         for b in batch.forcing:

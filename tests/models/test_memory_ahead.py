@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from beheld.checkpoint.checks.safetensors import count_numbers
 from beheld.core.config import EngineArgs
 from beheld.engine.setup import resolve_and_decide
 from beheld.models import load, memory_ahead
@@ -49,3 +50,15 @@ def test_none_comes_where_loading_would_take_all_memory(monkeypatch: pytest.Monk
     assert platform is CPU
     monkeypatch.setattr(memory_ahead, "platform_of", lambda _: short)
     assert bytes_of("qwen2_5_vl") == 0
+
+
+@needs_products
+def test_embeddings_that_are_not_packed_have_room_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a start would find less free than its weights take, and warn of a model that fits."""
+    packed = bytes_of("llama")
+    whole = 2 * count_numbers(tiny.checkpoint("llama"))
+    assert packed < whole
+    for free, expected in ((packed + whole - 1, 0), (packed + whole, packed)):
+        short = SimpleNamespace(shares_host_memory=True, bfloat16_products=True, memory=lambda free=free: (free, free))
+        monkeypatch.setattr(memory_ahead, "platform_of", lambda _, short=short: short)
+        assert bytes_of("llama") == expected

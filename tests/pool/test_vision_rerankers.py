@@ -123,6 +123,11 @@ def test_jina_reranker(tmp_path: Path) -> None:
         outputs = llm.score("what is it?", documents, use_tqdm=False)
         (shown,) = llm.score([side("", SIZES[1])], ["a red circle"], use_tqdm=False)
         (alone,) = llm.classify("a dog", use_tqdm=False)
+        # Its last byte is the token, too.
+        (ending,) = llm.classify("façade, ç", use_tqdm=False)
+        ids = list(alone.prompt_token_ids)
+        forms: list[Any] = [{"prompt_token_ids": form(known)} for form in (list, tuple) for known in (ids, ids[:-1])]
+        same = llm.classify(forms, use_tqdm=False)
         with pytest.raises(ParamsError, match="scores of classes"):
             llm.embed("x", use_tqdm=False)
     for output, (document, images) in zip(outputs, written, strict=True):
@@ -134,6 +139,8 @@ def test_jina_reranker(tmp_path: Path) -> None:
     assert shown.outputs.score == pytest.approx(ranked(head, prompt, [picture(*SIZES[1])]), abs=1e-5)
     # The token is added to every prompt, as its own code does.
     assert float(alone.outputs.probs[0]) == pytest.approx(ranked(head, "a dog", []), abs=1e-5)
+    assert float(ending.outputs.probs[0]) == pytest.approx(ranked(head, "façade, ç", []), abs=1e-5)
+    assert [list(output.prompt_token_ids) for output in same] == [ids] * 4
 
 
 # As their own code writes them: Qwen3-VL-Embedding, and GME, which pools the state of a last token.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ def expected(logits_NV: torch.Tensor, ban: NoRepeatWindow | None) -> list[int]:
     for logits_V in logits_NV:
         barred = [] if ban is None else sorted(repeating(out, ban.size, ban.window) - ban.spared)
         scores_V = logits_V.clone()
-        scores_V[barred] = float("-inf")
+        if len(barred) < V:
+            scores_V[barred] = float("-inf")
         out.append(int(scores_V.argmax()))
     return out
 
@@ -93,3 +95,28 @@ def test_a_row_takes_the_slot_of_another() -> None:
         assert out == [expected(logits_NBV[:, row], bans[row]) for row in range(2)], turn
         for row in range(2):
             sampler.release(row)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}])
+def test_a_ban_yields_where_nothing_else_is_allowed(options: dict[str, Any]) -> None:
+    """The family advises the ban, and the request says which tokens it allows: such a request failed."""
+    sampler = Sampler(3, V, DEVICE)
+    ban = NoRepeatWindow(2, 12)
+    for row, allowed in enumerate(((3,), (2, 3), None)):
+        params = Sampling(max_tokens=40, no_repeat_window=ban, allowed_token_ids=allowed, **options)
+        sampler.admit(row, params, [1], 1)
+    torch.manual_seed(4)
+    logits_NBV = 0.3 * torch.randn(40, 3, V) + 2 * torch.randn(3, V)
+    out: list[list[int]] = [[], [], []]
+    for step, logits_BV in enumerate(logits_NBV):
+        sampled = sampler.sample(logits_BV, [0, 1, 2], [1 + step] * 3)
+        sampler.append([0, 1, 2], sampled.ids_B)
+        assert not sampled.nan_B.any()
+        for row, token in enumerate(sampled.ids_B.tolist()):
+            out[row].append(token)
+    assert set(out[0]) == {3}
+    assert set(out[1]) == {2, 3}
+    for row, allowed in ((1, {2, 3}), (2, set(range(V)))):
+        for place, token in enumerate(out[row]):
+            barred = repeating(out[row][:place], 2, 12)
+            assert token not in barred or allowed <= barred

@@ -513,7 +513,8 @@ class PromptReader:
         """
         ends = self._tokenizer.ends()[1] if text is not None and text.ends else ()
         last = None if self._info.pooler is None else self._info.pooler.last_id
-        if last is not None and ids[-1:] != [last]:
+        # A text may end with the same token, and gets another; ids are a whole prompt that may have it already.
+        if last is not None and (text is not None or list(ids[-1:]) != [last]):
             ids, ends = [*ids, last], (*ends, last)
         keep = self._keep(params)
         if keep is None or keep >= len(ids):
