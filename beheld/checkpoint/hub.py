@@ -231,7 +231,7 @@ class Repository:
         wrong = [each.path for each in files if not _has_hash(folder / each.path, each)]
         if wrong:
             for path in wrong:
-                _remove(folder / path)
+                _remove(folder / path, folder.parents[1] / "blobs")
             raise ModelError(
                 f"Files of {self.name!r} are not what the hub states: {shown(wrong)}.",
                 "They were removed. Pull again; if they differ again, what stands between this machine and the hub "
@@ -381,11 +381,15 @@ def _has_hash(path: Path, file: Any) -> bool:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest() == str(file.blob_id)
 
 
-def _remove(path: Path) -> None:
-    """Remove a file of the cache, and the content that it is a link to: a download would link that again."""
+def _remove(path: Path, contents: Path) -> None:
+    """Remove a file of the cache, and what it links to among the repository's `contents`: a download links that again.
+
+    What a user's own link leads to outside of them stays.
+    """
     content = path.resolve()
     path.unlink()
-    content.unlink(missing_ok=True)
+    if content.parent == contents.resolve():
+        content.unlink(missing_ok=True)
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

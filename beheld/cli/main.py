@@ -110,8 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        where = "standard output" if error.filename is None else repr(os.fspath(error.filename))
-        print(f"beheld: Cannot write ({where}): {error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
+        # The error of a file that is open already names none, as that of standard output.
+        where = "" if error.filename is None else f" ({os.fspath(error.filename)!r})"
+        print(f"beheld: Cannot write{where}: {error.strerror}. Make room, or write elsewhere.", file=sys.stderr)
         standard_streams.discard_output()
         return 1
     return status

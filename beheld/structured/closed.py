@@ -21,6 +21,14 @@ _FURTHER = frozenset(
         *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"),
     }
 )
+# Keywords that limit a value without a word on an object's properties.
+_PLAIN = frozenset(
+    {
+        *("type", "enum", "const", "title", "description", "default", "examples", "minItems", "maxItems"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+        *("minLength", "maxLength", "pattern", "format"),
+    }
+)
 # A pattern that only one name matches.
 _ONE_NAME = re.compile(r"\^([\w ]+)\$")
 
@@ -51,9 +59,10 @@ def check(schema: Any) -> None:
 def closed(schema: Any) -> Any:
     """The schema with `additionalProperties: false` in each object that has `properties` and does not say.
 
-    `additionalProperties: true` keeps an object open. A schema that joins several by `allOf` is left as it is, because
-    parts that are closed would exclude each other.
+    `additionalProperties: true` keeps an object open. A schema that joins several by `allOf` is left open, because
+    parts that are closed would exclude each other; so is one with a pattern and a property for one name.
     """
+    schema = _moved(schema)
     return schema if _joins(schema) else _closed(schema)
 
 
@@ -67,7 +76,8 @@ def json_rule(schema: Any) -> str:
 def _joins(schema: Any) -> bool:
     if isinstance(schema, dict):
         parts = schema.get("allOf")
-        return (isinstance(parts, list) and len(parts) > 1) or any(map(_joins, schema.values()))
+        several = isinstance(parts, list) and sum(not _is_plain(part) for part in parts) > 1
+        return several or any(map(_joins, schema.values()))
     return isinstance(schema, list) and any(map(_joins, schema))
 
 
@@ -80,11 +90,27 @@ def _closed(schema: Any, *, names: bool = False) -> Any:
     if names:
         return {name: _closed(value) for name, value in schema.items()}
     made = {word: value if word in _VALUES else _closed(value, names=word in _NAMED) for word, value in schema.items()}
-    if isinstance(made.get("properties"), dict):
-        if not made.keys() & _FURTHER:
-            made["additionalProperties"] = False
-        if isinstance(made.get("patternProperties"), dict):
-            made |= _without_own_names(made["properties"], made["patternProperties"])
+    if isinstance(made.get("properties"), dict) and not made.keys() & _FURTHER:
+        made["additionalProperties"] = False
+    return made
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether a schema says nothing of an object's properties, so that one that is closed cannot exclude it."""
+    return isinstance(schema, dict) and schema.keys() <= _PLAIN
+
+
+def _moved(schema: Any, *, names: bool = False) -> Any:
+    """The schema with patterns for the name of one property moved into that property; `names` as for _closed."""
+    if isinstance(schema, list):
+        return [_moved(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if names:
+        return {name: _moved(value) for name, value in schema.items()}
+    made = {word: value if word in _VALUES else _moved(value, names=word in _NAMED) for word, value in schema.items()}
+    if isinstance(made.get("properties"), dict) and isinstance(made.get("patternProperties"), dict):
+        made |= _without_own_names(made["properties"], made["patternProperties"])
     return made
 
 
@@ -97,8 +123,10 @@ def _without_own_names(properties: dict[str, Any], patterns: dict[str, Any]) -> 
     for pattern, schema in patterns.items():
         found = _ONE_NAME.fullmatch(pattern)
         own = properties.get(found[1]) if found else None
-        if found is None or not isinstance(own, dict) or not isinstance(schema, dict) or "properties" in schema:
+        if found is None or own is None or own is False or schema is False:
             rest[pattern] = schema
-        elif schema != own:
+        elif own is True:
+            properties[found[1]] = schema
+        elif schema not in (own, True):
             properties[found[1]] = {"allOf": [own, schema]}
     return {"properties": properties, "patternProperties": rest}

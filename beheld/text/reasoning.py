@@ -77,11 +77,11 @@ _WORDS = tuple((f"{begun} my thought process:", f"{begun} my response:") for beg
 NONEMPTY = "force_nonempty_content"
 THINK = _tags("<think>", "</think>")
 # Keys are the names of vLLM's --reasoning-parser, where it has the format. Of those that a template may show, the first
-# counts.
+# counts: "think" comes before formats that leave out marks of the answer, which only their families choose.
 FORMATS: dict[str, ReasoningMarks] = {
+    "think": THINK,
     "ernie45": _tags_around("response"),
     "hunyuan_a13b": _tags_around("answer"),
-    "think": THINK,
     # The same, with every blank as vLLM's parsers of these names leave it.
     "olmo3": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True),
     "step3p5": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), verbatim=True, closely=True),

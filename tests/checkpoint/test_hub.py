@@ -327,7 +327,8 @@ def test_a_file_that_was_damaged_is_named(hub: Hub, file: str) -> None:
     hub.publish(NAME, SHARDED)
     pull(EngineArgs(model=NAME), print)
     path = hub.folder(NAME) / file
-    content = hub.cache / "content"
+    content = hub.folder(NAME).parents[1] / "blobs" / "content"
+    content.parent.mkdir(exist_ok=True)
     content.write_bytes(b"damaged")
     path.unlink()
     path.symlink_to(content)
@@ -338,6 +339,19 @@ def test_a_file_that_was_damaged_is_named(hub: Hub, file: str) -> None:
     hub.forget()
     pull(EngineArgs(model=NAME), print)
     assert hub.fetched == [file]
+
+
+def test_what_a_user_s_own_link_leads_to_stays(hub: Hub, tmp_path: Path) -> None:
+    hub.publish(NAME, SHARDED)
+    pull(EngineArgs(model=NAME), print)
+    path, own = hub.folder(NAME) / SHARDS[1], tmp_path / "tuned.safetensors"
+    own.write_bytes(b"tuned")
+    path.unlink()
+    path.symlink_to(own)
+    with pytest.raises(ModelError, match="not what the hub states"):
+        pull(EngineArgs(model=NAME), print)
+    assert own.read_bytes() == b"tuned"
+    assert not path.is_symlink()
 
 
 def _answered(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:

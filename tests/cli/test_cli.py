@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -109,8 +110,20 @@ def test_a_full_device_is_one_line(words: list[str]) -> None:
             [sys.executable, "-m", "beheld", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
             cwd=Path(__file__).parents[2], timeout=120,
         )  # fmt: skip
-    said = "beheld: Cannot write (standard output): No space left on device. Make room, or write elsewhere.\n"
+    said = "beheld: Cannot write: No space left on device. Make room, or write elsewhere.\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_full_device_behind_an_open_file_is_not_standard_output(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("beheld.cli.main._run", full)
+    monkeypatch.setattr("beheld.utils.standard_streams.discard_output", lambda: None)
+    said = "beheld: Cannot write: No space left on device. Make room, or write elsewhere.\n"
+    assert run(capsys, "models") == (1, "", said)
 
 
 def test_an_interruption_before_the_command_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

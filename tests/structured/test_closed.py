@@ -60,6 +60,42 @@ def test_a_pattern_for_the_name_of_a_property_moves_into_the_property() -> None:
     }
 
 
+def _takes(schema: Any, text: str) -> bool:
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, f"start: {json_rule(schema)}")
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens([*text.encode()]) == len(text.encode()))
+
+
+@pytest.mark.parametrize("wrap", [lambda part: {"items": part}, lambda part: {"anyOf": [part, {"type": "null"}]}])
+def test_a_pattern_of_objects_excludes_no_property(wrap: Any) -> None:
+    """Both parts were closed, and only an object without properties was left."""
+    own, pattern = ({"type": "object", "properties": {name: TEXT}, "required": [name]} for name in "ab")
+    schema = {"properties": {"k": wrap(own)}, "patternProperties": {"^k$": wrap(pattern)}, "required": ["k"]}
+    value = '{"a": "1", "b": "2"}'
+    assert _takes({"type": "object", **schema}, '{"k": ' + (f"[{value}]" if "items" in wrap(own) else value) + "}")
+
+
+def test_a_pattern_that_refers_to_an_object_excludes_no_property() -> None:
+    objects = {name: {"type": "object", "properties": {name: TEXT}} for name in "ab"}
+    schema = {"$defs": objects, "type": "object", "properties": {"k": {"$ref": "#/$defs/a"}}, "required": ["k"]}
+    schema["patternProperties"] = {"^k$": {"$ref": "#/$defs/b"}}
+    assert _takes(schema, '{"k": {"a": "1", "b": "2"}}')
+
+
+def test_a_pattern_of_objects_may_require_what_the_property_does_not_name() -> None:
+    own = {"type": "object", "properties": {"a": TEXT}}
+    schema = {"type": "object", "properties": {"k": own}, "patternProperties": {"^k$": {"required": ["b"]}}}
+    assert _takes(schema, '{"k": {"a": "1", "b": 1}}')
+
+
+@pytest.mark.parametrize(("own", "pattern"), [(TEXT, True), (True, TEXT), (True, True)])
+def test_a_pattern_that_allows_all_leaves_no_dead_end(own: Any, pattern: Any) -> None:
+    schema = {"type": "object", "properties": {"k": own}, "patternProperties": {"^k$": pattern}, "required": ["k"]}
+    assert _takes({**schema, "additionalProperties": False}, '{"k": "1"}')
+    assert not _takes({**schema, "additionalProperties": False}, '{"k": "1",')
+
+
 def test_a_pattern_for_the_name_of_a_property_leaves_no_dead_end() -> None:
     """After the last property a comma was allowed, and then nothing: most answers failed in the middle."""
     schema = {

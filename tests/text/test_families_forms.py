@@ -292,8 +292,8 @@ def test_a_family_states_formats_that_its_template_chooses(name: str) -> None:
 
 @pytest.mark.parametrize("thoughts", sorted(THOUGHTS))
 def test_a_template_shows_its_reasoning_to_families_that_state_none(thoughts: str) -> None:
-    # Both write the same marks.
-    thoughts = "muse" if thoughts == "muse_glimmer" else thoughts
+    # Both write the same marks; marks of an answer are left out only where the family says so.
+    thoughts = {"muse_glimmer": "muse", "ernie45": "think", "hunyuan_a13b": "think"}.get(thoughts, thoughts)
     assert reasoning.reasoning_of(THOUGHTS[thoughts] + words_of(thoughts, "")) == thoughts
 
 
@@ -301,6 +301,22 @@ def test_every_format_is_tested() -> None:
     assert WRITTEN.keys() == FORMATS.keys()
     # These are `think` with more of its blanks: test_tools_and_reasoning.py.
     assert THOUGHTS.keys() | {"olmo3", "step3p5"} == reasoning.FORMATS.keys()
+
+
+def test_a_template_that_nobody_states_keeps_the_marks_of_the_answer() -> None:
+    """R1-style templates ask for <answer>, which scripts read; MiniMax-M2's have <response> around tools' results."""
+    for word in ("answer", "response"):
+        assert reasoning.reasoning_of(f"<think></think><{word}></{word}>") == "think"
+
+
+def test_a_message_to_a_function_may_hold_several_calls() -> None:
+    calls = "".join(
+        f'<atem:invoke name="look">\n<atem:parameter name="at">{at}</atem:parameter>\n</atem:invoke>\n' for at in "ab"
+    )
+    text = f" to=look<|message|><atem:function_calls>\n{calls}</atem:function_calls><|eom|>"
+    expected = [("look", {"at": "a"}), ("look", {"at": "b"})]
+    for pieces in ([text], [*text]):
+        assert read(pieces, "muse", "muse") == ("", "", expected)
 
 
 def test_channels_that_are_no_reasoning_are_the_answer() -> None:

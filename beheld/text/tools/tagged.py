@@ -30,7 +30,7 @@ class Tags:
     """A family's call format: for each state, the tags that end it and the state that follows.
 
     The states "name", "key" and "value" collect what their names say. In "done" everything is text; in other states
-    text is ignored. In "tail", too, the call is complete.
+    text is ignored. In "tail", too, the call is complete, and another may follow.
 
     Attributes:
         first: the state in which a call begins.
@@ -99,8 +99,9 @@ MINICPM5 = Tags(
     ("<![CDATA[", "]]>"),
     wrappers=frozenset(("arguments", "properties")),
 )
-# What stands before the call is its message's header.
-MUSE = Tags("header", {"header": {'<atem:invoke name="': "name"}, **_named("atem:invoke", "atem:parameter", "tail")})
+# What stands before the call is its message's header; further calls may follow in the message.
+_MUSE = _named("atem:invoke", "atem:parameter", "tail")
+MUSE = Tags("header", _MUSE | {"header": _MUSE["head"], "tail": _MUSE["head"]})
 # An attribute says whether the value is a text or JSON.
 _TEXT, _JSON = '" string="true">', '" string="false">'
 
@@ -245,6 +246,7 @@ class TaggedCalls:
     def _begin(self, name: str, pieces: list[Piece]) -> None:
         pieces.append(Piece(name, ""))
         self._called, self._raw = True, []
+        self._opened = self._closed = False
         properties = self._schemas.get(name, {}).get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
 
