@@ -10,6 +10,7 @@ from beheld.core.errors import ModelError
 from beheld.families import registry
 
 _ELSEWHERE = "give a local folder, or run `hf download {}` where there is a network"
+_ANOTHER_FOLDER = "name another folder with HF_HOME or --download-dir"
 _LOG_IN = "log in with `hf auth login`, or give the key in HF_TOKEN"
 
 
@@ -32,8 +33,12 @@ def _reason(error: Exception, name: str) -> tuple[str, str]:
             return "the hub has no repository of this name, or it is private", _spelling(name)
         if isinstance(each, errors.RevisionNotFoundError):
             return "the repository has no such revision", "Give a branch, a tag or a commit of it."
-        if isinstance(each, OSError) and each.errno == errno.ENOSPC:
-            return "the disk is full", "Make room, or name another folder with HF_HOME or --download-dir."
+        if isinstance(each, errors.LocalTokenNotFoundError):
+            return "it asks for a key, and there is none", f"To give one, {_LOG_IN}."
+        if isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "the disk is full", f"Make room, or {_ANOTHER_FOLDER}."
+        if isinstance(each, PermissionError):
+            return f"{each.filename or 'the cache'!r} may not be written", f"Change its permissions, or {_ANOTHER_FOLDER}."
     for each in known:
         status = getattr(getattr(each, "response", None), "status_code", None)
         if isinstance(status, int):

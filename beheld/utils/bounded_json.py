@@ -120,6 +120,10 @@ def _completions(text: str) -> Iterator[str]:
     if not closing or closing[0] != "}":
         return
     brackets = "".join(reversed(closing))
+    if not quoted and text[-1].isdigit():
+        # More digits may have followed.
+        yield text[:last] + brackets
+        return
     yield (_HALF_ESCAPE.sub(r"\1", text) + '"' if quoted else text) + brackets
     yield text[:last] + brackets
 
