@@ -1,4 +1,4 @@
-"""The repositories that vLLM's offline examples name, laid as tiny checkpoints of the same kind of model."""
+"""The repositories that vLLM's offline examples and pages of the documentation name, laid as tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -181,6 +181,16 @@ def _contrastive(kind: str) -> Make:
     return make
 
 
+def _late(kind: str) -> Make:
+    from tests.pool import test_late
+
+    def make(folder: Path) -> None:
+        folder.rmdir()
+        test_late.checkpoint(kind, folder)
+
+    return make
+
+
 def _adapter(folder: Path) -> None:
     from tests.lora import adapters
 
@@ -252,6 +262,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "Qwen/Qwen3-Reranker-0.6B": _judge("qwen2"),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": _of("qwen3_vl_moe"),
     "Qwen/Qwen3-VL-4B-Instruct": _of("qwen3_vl"),
+    "Qwen/Qwen3-VL-Reranker-2B": _judge("qwen3_vl"),
     "Qwen/Qwen3.5-35B-A3B": _of("qwen3_5_moe"),
     "Qwen/Qwen3.5-4B": _of("qwen3_5"),
     "royokong/e5-v": _of("llava_next"),
@@ -259,6 +270,7 @@ REPOSITORIES: Mapping[str, Make] = {
     "TheBloke/TinyLlama-1.1B-Chat-v0.3-GPTQ": _quantized("gptq"),
     "TIGER-Lab/VLM2Vec-Full": _of("phi3_v"),
     "TIGER-Lab/VLM2Vec-Qwen2VL-2B": _of("qwen2_vl"),
+    "vidore/colqwen2-v1.0-hf": _late("colqwen2"),
     "zai-org/GLM-OCR": _of("glm_ocr"),
 }
 

@@ -4,8 +4,9 @@
 
 Blocks in other languages (`sh`, `yaml`, ...) are not run: they need a network, several GPUs or hosts, Docker or files
 of the reader's. A page is followed in an empty folder that holds the examples and a few files that pages name. Names
-of hub models stand for tiny checkpoints of the tests. A line `beheld serve ...` or `beheld encode-serve ...` starts a
-server that runs until the page ends, or starts another one at its port.
+of hub models stand for tiny checkpoints of the tests: in place of the name, or under it in a cache of the page's own.
+A line `beheld serve ...` or `beheld encode-serve ...` starts a server that runs until the page ends, or starts another
+one at its port.
 """
 
 from __future__ import annotations
@@ -39,7 +40,16 @@ MODELS = {
     "tencent/HunyuanOCR": "hunyuan_vl",
     "zai-org/GLM-4.5V-FP8": "glm4v_moe_fp8",
     "zai-org/GLM-4.1V-9B-Thinking": "glm4v",
+    "Qwen/Qwen3-0.6B": "qwen2",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
+# What pages name as it stands, in a cache of the page's own.
+REPOSITORIES = (
+    "openai/clip-vit-base-patch32",
+    "Qwen/Qwen3-Reranker-0.6B",
+    "Qwen/Qwen3-VL-Reranker-2B",
+    "vidore/colqwen2-v1.0-hf",
+)
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SNIPPET = re.compile(r'--8<-- "([^":]+)(?::(\w+))?"')
 
@@ -101,6 +111,16 @@ def stand_ins(text: str) -> str:
     return text
 
 
+def lay(text: str, folder: Path) -> None:
+    """Lay tiny checkpoints into the page's cache, under the hub names that a block's text has."""
+    for name in REPOSITORIES:
+        if name in text:
+            # It needs pytest, which a user's environment lacks.
+            from tests.compat import example_repositories
+
+            example_repositories.lay(folder / ".cache" / "hub", name)
+
+
 def furnish(folder: Path) -> None:
     """Put into a folder what pages name."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
@@ -125,6 +145,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PATH": f"{folder / '.bin'}:{beside}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(folder / ".cache"),
         "BEHELD_LOG_LEVEL": "WARNING",
     }
 
@@ -144,6 +165,7 @@ class Walk:
         Raises:
             AssertionError: a command failed; it says which, and what the command wrote.
         """
+        lay(block.text, self._folder)
         if block.language == "python":
             self._call([sys.executable, "-c", stand_ins(block.text)], block)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 import shlex
 from importlib.util import find_spec
@@ -65,6 +67,40 @@ def test_python_compiles(page: Path) -> None:
     for block in follow.blocks(page):
         if block.language == "python" and not block.included:
             compile(block.text, f"{page.name}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_that_is_run_defines_what_it_uses(page: Path) -> None:
+    """A block that is copied alone runs, too."""
+    for block in follow.blocks(page):
+        if block.language == "python" and not block.included:
+            nodes = list(ast.walk(ast.parse(block.text)))
+            known = {
+                alias.asname or alias.name.split(".")[0]
+                for node in nodes
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for alias in node.names
+            }
+            known |= {
+                node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            }
+            known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+            known |= {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+            names = [node for node in nodes if isinstance(node, ast.Name)]
+            known |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+            unknown = {node.id for node in names} - known - set(dir(builtins))
+            assert not unknown, f"{page.name}:{block.line} uses {sorted(unknown)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_models_of_commands_that_are_run_have_tiny_ones(page: Path) -> None:
+    """A page cannot be followed where a hub name stands for nothing."""
+    for block in follow.blocks(page):
+        if block.language in ("bash", "python") and not block.included:
+            found = re.findall(
+                r"""(?<![\w/.:-])([A-Za-z][\w.-]*/[\w.-]*\d+(?:\.\d+)?[BM]\b[\w.-]*)""", follow.stand_ins(block.text)
+            )
+            assert set(found) <= set(follow.REPOSITORIES), f"{page.name}:{block.line}"
 
 
 def test_parts_of_files_are_shown_as_such() -> None:
