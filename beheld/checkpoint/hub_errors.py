@@ -38,7 +38,10 @@ def _reason(error: Exception, name: str) -> tuple[str, str]:
         if isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT):
             return "the disk is full", f"Make room, or {_ANOTHER_FOLDER}."
         if isinstance(each, PermissionError):
-            return f"{each.filename or 'the cache'!r} may not be written", f"Change its permissions, or {_ANOTHER_FOLDER}."
+            return (
+                f"{each.filename or 'the cache'!r} may not be written",
+                f"Change its permissions, or {_ANOTHER_FOLDER}.",
+            )
     for each in known:
         status = getattr(getattr(each, "response", None), "status_code", None)
         if isinstance(status, int):

@@ -136,7 +136,7 @@ def pull(args: EngineArgs, tell: Callable[[str], None]) -> Path:
         tell(f"{name}, licence: {repository.licence() or 'none stated'}")
     if kind is not None:
         file, _ = _gguf(args, name, kind)
-        tell(f"{repository.check(file.parent)} files have the hashes that the hub states.")
+        tell(f"{repository.check(repository.snapshot() or file.parent)} files have the hashes that the hub states.")
         return file
     path = resolve(args)
     fetch_weights(args, path)

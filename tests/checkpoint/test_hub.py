@@ -14,6 +14,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    LocalTokenNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -367,6 +368,13 @@ def _answered(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
         (_answered(HfHubHTTPError, 503), "the hub answered 503", "Try again later."),
         (_answered(HfHubHTTPError, 403), "the hub answered 403", "log in"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full", "Make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk is full", "Make room"),
+        (
+            PermissionError(errno.EACCES, "denied", "/cache/x"),
+            "'/cache/x' may not be written",
+            "Change its permissions",
+        ),
+        (LocalTokenNotFoundError("no key"), "it asks for a key", "HF_TOKEN"),
         (httpx.ConnectError("refused"), r"no usable answer \(ConnectError\)", "Check the network"),
         (OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE keeps the network off", "Unset it"),
     ],
