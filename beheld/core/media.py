@@ -13,6 +13,10 @@ MODALITIES = ("image", "video", "audio")
 CHUNKS = "vision_chunk"
 # The name of a feature: embeddings as the model's own towers give them, (E, H) with all columns. No tower is run.
 ENCODED = "encoded"
+# The name of a feature of a video that is read together with its audio: which of the item's embeddings are the audio's.
+AUDIO_PLACES = "audio_places"
+# The options of a request that ask for it: transformers' older name, which vLLM has, and its newer one.
+AUDIO_IN_VIDEO = ("use_audio_in_video", "load_audio_from_video")
 
 
 def item_name(modality: str, number: int) -> str:
@@ -33,6 +37,8 @@ class MediaRef:
         uuid: the caller's identifier of the content, if given.
         place: the item's path in the messages, such as "messages.0.content.1.image_url", for errors; None outside of
             messages.
+        of_video: for audio that is read together with a video, the video's number among the request's videos, from 0.
+            It has no placeholder of its own; its source is None if it is in the video's file.
     """
 
     modality: str
@@ -40,13 +46,15 @@ class MediaRef:
     options: Mapping[str, Any] = field(default_factory=dict)
     uuid: str | None = None
     place: str | None = None
+    of_video: int | None = None
 
 
 def count_by_modality(media: Iterable[MediaRef]) -> dict[str, int]:
-    """Modality -> number of items."""
+    """Modality -> number of items with a placeholder of their own."""
     found: dict[str, int] = {}
     for ref in media:
-        found[ref.modality] = found.get(ref.modality, 0) + 1
+        if ref.of_video is None:
+            found[ref.modality] = found.get(ref.modality, 0) + 1
     return found
 
 

@@ -135,6 +135,9 @@ class ByCount:
     text: Callable[[Any, int], str]
 
 
+# (processor, layout of a video, number of its audio's embeddings) -> (text with a placeholder for each embedding of the
+# two, in the order of time; what positions depend on, besides the layouts of the two).
+Interleave = Callable[[Any, Mapping[str, tuple[Any, ...]], int], tuple[str, Mapping[str, tuple[Any, ...]]]]
 # (processor, modality, a prompt's text) -> further features of each of its items of this modality, by name.
 Words = Callable[[Any, str, str], Mapping[str, Any]]
 # (text of a prompt, modality -> number of its items) -> text with one placeholder per item, or its pieces, which the
@@ -176,6 +179,8 @@ class FamilyInputs:
             usual: their template, or how they are rewritten.
         begins: how the processor begins every text: "as written", or "with bos or eos" (the tokenizer's BOS token, or
             EOS if it has no BOS).
+        interleave: for models that read a video and its audio as one item: returns its text. Tensors of both are its
+            features, and "audio_places" says which of its embeddings are the audio's. See FamilyModel.parts.
         unbuilt: unsupported processor options -> what to do instead.
         named_here: options by their names in the repository's code -> how to write them here.
         load: makes the processor of the checkpoint in a folder, if transformers cannot.
@@ -230,6 +235,7 @@ class FamilyInputs:
     rewritten_ends: str = "added"
     variant: Callable[[Path], FamilyInputs] | None = None
     begins: str = "as written"
+    interleave: Interleave | None = None
     unbuilt: Mapping[str, str] = field(default_factory=dict)
     named_here: Mapping[str, str] = field(default_factory=dict)
     load: Callable[[Path], Any] | None = None

@@ -19,6 +19,8 @@ from beheld.models.surgery.operation import Changes
 
 # One tower call: modality (or "embeds" for embeddings given as input), indices of its items, keyword arguments.
 TowerCall = tuple[str, list[int], dict[str, Any]]
+# An item within another, and the places of its embeddings among the other's.
+ItemPart = tuple[EncodeItem, Tensor]
 CombineRule = Callable[[Sequence[EncodeItem]], list[TowerCall]]
 
 
@@ -85,6 +87,8 @@ class FamilyModel:
         adapt: replaces the parts of a loaded model that cannot compute batches in the engine's layout or cannot be
             captured, and records each change; an operation of the stage ADAPT, see models/surgery/operation.py.
         combine: how items share a tower call; None for items whose tensors differ only in the first dimension.
+        parts: for items of several modalities (FamilyInputs.interleave): the items whose embeddings an item's are, each
+            with its embeddings' places among them; () for other items.
         image_features, audio_features: computes embeddings (sum of E, H) from the model and the items' features, if no
             single method of the model does.
         embeds: computes embeddings from the model, a modality and a tower's result: a tensor (..., H), or one per item.
@@ -119,6 +123,7 @@ class FamilyModel:
 
     adapt: Callable[[Any, Changes], None] | None = None
     combine: CombineRule | None = None
+    parts: Callable[[EncodeItem], tuple[ItemPart, ...]] | None = None
     image_features: Callable[..., Tensor] | None = None
     audio_features: Callable[..., Tensor] | None = None
     embeds: Callable[[Any, str, Any], Any] = pooled

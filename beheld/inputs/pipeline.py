@@ -22,6 +22,7 @@ from beheld.families import registry
 from beheld.inputs.fetch.fetch import FetchRules, is_remote
 from beheld.inputs.fetch.fetcher import Fetcher, Reserve
 from beheld.inputs.grounding import places_of
+from beheld.inputs.media import soundtracks
 from beheld.inputs.media.document import DocumentFacts, PageWish
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
@@ -360,7 +361,7 @@ class InputPipeline:
             UserError: an item is wrong.
         """
         prompt = read.prompt
-        media = prompt.parsed.media
+        media = soundtracks.resolved(prompt.parsed.media)
         if prompt.parsed.embeds is not None:
             most = self._config.max_encoder_tokens
             spans = embedded_prompt.spans(prompt.parsed.embeds, self._info, most)
@@ -370,8 +371,17 @@ class InputPipeline:
         order = read.order
         made = self._maker.make_all(media, prompt.parsed.options, prompt.parsed.salt, order.cancel, order.client)
         by_modality: dict[str, list[PreparedItem]] = {}
+        audio_by_video: dict[int, PreparedItem] = {}
         for ref, prepared in zip(media, made, strict=True):
-            by_modality.setdefault(ref.modality, []).append(prepared)
+            if ref.of_video is not None:
+                audio_by_video[ref.of_video] = prepared
+            else:
+                by_modality.setdefault(ref.modality, []).append(prepared)
+        for index, audio in audio_by_video.items():
+            video = by_modality["video"][index]
+            of_video, of_audio = soundtracks.receipts(video.receipt, audio.receipt)
+            whole = self._processor.interleaved(video.item, audio.item)
+            by_modality["video"][index] = PreparedItem(whole, of_video, (of_audio,))
         waiting = {modality: iter(own) for modality, own in by_modality.items()}
         places = {modality: self._tokenizer.places[modality] for modality in waiting}
         in_order = [next(waiting[modality]) for modality, _, _ in expand.find_places(prompt.ids, places)]
@@ -381,7 +391,8 @@ class InputPipeline:
         if self._encoders is not None:
             items = self._encoders.replaced_all(items)
         ids = self.reader.with_edges(prompt, items)
-        return RequestWithItems(read, ids, items, tuple(prepared.receipt for prepared in in_order))
+        receipts = tuple(receipt for prepared in in_order for receipt in (prepared.receipt, *prepared.further))
+        return RequestWithItems(read, ids, items, receipts)
 
     def completed(self, read: ReadRequest) -> Request:
         """`make_items`, then `seal`, in the calling thread.

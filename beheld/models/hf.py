@@ -207,6 +207,17 @@ class HFAdapter:
             return self._encode(items) if self._ranks is None else self._ranks.encode(items, self._encode)
 
     def _encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
+        parts = [() if self._family.parts is None else self._family.parts(item) for item in items]
+        if not any(parts):
+            return self._encode_whole(items)
+        # An item is encoded as its parts, whose embeddings are then put into their places.
+        flat = [each for item, own in zip(items, parts, strict=True) for each in ([part for part, _ in own] or [item])]
+        made = iter(self._encode_whole(flat))
+        return [
+            _merged([next(made) for _ in own], [places for _, places in own]) if own else next(made) for own in parts
+        ]
+
+    def _encode_whole(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         if self._cross is not None:
             return self._cross.encode(items)
         out: list[Tensor | None] = [None] * len(items)
@@ -382,8 +393,22 @@ def _as_they_are(config: Any) -> dict[str, Any]:
     return {"": config._attn_implementation, **kept}
 
 
+def _merged(parts: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+    """Return embeddings (E, H) from those of parts; a part without the extra columns of another has zeros there."""
+    width = max(part.shape[1] for part in parts)
+    merged_EH = parts[0].new_zeros((sum(len(part) for part in parts), width))
+    for part, own in zip(parts, places, strict=True):
+        merged_EH[own.to(part.device), : part.shape[1]] = part
+    return merged_EH
+
+
 def _table(rows: list[Any]) -> Any:
-    """Return the numbers of items as a tensor (items, numbers); as they are where some have more than others."""
+    """Return the numbers of items as a tensor (items, numbers); as they are where some have more than others.
+
+    What is true or false of the items is one value: it is the same for all items of a prompt that have it.
+    """
+    if isinstance(rows[0][0], bool):
+        return rows[0][0]
     if len({len(row) for row in rows}) > 1:
         return rows
     made = torch.tensor(rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
 from beheld.core.errors import ParamsError
+from beheld.core.media import AUDIO_IN_VIDEO
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
 from beheld.core.params import ReasoningFormat, SamplingParams
 from beheld.core.plan import PromptLogprobs
@@ -287,7 +288,7 @@ def variables_of(body: ChatRequest | TokenizeRequest, own: str | None) -> dict[s
 
 def check_processor_options(given: dict[str, Any] | None, options: ServerOptions) -> None:
     """Raise HttpError if an untrusted client sent processor options."""
-    if given and not options.trust_processor_options:
+    if given and not given.keys() <= set(AUDIO_IN_VIDEO) and not options.trust_processor_options:
         raise HttpError(
             400,
             "This server does not accept processor options in requests.",
@@ -316,9 +317,9 @@ def message_of(message: Message | ScoredContent, number: int, options: ServerOpt
         if isinstance(part, ThinkingPart):
             reasoning.append(part.thinking)
             continue
-        extra = part.model_extra
+        extra = [name for name in part.model_extra or () if name not in AUDIO_IN_VIDEO]
         if extra and not options.trust_processor_options:
-            name = next(iter(extra))
+            name = extra[0]
             raise HttpError(
                 400,
                 f"The field {name[:64]!r} is unknown.",

@@ -166,19 +166,12 @@ def test_a_sound_alone_has_the_features_of_the_whole_window(family: str, samples
     assert item.layout["audio_seqlens"] == (frames,)
 
 
-def test_the_sound_of_a_video_is_not_heard_and_that_is_said() -> None:
+def test_embeddings_of_frames_and_of_audio_are_refused() -> None:
     family = "qwen2_5_omni"
-    pipe = pipes.shared(family)
-    prompt = {"prompt": tiny.markers(family, num_videos=1), "multi_modal_data": {"video": tiny.frames(4)}}
-    for options in ({"use_audio_in_video": True}, {"videos_kwargs": {"use_audio_in_video": True}}):
-        with pytest.raises(ParamsError, match="use_audio_in_video"):
-            pipe.prepare(RequestOrder(prompt | {"mm_processor_kwargs": options}, pipes.ONE_TOKEN, request_id="0"))
-    without = prompt | {"mm_processor_kwargs": {"use_audio_in_video": False}}
-    assert pipe.prepare(RequestOrder(without, pipes.ONE_TOKEN, request_id="0")).spans
     for modality in ("audio", "video"):
-        data = {"prompt": prompt["prompt"], "multi_modal_data": {modality: torch.zeros(1, 4, 64)}}
+        data = {"prompt": tiny.markers(family, num_videos=1), "multi_modal_data": {modality: torch.zeros(1, 4, 64)}}
         with pytest.raises(BeheldError, match=f"does not accept embeddings of {modality}"):
-            pipe.prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
+            pipes.shared(family).prepare(RequestOrder(data, pipes.ONE_TOKEN, request_id="0"))
 
 
 def heard(wave: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ FAMILY = Family(
             "Qwen2_5OmniThinkerForConditionalGeneration",
             "Qwen/Qwen2.5-Omni-7B",
             ALL,
-            "three-axis positions; answers in text; a video's audio track is not read",
+            "three-axis positions; answers in text; `use_audio_in_video` reads a video with its audio",
         ),
     ),
     reads_by="Qwen2_5OmniThinkerForConditionalGeneration",

@@ -6,14 +6,16 @@ the same, and the padding is then cut off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from beheld.core.errors import ProcessError
 from beheld.core.speech import SpeechForm
 from beheld.families.inputs import FamilyInputs
 
-_AUDIO_TRACK = "A video's audio track is not read: send it as a separate audio item."
+Interleaved = tuple[str, Mapping[str, tuple[Any, ...]]]
+
 _NAMES = {"image": "images", "video": "videos", "audio": "audio"}
 _FEATURES = {
     "image": ("pixel_values", "image_grid_thw"),
@@ -38,7 +40,10 @@ def call(
     made = processor(text=[placeholder], return_tensors="pt", **{_NAMES[modality]: [item], group: own})
     outputs = {name: made[name] for name in _FEATURES[modality]}
     if modality == "video":
-        outputs["second_per_grids"] = made["video_second_per_grid"]
+        # The processor's own number, which a tensor would round.
+        rate = own["fps"]
+        step = made["video_second_per_grid"] if rate is None else [processor.video_processor.temporal_patch_size / rate]
+        outputs["second_per_grids"] = step
     elif modality == "audio":
         frames = int(made["feature_attention_mask"].sum())
         outputs = {name: value[..., :frames] for name, value in outputs.items()} | {"audio_seqlens": [frames]}
@@ -57,6 +62,48 @@ def _rate(options: Mapping[str, Any]) -> float | None:
     return float(known[0].sampled_fps) if known and known[0].fps else None
 
 
+def interleave(processor: Any, video: Mapping[str, tuple[Any, ...]], num_audio: int) -> Interleaved:
+    """Return the text of a video with its audio, in chunks of time; see families.inputs.Interleave.
+
+    An audio token takes one position. With chunks of 50 positions, and frames every 25, of two tokens each:
+
+        video, positions 0 to 50     audio, positions 0 to 50     video, positions 50 to 100     ...
+        V V (at 0) V V (at 25)       A x 50                       V V (at 50) V V (at 75)
+    """
+    rate = processor.position_id_per_seconds
+    size = int(rate * processor.seconds_per_chunk)
+    chunks = zip_longest(_chunks(frame_positions(processor, video, rate), size), _chunks(range(num_audio), size))
+    pieces = (processor.video_token * (seen or 0) + processor.audio_token * (heard or 0) for seen, heard in chunks)
+    return around(processor, "".join(pieces))
+
+
+def frame_positions(processor: Any, video: Mapping[str, tuple[Any, ...]], rate: float) -> list[float]:
+    """Return the position of each token of a video on the axis of time, at `rate` positions a second."""
+    steps, height, width = video["video_grid_thw"]
+    (seconds,) = video["second_per_grids"]
+    each = (height // processor.video_processor.merge_size) * (width // processor.video_processor.merge_size)
+    return [step * seconds * rate for step in range(steps) for _ in range(each)]
+
+
+def around(processor: Any, text: str) -> Interleaved:
+    """Return a video's text with the tokens around its audio, and the argument of get_rope_index that says so."""
+    return processor.audio_bos_token + text + processor.audio_eos_token, {"use_audio_in_video": (True,)}
+
+
+def _chunks(positions: Sequence[float], size: int) -> Iterator[int]:
+    """Yield the number of tokens in each chunk of `size` positions.
+
+    After a gap of several chunks, each chunk has the tokens of one position until they are no longer late.
+    """
+    count, number = 0, 1
+    for position in positions:
+        if position >= number * size:
+            yield count
+            count, number = 0, number + 1
+        count += 1
+    yield count
+
+
 INPUTS = FamilyInputs(
     placeholders={
         "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
@@ -66,6 +113,6 @@ INPUTS = FamilyInputs(
     layout=frozenset(("image_grid_thw", "video_grid_thw", "second_per_grids", "audio_seqlens")),
     host_only=frozenset(("second_per_grids", "audio_seqlens")),
     call=call,
-    unbuilt=dict.fromkeys(("use_audio_in_video", "load_audio_from_video"), _AUDIO_TRACK),
+    interleave=interleave,
     speech=SpeechForm("Transcribe the audio{language} into text.", "Translate the audio{language} into English text."),
 )

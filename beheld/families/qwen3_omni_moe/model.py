@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from beheld.families._shared import deepstack
 from beheld.families.model import FamilyModel
-from beheld.families.qwen2_5_omni.model import SPEECH
+from beheld.families.qwen2_5_omni.model import SPEECH, parts
 
 MODEL = FamilyModel(
+    parts=parts,
     extra_columns=deepstack.Deepstack,
     plain_head=True,
     packs_attention=True,

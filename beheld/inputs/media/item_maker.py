@@ -24,7 +24,7 @@ from beheld.core.errors import (
 from beheld.core.media import MediaItem, MediaReceipt, MediaRef, count_by_modality
 from beheld.families.inputs import ByCount, BySizes, FamilyInputs
 from beheld.inputs.fetch.fetch import Fetched, FetchRules
-from beheld.inputs.media import digest, embeds, header
+from beheld.inputs.media import digest, embeds, header, soundtracks
 from beheld.inputs.media.cache import Content, MediaCache, Processed
 from beheld.inputs.media.memory_gate import MemoryGate
 from beheld.inputs.media.open_media import Source, taken, unpacked
@@ -43,10 +43,11 @@ _MOST_KEPT_BYTES = 128 << 20
 
 @dataclass(frozen=True, eq=False)
 class PreparedItem:
-    """A prepared item and its receipt."""
+    """A prepared item and its receipt; `further` are those of items that are read together with it."""
 
     item: MediaItem
     receipt: MediaReceipt
+    further: tuple[MediaReceipt, ...] = ()
 
 
 class ItemMaker:
@@ -163,6 +164,8 @@ class ItemMaker:
         except BeheldError as error:
             if isinstance(error, EngineError) and not isinstance(error, WorkerError):
                 raise
+            if order.ref.of_video is not None and isinstance(error, DecodeError):
+                raise soundtracks.unread(error, order.ref.of_video).for_item(order.name, order.ref.place) from error
             raise error.for_item(order.name, order.ref.place) from error
         except MemoryError as error:
             reason = f"Preparing the {order.ref.modality} took more memory than there is."
@@ -264,6 +267,9 @@ class ItemMaker:
         Names are checked when an item is made, so a cached one needs no processor.
         """
         options = dict(order.options)
+        if self._family.interleave is not None:
+            # They change no feature, only what is made of two items.
+            options, _ = soundtracks.split(options)
         if order.ref.modality == "video" and _is_encoded(order.ref.source):
             # These options have already sampled the frames.
             options.pop("num_frames", None)

@@ -14,9 +14,9 @@ from beheld.checkpoint.files import read_json
 from beheld.checkpoint.remote_code import own_first
 from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import BeheldError, DecodeError, ModelError, ParamsError, ProcessError, first_line
-from beheld.core.media import MediaItem
+from beheld.core.media import AUDIO_PLACES, MediaItem
 from beheld.families.inputs import ByCount, BySizes, FamilyInputs, ProcessedItem
-from beheld.inputs.media import effective_size, frames
+from beheld.inputs.media import effective_size, frames, soundtracks
 from beheld.inputs.media import processor_options as options_of
 from beheld.inputs.media.cache import Processed
 from beheld.inputs.media.digest import Digest
@@ -144,6 +144,8 @@ class ItemProcessor:
                 reason = f"The option {name!r} of the repository's code has another name here."
                 raise ParamsError(reason, remedy, param="mm_processor_kwargs")
         given = {name: value for name, value in given.items() if name not in self._family.unbuilt}
+        if self._family.interleave is not None:
+            given, _ = soundtracks.split(given)
         own = options_of.of_modality(self.loaded(), modality, given)
         self._arguments(self.loaded(), modality, own)
         if modality == "video":
@@ -282,6 +284,29 @@ class ItemProcessor:
                 "Give all that the model's tower makes of it, and the width and height in pixels.",
             )
         return made
+
+    def interleaved(self, video: MediaItem, audio: MediaItem) -> MediaItem:
+        """Return a video with its audio as one item."""
+        import torch
+
+        assert self._family.interleave is not None
+        processor, placeholders = self.loaded(), self._info.placeholder_ids
+        text, layout = self._family.interleave(processor, video.layout, audio.num_embeds)
+        _, ids, _ = self._replacement(processor, text)
+        own = (placeholders["video"], placeholders["audio"])
+        heard = [token == own[1] for token in ids if token in own]
+        assert (len(heard) - sum(heard), sum(heard)) == (video.num_embeds, audio.num_embeds), "tokens were lost"
+        places = torch.tensor([place for place, of_audio in enumerate(heard) if of_audio])
+        return replace(
+            video,
+            digest=Digest("interleaved").add(video.digest).add(audio.digest).done(),
+            features={**video.features, **audio.features, AUDIO_PLACES: places},
+            layout={**video.layout, **audio.layout, **layout},
+            replacement_ids=ids,
+            embed_mask=tuple(token in own for token in ids),
+            num_embeds=len(heard),
+            feature_bytes=video.feature_bytes + audio.feature_bytes + places.nbytes,
+        )
 
     def counted(self, item: MediaItem, form: ByCount) -> MediaItem:
         """Return an item of embeddings only, with the text that follows from their number."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from beheld.core.config import MediaLimits
 from beheld.core.errors import MediaError, PromptError
-from beheld.core.media import MediaRef, item_name
+from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, item_name
 from beheld.core.params import nearest
 from beheld.inputs.media import embeds
 from beheld.inputs.prompt.documents import Pages
@@ -261,7 +261,11 @@ def _parts(content: Any, number: int, media: list[MediaRef], limits: MediaLimits
         if isinstance(part, Pages):
             parts += [_part(page, where, media, limits, form, part.place) for page in part]
         else:
-            parts.append(_part(part, where, media, limits, form))
+            made = _part(part, where, media, limits, form)
+            if isinstance(made, ItemPart) and media[-1].of_video is not None:
+                # The video's placeholder stands for both.
+                continue
+            parts.append(made)
     return parts
 
 
@@ -352,7 +356,30 @@ def _media(
             param=place,
         )
     options = {k: v for k, v in part.items() if k not in used and k not in _NOT_OPTIONS and v is not None}
-    return MediaRef(modality, source, options, None if uuid is None else str(uuid), place)
+    of_video = _video_of(options, where, before) if modality == "audio" else None
+    return MediaRef(modality, source, options, None if uuid is None else str(uuid), place, of_video)
+
+
+def _video_of(options: dict[str, Any], where: _Spot, before: Sequence[MediaRef]) -> int | None:
+    """Return the number of the video that an audio part belongs to; None if to none. Its mark leaves the options.
+
+    Raises:
+        PromptError: there is no such video.
+    """
+    found = {name: options.pop(name) for name in AUDIO_IN_VIDEO if name in options}
+    for name, value in found.items():
+        if not isinstance(value, bool):
+            raise PromptError(f"{name!r} of {where} must be true or false.", param=f"{where.path}.{name}")
+    if not any(found.values()):
+        return None
+    videos = sum(ref.modality == "video" for ref in before)
+    if not videos:
+        raise PromptError(
+            f"{where} is the audio of a video, but no video precedes it.",
+            "Send it directly after its video.",
+            param=f"{where.path}.{next(iter(found))}",
+        )
+    return videos - 1
 
 
 def _check_one_source(part: Mapping[str, Any], kind: str, where: _Spot) -> None:

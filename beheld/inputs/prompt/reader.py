@@ -11,9 +11,11 @@ from typing import Any, NamedTuple, Protocol
 from beheld.checkpoint.info import added_tokens
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ParamsError, PlaceholderError, PromptError, TemplateError
-from beheld.core.media import MediaRef, count_by_modality
+from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, count_by_modality
 from beheld.core.params import PoolingParams, ReasoningFormat, SamplingParams
 from beheld.families.inputs import FamilyInputs, ItemPlace
+from beheld.inputs.media import soundtracks
+from beheld.inputs.media.processor_options import merged
 from beheld.inputs.prompt import chat, embedded_prompt, expand, special_tokens
 from beheld.inputs.prompt.parse import ParsedPrompt, PromptType, parse, processor_options
 from beheld.inputs.prompt.rendering import Rendering
@@ -87,6 +89,7 @@ class PromptReader:
         self._merge_size = merge_size
         self._limits = MediaLimits.of(args.media_limits)
         self._barred_ids = _ids_of(tuple(family.barred), tokenizer, info) if family.barred else {}
+        self._processor_options = args.mm_processor_kwargs
         self._content_format = args.chat_template_content_format
         # Read once: later changes of the file affect no request.
         self._template = text_of(args.chat_template) if args.chat_template else None
@@ -289,11 +292,38 @@ class PromptReader:
     ) -> ReadPrompt:
         ids = self._truncated(ids, params, parsed.media, text)
         found = expand.count_placeholders(ids, self._tokenizer.places)
+        if (media := self._with_audio(parsed.media, parsed.options, ids)) != parsed.media:
+            parsed, counts = replace(parsed, media=media), count_by_modality(media)
         expand.check_counts(found, counts, self._tokenizer.placeholder, self._example)
         self._check_within(ids)
         if parsed.media:
             self._check_barred(ids)
         return ReadPrompt(ids, parsed, text)
+
+    def _with_audio(
+        self, media: tuple[MediaRef, ...], options: Mapping[str, Any], ids: Sequence[int]
+    ) -> tuple[MediaRef, ...]:
+        """Return a prompt's media, with the audio of its videos if the request or the engine asks for it.
+
+        Raises:
+            UserError: the model does not read both as one, or a video has no audio, or more than one item.
+        """
+        if not media:
+            return media
+        if self._family.interleave is None:
+            if any(ref.of_video is not None for ref in media):
+                raise ParamsError(
+                    f"{self._info.architecture} does not read a video and its audio as one.",
+                    f"Leave out {AUDIO_IN_VIDEO[0]}.",
+                    param="mm_processor_kwargs",
+                )
+            return media
+        _, wanted = soundtracks.split(merged(self._processor_options, options))
+        written = [modality for modality, _, _ in expand.find_places(ids, self._tokenizer.places)]
+        found = soundtracks.attached(media, written, wanted=wanted)
+        if len(found) != len(media):
+            self._checks.modalities(found)
+        return found
 
     def _check_within(self, ids: Sequence[int]) -> None:
         """Check that a prompt has no token that stands for embeddings, where items are written with another one.
@@ -375,7 +405,8 @@ class PromptReader:
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
         ids = self._truncated(ids, params, talk.media, text)
-        self._check_rendered(ids, talk.media)
+        parsed = replace(parsed, media=self._with_audio(talk.media, parsed.options, ids))
+        self._check_rendered(ids, parsed.media)
         if talk.media:
             self._check_barred(ids)
         return ReadPrompt(
