@@ -407,7 +407,7 @@ def _table(rows: list[Any]) -> Any:
 
     What is true or false of the items is one value: it is the same for all items of a prompt that have it.
     """
-    if isinstance(rows[0][0], bool):
+    if rows[0] and isinstance(rows[0][0], bool):
         return rows[0][0]
     if len({len(row) for row in rows}) > 1:
         return rows
