@@ -183,8 +183,8 @@ def test_what_is_no_whole_number(text: str, capsys: Capture) -> None:
 def test_forms_have_their_other_names_too() -> None:
     assert read("--reasoning-parser", "deepseek_r1").reasoning_parser == "think"
     assert read("--tool-call-parser", "qwen3_xml").tool_parser == "qwen3_coder"
-    with pytest.raises(ConfigError, match=r"--reasoning-parser does not accept 'granite'\. Known: think"):
-        server_options(read("--reasoning-parser", "granite"), None, {})
+    with pytest.raises(ConfigError, match=r"--reasoning-parser does not accept 'graphite'\. Known: "):
+        server_options(read("--reasoning-parser", "graphite"), None, {})
 
 
 def test_a_key_that_is_left_out_takes_nobody_elses_word(tmp_path: Path) -> None:

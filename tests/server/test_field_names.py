@@ -172,7 +172,7 @@ def test_an_item_that_cannot_be_used_is_named_by_its_place(bounded: Running, nam
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 LONG = [{"role": "user", "content": "x " * 5000}]
-CALL = {"function": {"name": "a", "arguments": "{"}}
+CALL = {"function": {"name": "a", "arguments": "[" * 70 + "]" * 70}}
 FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": LONG}, "messages", "Shorten it. The operator may raise max_model_len."),
     ("/tokenize", {"messages": LONG}, "messages", "Shorten it."),
@@ -189,7 +189,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": [SYSTEM, {"role": "us er", "content": "x"}]}, "messages.1.role", "Use a word"),
     (CHAT, {"messages": [{"role": "im_start", "content": "x"}]}, "messages.0.role", "another role"),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
-     "messages.0.tool_calls.0.function.arguments", "as JSON"),
+     "messages.0.tool_calls.0.function.arguments", ""),
     (CHAT, HI | {"max_completion_tokens": 2, "min_tokens": 5}, "min_tokens", ""),
     (CHAT, HI | {"logprobs": True, "top_logprobs": 99}, "top_logprobs", "Request fewer."),
     (CHAT, HI | {"tool_choice": "auto"}, "tool_choice", "Send tools"),
