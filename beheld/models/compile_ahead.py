@@ -58,7 +58,7 @@ def _wanted(config: EngineConfig, groups: Sequence[KVGroup]) -> Iterator[Callabl
     if config.enforce_eager or not (grouped or dtype == torch.bfloat16):
         return
     if dtype == torch.bfloat16:
-        yield lambda: fused_norms.compiled_norm(kind)
+        yield fused_norms.compiled_norm
         if platform.bfloat16_products:
             yield vector_linear.can_multiply
     if grouped:

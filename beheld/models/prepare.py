@@ -331,10 +331,10 @@ OPERATIONS = (
     Operation(
         "fused norms",
         Stage.FUSE,
-        needs="a CPU and float32, or bfloat16 in hardware, and llvmlite; RMS norms of the text model",
+        needs="a CPU with bfloat16 in hardware, and llvmlite; RMS norms of the text model in bfloat16",
         replaces="them, by functions compiled for this CPU, which round as they do",
         apply=_fuse_norms,
-        suits=lambda target: _packs(target) and jit.available() and env.FUSE(),
+        suits=lambda target: _packs(target) and not _float32(target) and jit.available() and env.FUSE(),
     ),
     Operation(
         "experts as layers",

@@ -90,9 +90,6 @@ class Batch:
 
 def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout:
     """Flatten the slices; see Layout."""
-    decoding = _lay_out_decodes(slices, rows, info, block_size)
-    if decoding is not None:
-        return decoding
     ordered = sorted(slices, key=lambda s: s.stop - s.start > 1)
     counts = [s.stop - s.start for s in ordered]
     stops = np.cumsum(counts).tolist()
@@ -115,39 +112,6 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
     lora_slots_T = np.repeat(rows.lora_slots_R[[s.row for s in ordered]], counts)
     both_ways = _both_ways(ordered, rows, info)
     return Layout(ordered, counts, first_token, arrays, sampling, lora_slots_T, targets, both_ways)
-
-
-def _lay_out_decodes(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout | None:
-    """Return the layout of a step whose slices each sample one token after one that only the device knows.
-
-    Nearly all steps are of this form; the general one takes them, too, in more time. None for any other step.
-    """
-    if any(s.stop - s.start != 1 or s.wanted != 1 or s.token_ids for s in slices):
-        return None
-    row_index, starts = np.array([(s.row, s.start) for s in slices], dtype=np.int64).T
-    if not (starts >= rows.known_R[row_index]).all():
-        return None
-    count = len(slices)
-    places, lengths = np.arange(count), starts + 1
-    positions = np.empty((rows[slices[0].row].positions_XN.shape[0], count), dtype=np.int64)
-    positions[:] = rows.position_of(starts, rows.delta_R[row_index])
-    newest = rows.newest_places(row_index, (starts, lengths))
-    arrays = {
-        "ids": np.zeros(count, dtype=np.int64),
-        "positions": positions,
-        "places": places,
-        "sources": newest[0],
-        "lengths": lengths.astype(np.int32),
-        "bounds": np.arange(count + 1, dtype=np.int32),
-    }
-    widest, (block, offset) = -(-int(lengths.max()) // block_size), np.divmod(starts, block_size)
-    for index in range(len(info.paged_groups)):
-        tables = rows.tables_GRN[index, row_index, :widest]
-        arrays |= {f"slots {index}": tables[places, block].astype(np.int64) * block_size + offset}
-        arrays |= {f"tables {index}": tables}
-    arrays |= {"wanted": places, "sampled": newest[1]}
-    order, ones = list(slices), [1] * count
-    return Layout(order, ones, list(range(count)), arrays, order, rows.lora_slots_R[row_index], [], ())
 
 
 def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Batch:

@@ -39,16 +39,14 @@ def gather(
             place = first + low - piece.start, first + high - piece.start
             sighted[place[0] : place[1]] = shown
             spans = [row.spans[index] for index, _ in seen]
-            views.update([(span.digest, span) for span in spans])
-            key = tuple([(span.digest, count) for span, (_, count) in zip(spans, seen, strict=True)])
+            views |= {span.digest: span for span in spans}
+            key = tuple((span.digest, count) for span, (_, count) in zip(spans, seen, strict=True))
             ranges.setdefault(key, []).append(place)
     if not ranges:
         return None
     runs = tuple(
-        [
-            CrossRun(tuple(places), tuple([store.states(views[digest])[:count] for digest, count in key]))
-            for key, places in ranges.items()
-        ]
+        CrossRun(tuple(places), tuple(store.states(views[digest])[:count] for digest, count in key))
+        for key, places in ranges.items()
     )
     return CrossMetadata(runs, to_device({"sighted": sighted}, rows.newest_P.device)["sighted"])
 
@@ -63,13 +61,9 @@ def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen
     """
     if not row.cross_views:
         return
-    cuts = [start, stop]
-    if stop - start > 1:
-        edges = {edge for view in row.cross_views for edge in (view.start, view.stop) if edge is not None}
-        cuts[1:1] = sorted(edge for edge in edges if start < edge < stop)
+    edges = {edge for view in row.cross_views for edge in (view.start, view.stop) if edge is not None}
+    cuts = [start, *sorted(edge for edge in edges if start < edge < stop), stop]
+    everything = tuple((index, span.num_states) for index, span in enumerate(row.spans) if span.num_states)
     for low, high in itertools.pairwise(cuts):
-        seen = tuple([(index, view.count) for index, view in enumerate(row.cross_views) if view.covers(low)])
-        if seen:
-            yield low, high, seen, True
-        else:
-            yield low, high, tuple((n, span.num_states) for n, span in enumerate(row.spans) if span.num_states), False
+        seen = tuple((index, view.count) for index, view in enumerate(row.cross_views) if view.covers(low))
+        yield low, high, seen or everything, bool(seen)

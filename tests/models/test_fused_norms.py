@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
-from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from beheld.models.surgery.fused_norms import FusedNorm, fuse_norms
 from beheld.models.surgery.operation import Changes
@@ -43,27 +42,6 @@ def test_numbers_are_those_of_pytorch() -> None:
     assert model[0](x)[2, 2].isnan().all()
     changes.take_back()
     assert model[0] is before
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("kind", [Qwen2RMSNorm, T5LayerNorm])
-def test_float32_has_pytorchs_numbers(kind: type[nn.Module]) -> None:
-    model, changes = nn.ModuleList([kind(272)]), Changes()
-    model[0].weight.data.copy_(torch.randn(272, generator=torch.Generator().manual_seed(0)))
-    before = model[0]
-    assert fuse_norms(model, changes) == 1
-    x = torch.randn(3, 40, 272, generator=torch.Generator().manual_seed(1)).mul_(10)
-    x[0, 1] = 0
-    found = model[0](x)
-    torch.testing.assert_close(found, before(x), rtol=2.0**-20, atol=0.0)
-    assert torch.equal(model[0](x[1, 3]), found[1, 3])
-
-
-def test_a_norm_that_subtracts_the_mean_stays() -> None:
-    class NamedLayerNorm(nn.LayerNorm):
-        variance_epsilon = 1e-5
-
-    assert fuse_norms(nn.ModuleList([NamedLayerNorm(272, bias=False)]), Changes()) == 0
 
 
 def test_other_sizes_stay() -> None:
