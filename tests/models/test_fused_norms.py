@@ -44,5 +44,15 @@ def test_numbers_are_those_of_pytorch() -> None:
     assert model[0] is before
 
 
+@torch.inference_mode()
+def test_rows_of_another_type_are_normalized_as_before() -> None:
+    """FalconMamba adds its layers up in float32. The compiled function took their bytes for bfloat16."""
+    model = norms(896)
+    before = model[0]
+    fuse_norms(model, Changes())
+    x = torch.randn(3, 896)
+    assert torch.equal(model[0](x), before(x))
+
+
 def test_other_sizes_stay() -> None:
     assert fuse_norms(norms(40), Changes()) == 0
