@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 _MAX_DEPTH = 32
@@ -62,8 +63,8 @@ def closed(schema: Any) -> Any:
     `additionalProperties: true` keeps an object open. A schema that joins several by `allOf` is left open, because
     parts that are closed would exclude each other; so is one with a pattern and a property for one name.
     """
-    schema = _moved(schema)
-    return schema if _joins(schema) else _closed(schema)
+    schema = _changed(schema, _moved)
+    return schema if _joins(schema) else _changed(schema, _closed)
 
 
 def json_rule(schema: Any) -> str:
@@ -81,18 +82,27 @@ def _joins(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(_joins, schema))
 
 
-def _closed(schema: Any, *, names: bool = False) -> Any:
-    """The same for a schema, a list of schemas, or (`names`) an object of schemas by name."""
+def _changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], *, names: bool = False) -> Any:
+    """The same with each schema changed, inner ones first; also of a list, or (`names`) an object of schemas."""
     if isinstance(schema, list):
-        return [_closed(entry) for entry in schema]
+        return [_changed(entry, change) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     if names:
-        return {name: _closed(value) for name, value in schema.items()}
-    made = {word: value if word in _VALUES else _closed(value, names=word in _NAMED) for word, value in schema.items()}
-    if isinstance(made.get("properties"), dict) and not made.keys() & _FURTHER:
-        made["additionalProperties"] = False
-    return made
+        return {name: _changed(value, change) for name, value in schema.items()}
+    return change(
+        {
+            word: value if word in _VALUES else _changed(value, change, names=word in _NAMED)
+            for word, value in schema.items()
+        }
+    )
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object's schema that allows no further properties, unless it says something of them."""
+    if isinstance(schema.get("properties"), dict) and not schema.keys() & _FURTHER:
+        return {**schema, "additionalProperties": False}
+    return schema
 
 
 def _is_plain(schema: Any) -> bool:
@@ -100,18 +110,11 @@ def _is_plain(schema: Any) -> bool:
     return isinstance(schema, dict) and schema.keys() <= _PLAIN
 
 
-def _moved(schema: Any, *, names: bool = False) -> Any:
-    """The schema with patterns for the name of one property moved into that property; `names` as for _closed."""
-    if isinstance(schema, list):
-        return [_moved(entry) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if names:
-        return {name: _moved(value) for name, value in schema.items()}
-    made = {word: value if word in _VALUES else _moved(value, names=word in _NAMED) for word, value in schema.items()}
-    if isinstance(made.get("properties"), dict) and isinstance(made.get("patternProperties"), dict):
-        made |= _without_own_names(made["properties"], made["patternProperties"])
-    return made
+def _moved(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with patterns for the name of one property moved into that property."""
+    if isinstance(schema.get("properties"), dict) and isinstance(schema.get("patternProperties"), dict):
+        return {**schema, **_without_own_names(schema["properties"], schema["patternProperties"])}
+    return schema
 
 
 def _without_own_names(properties: dict[str, Any], patterns: dict[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,12 @@ _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, _CHANNEL)
 
 
-class ChannelSplit:
-    """Splits messages with headers, <|channel|>analysis<|message|>..., as gpt-oss writes them; see reasoning.Splitter.
+class _MessageSplit:
+    """Splits messages with headers; subclasses read them."""
 
-    The channel "analysis" is reasoning. A message to a function keeps its header and ends with <|call|>, for the reader
-    of calls. All others are the answer. A text that does not begin with a header is the answer.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, *begins: str) -> None:
         self._state = "start"
-        self._beginning = Beginning(_CHANNEL, _START)
+        self._beginning = Beginning(*begins)
         self._seeker = Seeker()
         self._header: list[str] = []
 
@@ -38,6 +34,21 @@ class ChannelSplit:
                 block = self._read(block, reasoning, answer)
         return "".join(reasoning), "".join(answer)
 
+    def _read(self, text: str, reasoning: list[str], answer: list[str]) -> str:
+        """Consume text up to the next mark; returns the unprocessed rest."""
+        raise NotImplementedError
+
+
+class ChannelSplit(_MessageSplit):
+    """Splits messages with headers, <|channel|>analysis<|message|>..., as gpt-oss writes them; see reasoning.Splitter.
+
+    The channel "analysis" is reasoning. A message to a function keeps its header and ends with <|call|>, for the reader
+    of calls. All others are the answer. A text that does not begin with a header is the answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_CHANNEL, _START)
+
     def finish(self) -> tuple[str, str]:
         """As reasoning.Splitter."""
         if self._state == "start":
@@ -48,7 +59,6 @@ class ChannelSplit:
         return (rest, "") if self._state == "reasoning" else ("", rest)
 
     def _read(self, text: str, reasoning: list[str], answer: list[str]) -> str:
-        """Consume text up to the next mark; returns the unprocessed rest."""
         if self._state == "start":
             found = self._beginning.push(text)
             if found is None:
@@ -94,7 +104,7 @@ _ADDRESS = re.compile(r"(?:^|\s)to=([\w.-]{1,64})\s*$")
 _LONGEST = 72
 
 
-class AddressedSplit:
+class AddressedSplit(_MessageSplit):
     """Splits messages with addresses, assistant to=self<|message|>..., as Muse writes them; see reasoning.Splitter.
 
     The prompt ends within the first header. What goes to "self" is reasoning, and so is what goes to "developer", which
@@ -106,31 +116,13 @@ class AddressedSplit:
     """
 
     def __init__(self, unaddressed: str) -> None:
+        super().__init__(_TO, _START, _MESSAGE)
         self._kinds = {"self": "reasoning", "developer": "reasoning", "user": "answer", "commentary": "answer"}
         self._unaddressed = unaddressed
-        self._state = "start"
-        self._beginning = Beginning(_TO, _START, _MESSAGE)
-        self._seeker = Seeker()
-        self._header: list[str] = []
         # Whether a header was complete.
         self._addressed = False
         # The end of a message that may be the next one's header.
         self._tail = ""
-
-    @property
-    def undecided(self) -> bool:
-        """As reasoning.Splitter."""
-        return self._state == "start"
-
-    def push(self, text: str) -> tuple[str, str]:
-        """As reasoning.Splitter."""
-        reasoning: list[str] = []
-        answer: list[str] = []
-        for start in range(0, len(text), BLOCK):
-            block = text[start : start + BLOCK]
-            while block:
-                block = self._read(block, reasoning, answer)
-        return "".join(reasoning), "".join(answer)
 
     def finish(self) -> tuple[str, str]:
         """As reasoning.Splitter."""
@@ -142,7 +134,6 @@ class AddressedSplit:
         return (rest, "") if self._state == "reasoning" else ("", rest)
 
     def _read(self, text: str, reasoning: list[str], answer: list[str]) -> str:
-        """Consume text up to the next mark; returns the unprocessed rest."""
         if self._state == "start":
             found = self._beginning.push(text)
             if found is None:
