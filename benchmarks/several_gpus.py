@@ -69,20 +69,23 @@ def _oracle(name: str, *rows: str) -> Job:
     return Job(name, (*_PYTEST, *tests), 300)
 
 
-def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str) -> Job:
-    asked = ("--requests", str(requests), "--no-repeats", "--concurrency", "64", "--max-tokens", "64")
+def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str, at_once: int = 64) -> Job:
+    asked = ("--requests", str(requests), "--no-repeats", "--max-tokens", "64", "--concurrency", str(at_once))
     command = (*_MODULE, "benchmarks.data_parallel", "--model", str(folder / "3B"), "--load-format", "dummy")
-    return Job(f"engines-{count}", (*command, "--engines", str(count), *asked, *more), 200, gpus)
+    name = f"engines-{count}" if at_once == 64 else f"engines-{count}-of-{at_once}"
+    return Job(name, (*command, "--engines", str(count), *asked, *more), 200, gpus)
 
 
 def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
     """Return the jobs by group."""
-    moe, causes, all_of_it = "decode,text,prefill", "decode,rows", ("--option", "gpu_memory_utilization=0.95")
+    moe, causes, all_of_it = "decode,text,prefill", "decode,rows,prefill", ("--option", "gpu_memory_utilization=0.95")
     dense = "decode,first_token,prefill,text,images"
     return {
         "sums": [Job("sums-2048", (*_MODULE, "benchmarks.sums", "--width", "2048"), 60)],
         "engine": [_engines(1, folder, "0", 800)],
         "engines": [_engines(2, folder, "0,1", 1600)],
+        "engine-of-256": [_engines(1, folder, "0", 1600, at_once=256)],
+        "engines-of-256": [_engines(2, folder, "0,1", 3200, at_once=256)],
         # Needs py-spy.
         "stacks": [_engines(2, folder, "0,1", 600, "--stacks", str(out / "stacks.txt"))],
         "experts": [
@@ -95,15 +98,21 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
             _bench("towers-weights", "3B", "images", "new", "0,1", 2.5, *_TWO),
             _bench("towers-data", "3B", "images", "new", "0,1", 2.5, *_TWO, *_BY_DATA),
         ],
-        "experts-tp2": [_bench("moe-tp2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it)],
-        "experts-ep2": [_bench("moe-ep2", "30B-A3B", moe, causes, "0,1", 0, *_TWO, *all_of_it, *_EXPERTS)],
+        # Two whole models at once need 140 GB on each GPU.
+        "experts-whole": [
+            _bench("moe-tp2", "30B-A3B", moe, causes, "0,1", 14, *_TWO),
+            _bench("moe-ep2", "30B-A3B", moe, causes, "0,1", 14, *_TWO, *_EXPERTS),
+        ],
         "experts-tp1": [_bench("moe-tp1", "30B-A3B", moe, causes, "0", 0, *all_of_it)],
         # Two engines at once do not fit while their weights are joined.
         "glm-tp2": [_bench("glm12-tp2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO)],
         "glm-ep2": [_bench("glm12-ep2", "GLM-12", moe, "decode", "0,1", 3.5, *_TWO, *_EXPERTS)],
+        # 100 GiB of weights on each GPU.
+        "glm-whole-tp2": [_bench("glm-tp2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
+        "glm-whole-ep2": [_bench("glm-ep2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS, limit_s=150)],
         # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
         "32B-one": [_bench("32B-tp1", "32B", dense, "", "0", 0, *all_of_it, limit_s=200)],
-        "32B-two": [_bench("32B-tp2", "32B", dense, "", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
+        "32B-two": [_bench("32B-tp2", "32B", dense, causes, "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
         # it its engine's start.
         "oracle": [_oracle(f"oracle-{number}", *_ROWS[number::6]) for number in range(6)],

@@ -64,8 +64,8 @@ _QWEN3_TOWER = {
     "out_hidden_size": 2048,
     "patch_size": 16,
 }
-# Twelve of the 46 layers of GLM-4.5V, so that they fit into two GPUs. A token takes 8 of 128 experts.
-_GLM_12_OF_46 = {
+# GLM-4.5V. A token takes 8 of 128 experts.
+_GLM = {
     "first_k_dense_replace": 1,
     "head_dim": 128,
     "hidden_size": 4096,
@@ -75,7 +75,7 @@ _GLM_12_OF_46 = {
     "n_routed_experts": 128,
     "num_attention_heads": 96,
     "num_experts_per_tok": 8,
-    "num_hidden_layers": 12,
+    "num_hidden_layers": 46,
     "num_key_value_heads": 8,
     "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
     "vocab_size": 151552,
@@ -254,6 +254,20 @@ def _qwen35(layer_types: list[str]) -> Shape:
     )
 
 
+def _glm(text: dict[str, Any]) -> Shape:
+    return Shape(
+        "glm4v_moe",
+        {
+            "config.json": {"text_config": text, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
+            "preprocessor_config.json": {"size": _PIXELS},
+            "video_preprocessor_config.json": {"size": _PIXELS},
+        },
+        "[gMASK]<sop><|user|>\n",
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        "What is the content of this image ?<|assistant|>\n",
+    )
+
+
 def _qwen3_moe(text: dict[str, Any]) -> Shape:
     return Shape(
         "qwen3_vl_moe",
@@ -285,17 +299,9 @@ SHAPES = {
     "30B-A3B": _qwen3_moe(_QWEN3_30B_MOE),
     # Some of its layers, so that several engines share a GPU while they start.
     "30B-A3B-12": _qwen3_moe(_QWEN3_30B_MOE | {"num_hidden_layers": 12}),
-    "GLM-12": Shape(
-        "glm4v_moe",
-        {
-            "config.json": {"text_config": _GLM_12_OF_46, "vision_config": _GLM_TOWER, "torch_dtype": "bfloat16"},
-            "preprocessor_config.json": {"size": _PIXELS},
-            "video_preprocessor_config.json": {"size": _PIXELS},
-        },
-        "[gMASK]<sop><|user|>\n",
-        "<|begin_of_image|><|image|><|end_of_image|>",
-        "What is the content of this image ?<|assistant|>\n",
-    ),
+    # Its weights take 200 GiB.
+    "GLM": _glm(_GLM),
+    "GLM-12": _glm(_GLM | {"num_hidden_layers": 12}),
     "Qwen3.5-4B": _qwen35(_THREE_OF_FOUR),
     # What prompts of Qwen3.5-4B are measured against: the same with attention in all layers.
     "Qwen3.5-4B-attention": _qwen35(["full_attention"] * 32),
