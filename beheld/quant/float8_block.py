@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
-from beheld.quant import slots as _slots  # noqa: F401 (defines an operator)
+from beheld.quant import slots as _slots  # noqa: F401 (defines operators)
 from beheld.quant.float8 import FP8, MOST
 from beheld.quant.linear import StoredExperts, StoredLinear, joined_bias, plain
 

@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from beheld.platform.registry import platform_of
+
 
 class StoredLinear(nn.Module, ABC):
     """A linear layer that stores its weights as its method does.
@@ -75,6 +77,9 @@ class StoredExperts(nn.Module, ABC):
 
     def _summed(self, out_SK: Tensor, choices_TC: Tensor, shares_TC: Tensor) -> Tensor:
         """Return the sum (T, K) of what the chosen experts give, each times its share; S counts tokens' choices."""
+        if platform_of(out_SK.device).has_triton:
+            out: Tensor = torch.ops.beheld.expert_sum(out_SK, None, choices_TC, shares_TC, self.num_experts)
+            return out
         out_TCK = out_SK.view(*choices_TC.shape, -1)
         if self._is_expert_parallel:
             out_TCK = out_TCK.masked_fill((choices_TC >= self.num_experts).unsqueeze(-1), 0.0)

@@ -1,4 +1,4 @@
-"""Experts of a single row on a GPU: right for every size, and in a chain of kernels that start early."""
+"""Experts on a GPU: a single row of every size, also in a chain of kernels that start early, and many rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
 from torch import Tensor
 
 from beheld.models.surgery import expert_row as _expert_row  # noqa: F401 (defines operators)
+from beheld.models.surgery.experts import grouped
 from beheld.quant.mxfp4_experts import dequantized, repacked
 
 CLOSE = 3e-3
@@ -93,3 +94,56 @@ def test_choices_are_read_only_when_they_are_there() -> None:
             want = torch.nn.functional.rms_norm(want, want.shape[-1:])
             torch.cuda.synchronize()
         assert torch.equal(replayed, want)
+
+
+@pytest.mark.parametrize(("tokens", "choices", "experts"), [(1, 8, 128), (2, 4, 8), (257, 8, 128), (3000, 2, 5)])
+def test_slots_are_in_the_order_of_experts(tokens: int, choices: int, experts: int) -> None:
+    made = torch.Generator("cuda").manual_seed(tokens)
+    # Some have no expert, by more than one number.
+    chosen = torch.randint(0, experts + 3, (tokens, choices), generator=made, device="cuda")
+    order, starts, places = torch.ops.beheld.expert_places(chosen, experts)
+    in_order, want = chosen.flatten().clamp(max=experts).sort(stable=True)
+    assert torch.equal(order, want)
+    assert torch.equal(starts.long(), torch.searchsorted(in_order, torch.arange(experts + 1, device="cuda")))
+    assert torch.equal(places[order].long(), torch.arange(tokens * choices, device="cuda"))
+
+
+@pytest.mark.parametrize("width", [24, 1000, 2048, 5120])
+@pytest.mark.parametrize("placed", [False, True])
+def test_slots_are_summed(width: int, placed: bool) -> None:
+    chosen = torch.tensor([[0, 7, 2], [9, 1, 0], [7, 8, 7]], device="cuda")
+    y, shares = numbers(9, width), torch.rand(3, 3, device="cuda")
+    places = torch.randperm(9, device="cuda").int() if placed else None
+    rows = y if places is None else y[places.long()]
+    want = (rows.view(3, 3, width).double() * (shares * (chosen < 7)).unsqueeze(-1).double()).sum(1)
+    without = (chosen >= 7).flatten()
+    y[without if places is None else places[without].long()] = float("nan")
+    assert close(torch.ops.beheld.expert_sum(y, places, chosen, shares, 7), want)
+
+
+def test_many_rows_equal_the_definition() -> None:
+    """Against the definition, token by token, and in a graph the same bits."""
+    up, down = numbers(16, 512, 256, seed=1) * 0.05, numbers(16, 256, 256, seed=2) * 0.05
+    x, shares = numbers(300, 256, seed=3), torch.rand(300, 4, device="cuda")
+    chosen = torch.stack([torch.randperm(16, device="cuda")[:4] for _ in range(300)])
+
+    def gated(inner: Tensor) -> Tensor:
+        gate, other = inner.chunk(2, -1)
+        return torch.nn.functional.silu(gate) * other
+
+    def out() -> Tensor:
+        return grouped(x, up.transpose(1, 2), down.transpose(1, 2), gated, chosen, shares)
+
+    whole = out()
+    want = torch.zeros(300, 256, dtype=torch.float64, device="cuda")
+    for token in range(0, 300, 37):
+        for choice, expert in enumerate(chosen[token].tolist()):
+            inner = gated((up[expert].double() @ x[token].double()).unsqueeze(0))[0]
+            want[token] += shares[token, choice].double() * (down[expert].double() @ inner)
+        assert bool((whole[token].double() - want[token]).norm() <= 1e-2 * want[token].norm())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        again = out()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(again, whole)

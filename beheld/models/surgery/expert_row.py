@@ -1,8 +1,11 @@
-"""Experts of a single row on an NVIDIA GPU, where reading the chosen experts' weights takes all the time.
+"""Experts on an NVIDIA GPU: those of a single row by kernels of ours, those of many by a library's grouped product.
 
-A grouped product of a library takes five times as long as reading the weights (an H200; 64 experts, 4 of them chosen,
-2048 x 1536), and it needs rows that are sorted by expert before and put back after. Here two launches read the choices
-where the router left them.
+Of a single row, reading the chosen experts' weights takes all the time. A grouped product takes five times as long (an
+H200; 64 experts, 4 of them chosen, 2048 x 1536), and it needs rows that are sorted by expert before and put back after.
+Here two launches read the choices where the router left them.
+
+Of many rows, what stands around the products took half of their time again (an H200, 8,192 rows of Qwen3-VL-30B-A3B):
+see quant/slot_order_kernel.py for what does it here.
 
 Shapes: C choices, E experts, I inner size, H hidden size.
 """
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 from beheld.core.errors import first_line
 from beheld.models.one_row import early_start
+from beheld.models.surgery.experts import can_group, grouped
 from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.rank_trial import RankTrial
 from beheld.platform import operators
@@ -28,6 +32,8 @@ logger = get_logger(__name__)
 
 # Relative to the size of the result, in 16 bits: both round what lies between the products.
 _CLOSE = 1e-2
+# Of a trial for many rows: more slots than one program of a kernel looks at together.
+_TRIED_ROWS = 520
 
 
 def fits(experts: Any) -> bool:
@@ -43,21 +49,42 @@ def fits(experts: Any) -> bool:
     return all(isinstance(w, Tensor) and w.dim() == 3 and w.is_contiguous() and w.element_size() == 2 for w in weights)
 
 
-def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute a single row by the kernels and others as before: in place of a method of `fits` experts."""
-    # Under torch.compile one row and several rows compile separately anyway.
-    if hidden_states.dim() != 2 or hidden_states.shape[0] != 1:
+def _groups(experts: Any) -> bool:
+    """Return whether many rows of `fits` experts are computed here, too."""
+    return not experts.has_bias and can_group(experts.gate_up_proj, experts.down_proj)
+
+
+def _row_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Compute a single row by kernels and others as before: in place of a method of `fits` experts."""
+    if _has_many(hidden_states):
         out: Tensor = type(self).forward(self, hidden_states, top_k_index, top_k_weights)
         return out
-    inner_bias, outer_bias = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else (None, None)
-    inner_CI = torch.ops.beheld.expert_row_inner(hidden_states, self.gate_up_proj, inner_bias, top_k_index)
-    gated_CI = self._apply_gate(inner_CI)
-    out = torch.ops.beheld.expert_row_outer(gated_CI, self.down_proj, outer_bias, top_k_index, top_k_weights)
-    return out.to(hidden_states.dtype)
+    return _row(self, hidden_states, top_k_index, top_k_weights)
+
+
+def _forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Compute all rows of experts that are grouped here: in place of a method of `fits` experts."""
+    if not _has_many(hidden_states):
+        return _row(self, hidden_states, top_k_index, top_k_weights)
+    both = self.gate_up_proj.transpose(1, 2), self.down_proj.transpose(1, 2)
+    return grouped(hidden_states, *both, self._apply_gate, top_k_index, top_k_weights)
+
+
+def _has_many(x_TH: Tensor) -> bool:
+    # Under torch.compile one row and several rows compile separately anyway.
+    return x_TH.dim() != 2 or x_TH.shape[0] != 1
+
+
+def _row(experts: Any, x_1H: Tensor, choices_1C: Tensor, shares_1C: Tensor) -> Tensor:
+    inner_bias, outer_bias = (experts.gate_up_proj_bias, experts.down_proj_bias) if experts.has_bias else (None, None)
+    inner_CI = torch.ops.beheld.expert_row_inner(x_1H, experts.gate_up_proj, inner_bias, choices_1C)
+    gated_CI = experts._apply_gate(inner_CI)
+    out: Tensor = torch.ops.beheld.expert_row_outer(gated_CI, experts.down_proj, outer_bias, choices_1C, shares_1C)
+    return out.to(x_1H.dtype)
 
 
 def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int:
-    """Compute single rows of experts by kernels where that gives what they gave before; returns how many do."""
+    """Compute experts by kernels where that gives what they gave before; returns how many do."""
     found = 0
     for experts in model.modules():
         own: Any = experts
@@ -66,7 +93,7 @@ def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int
             name, value = "one_row", True
             made = _Row(experts.num_experts, experts.inputs, experts.dtype)
         elif fits(experts):
-            name, value = "forward", MethodType(_forward, own)
+            name, value = "forward", MethodType(_forward if _groups(own) else _row_forward, own)
             made = _Row(len(own.down_proj), own.gate_up_proj.shape[2], own.down_proj.dtype)
         else:
             continue
@@ -78,7 +105,7 @@ def use_expert_rows(model: nn.Module, changes: Changes, trial: RankTrial) -> int
 
 
 class _Row(NamedTuple):
-    """What the row of a trial is made for: this many experts, inputs of an expert, and their type."""
+    """What the rows of a trial are made for: this many experts, inputs of an expert, and their type."""
 
     experts: int
     inputs: int
@@ -86,32 +113,33 @@ class _Row(NamedTuple):
 
 
 @torch.inference_mode()
-def _answer(experts: Any, row: _Row) -> Tensor:
-    """Apply experts to one row, always the same."""
+def _answer(experts: Any, row: _Row, count: int) -> Tensor:
+    """Apply experts to rows, always the same."""
     device = next(experts.parameters()).device
     made = torch.Generator().manual_seed(0)
-    choices_1C = torch.randperm(row.experts, generator=made)[:4].unsqueeze(0)
-    shares_1C = torch.rand(choices_1C.shape, generator=made)
-    x_1H = torch.randn(1, row.inputs, generator=made)
-    out: Tensor = experts(x_1H.to(device, row.dtype), choices_1C.to(device), shares_1C.to(device))
+    choices_TC = torch.stack([torch.randperm(row.experts, generator=made)[:4] for _ in range(count)])
+    shares_TC = torch.rand(choices_TC.shape, generator=made)
+    x_TH = torch.randn(count, row.inputs, generator=made)
+    out: Tensor = experts(x_TH.to(device, row.dtype), choices_TC.to(device), shares_TC.to(device))
     return out.double()
 
 
 def _same(experts: Any, row: _Row, name: str, value: Any) -> bool:
     """Return whether experts give with this attribute what they give without."""
-    tried = Changes()
+    tried, counts = Changes(), (1, *((_TRIED_ROWS,) if name == "forward" and _groups(experts) else ()))
     try:
-        want = _answer(experts, row)
+        want = [_answer(experts, row, count) for count in counts]
         tried.set(experts, name, value)
-        got = _answer(experts, row)
+        got = [_answer(experts, row, count) for count in counts]
     except Exception as error:
-        logger.warning("Experts of a single row are computed as those of many: %s", first_line(error))
+        logger.warning("Experts are computed as transformers computes them: %s", first_line(error))
         return False
     finally:
         tried.take_back()
-    close = got.shape == want.shape and bool((got - want).norm() <= _CLOSE * want.norm())
+    pairs = list(zip(got, want, strict=True))
+    close = all(y.shape == x.shape and bool((y - x).norm() <= _CLOSE * x.norm()) for y, x in pairs)
     if not close:
-        logger.warning("Experts of a single row are computed as those of many: the kernel's result differs.")
+        logger.warning("Experts are computed as transformers computes them: the kernels' result differs.")
     return close
 
 

@@ -6,6 +6,7 @@ expert's inner size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from beheld.models.surgery.linears import linear_of, replace_children
 from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
+from beheld.quant import slots as _slots  # noqa: F401 (defines operators)
 
 # Where the usual gate is defined: the activation of the first half, times the second half.
 _USUAL_GATE = "transformers.integrations.moe"
@@ -118,19 +120,38 @@ class GroupedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Apply hidden_states (T, H), experts (T, K) and their weights (T, K) -> (T, H)."""
-        chosen_S, order_S = top_k_index.reshape(-1).sort(stable=True)
-        number_E = torch.arange(len(self.gate_up), device=chosen_S.device)
-        ends_E = torch.searchsorted(chosen_S, number_E, right=True).int()
-        rows_SH = hidden_states.index_select(0, order_S // top_k_index.shape[1])
-        gate_SI, up_SI = _grouped(rows_SH, self.gate_up, ends_E).chunk(2, dim=-1)
-        y_SH = _grouped(self.act_fn(gate_SI) * up_SI, self.down, ends_E)
-        # Without atomic additions, whose order varies.
-        found_SH = torch.empty_like(y_SH).index_copy_(0, order_S, y_SH)
-        weights_TK1 = top_k_weights.unsqueeze(2).to(y_SH.dtype)
-        found_TKH = found_SH.view(*top_k_index.shape, -1)
-        # The product leaves rows without an expert, which ranks have, as they were.
-        found_TKH = found_TKH.masked_fill((top_k_index == len(self.gate_up)).unsqueeze(2), 0.0)
-        return (found_TKH * weights_TK1).sum(1)
+
+        def gated(inner_SI: Tensor) -> Tensor:
+            gate_SI, up_SI = inner_SI.chunk(2, dim=-1)
+            out: Tensor = self.act_fn(gate_SI) * up_SI
+            return out
+
+        return grouped(hidden_states, self.gate_up, self.down, gated, top_k_index, top_k_weights)
+
+
+def grouped(
+    x_TH: Tensor,
+    up_EHI: Tensor,
+    down_EIH: Tensor,
+    gated: Callable[[Tensor], Tensor],
+    choices_TK: Tensor,
+    shares_TK: Tensor,
+) -> Tensor:
+    """Apply experts that `can_group` -> (T, H), in the same order of additions each time.
+
+    Args:
+        gated: what is computed between the two products.
+        choices_TK: each token's experts; E or more means none.
+        shares_TK: their weights.
+    """
+    ops, experts = torch.ops.beheld, len(down_EIH)
+    order_S, starts_E1, places_S = ops.expert_places(choices_TK, experts)
+    rows_SH = x_TH.index_select(0, order_S // choices_TK.shape[1])
+    ends_E = starts_E1[1:]
+    # The products leave rows without an expert as they are; the sum does not read them.
+    y_SH = _grouped(gated(_grouped(rows_SH, up_EHI, ends_E)), down_EIH, ends_E)
+    out: Tensor = ops.expert_sum(y_SH, places_S, choices_TK, shares_TK, experts)
+    return out
 
 
 def can_group(*weights: Tensor) -> bool:
