@@ -1,4 +1,4 @@
-"""A model of Qwen2-7B's shape with FP8 weights by blocks of 128 x 128 on one GPU, beside bfloat16.
+"""A model of Qwen2-7B's shape with FP8 weights by blocks of 128 x 128 on one GPU, and the same in bfloat16.
 
     python -m benchmarks.fp8_blocks [--layers 28] [--form fp8,bf16] [--folder FOLDER] [--option NAME=JSON]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -21,6 +21,7 @@ from beheld.core.errors import BeheldError, ConfigError, ModelError, first_line
 from beheld.families import registry
 from beheld.models import disabled_towers, out_of_memory, pooling_head, unread
 from beheld.models.load_progress import shard_bar
+from beheld.models.random_weights import random_model
 from beheld.models.shard_weights import shard, sharded
 from beheld.models.slices import joined_slices
 from beheld.models.surgery.operation import Operation, Stage, Surgery, Target
@@ -75,14 +76,10 @@ def load_model(
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
             logger.warning("Random weights are not quantized: the model takes the memory of an unquantized one.")
-        surgery = Surgery(Target(_dummy(model_class, hf_config, dtype, config.device), config))
         method = method_for(None, config.quantization, _quant_target(config))
-        if ranks is not None:
-            # All ranks make the same weights, as one device would.
-            surgery.target.model.shard_plan = shard(
-                surgery.target.model, info, ranks.rank, ranks.size, None, kept_as=method.kept_as, **_shared_out(config)
-            )
-            platform_of(config.device).empty_cache()
+        cut = None if ranks is None else _cutting(info, config, ranks, method)
+        surgery = Surgery(Target(random_model(model_class, hf_config, dtype, config.device, cut), config))
+        platform_of(config.device).empty_cache()
         if stage is not None:
             empty_others(surgery.target.model, stage)
         surgery.perform([_settling(method, model_class)])
@@ -287,18 +284,15 @@ def _check_count(wanted: int, folders: Sequence[Path]) -> None:
         )
 
 
-def _dummy(model_class: Any, hf_config: Any, dtype: torch.dtype, device: str) -> Any:
-    """Fill in random weights of moderate size, the same in every run."""
-    place = torch.device(device)
-    # The caller's own random numbers are left as they were.
-    with torch.random.fork_rng([] if platform_of(place).shares_host_memory else [place], device_type=place.type):
-        torch.manual_seed(0)
-        with place:
-            model = model_class._from_config(hf_config, dtype=dtype)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.data.normal_(0.0, 0.02)
-    return model
+def _cutting(
+    info: ModelInfo, config: EngineConfig, ranks: RankGroup, method: QuantMethod
+) -> Callable[[Any], ShardPlan]:
+    """Return what cuts a model's weights to this rank's part."""
+
+    def cut(model: Any) -> ShardPlan:
+        return shard(model, info, ranks.rank, ranks.size, None, kept_as=method.kept_as, **_shared_out(config))
+
+    return cut
 
 
 def _shared_out(config: EngineConfig) -> SharedOut:

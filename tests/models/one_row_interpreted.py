@@ -27,6 +27,7 @@ from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.sharded import SummedOverRanks
 from beheld.parallel.group import RankGroup
 from beheld.quant.float8 import Float8Linear, rounded_rows
+from beheld.quant.slot_order_kernel import slots, summed
 from tests import tiny
 
 
@@ -305,3 +306,22 @@ def test_ranks_agree_on_a_layers_form(failing: dict[int, str], tmp_path: Path) -
         for process in both:
             process.kill()
             process.join()
+
+
+@pytest.mark.parametrize(("tokens", "choices", "experts"), [(1, 8, 128), (40, 4, 8), (300, 8, 5)])
+def test_slots_are_ordered_and_summed(tokens: int, choices: int, experts: int) -> None:
+    """As sorting orders them; some have no expert, by more than one number, and what no expert gave is not read."""
+    chance = torch.Generator().manual_seed(tokens)
+    chosen = torch.randint(0, experts + 3, (tokens, choices), generator=chance)
+    order, starts, places = slots(chosen, experts)
+    in_order, want = chosen.flatten().clamp(max=experts).sort(stable=True)
+    assert torch.equal(order, want)
+    assert torch.equal(starts.long(), torch.searchsorted(in_order, torch.arange(experts + 1)))
+    assert torch.equal(places[order].long(), torch.arange(tokens * choices))
+    y, shares = torch.randn(tokens * choices, 1100, generator=chance), torch.rand(chosen.shape, generator=chance)
+    rows = y[places.long()].view(tokens, choices, -1).double() * (shares * (chosen < experts)).unsqueeze(-1).double()
+    y[starts[-1] :] = float("nan")
+    torch.testing.assert_close(summed(y, places, chosen, shares, experts).double(), rows.sum(1), atol=1e-5, rtol=1e-5)
+    in_slots = torch.empty_like(y)
+    in_slots[order] = y
+    assert torch.equal(summed(in_slots, None, chosen, shares, experts), summed(y, places, chosen, shares, experts))
