@@ -10,10 +10,8 @@ tensor cores read, and the inputs that belong to them are neighbours. A few bits
 that no conversion is needed: bfloat16 128 + q has q in its last bits, as float16 1024 + q has.
 
 A group's part of a product is scale sum((q - 8) x) + (low + 8 scale) sum(x); the second term is left out if all weights
-are scale (q - 8). With few outputs, the inputs are split among programs, whose sums another kernel adds in order.
-
-The kernels of one row start before the previous kernel ends, see models/one_row_kernel.py. Those of several rows do
-not: waiting programs take places of multiprocessors unevenly, which cost a third of the speed.
+are scale (q - 8). With few outputs, the inputs are split among programs, whose sums another kernel adds in order. A
+single row has a kernel of its own (int4_row_kernel.py).
 
 Shapes: T rows, N outputs, K inputs, G groups, C blocks of inputs, B blocks of outputs, P parts of the inputs, S groups
 of a block (1, 2 or 4), E numbers of an output in a block.
@@ -28,12 +26,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from beheld.quant import int4_row_kernel
+from beheld.quant.int4_row_kernel import RowTiling
 
 # A block's outputs and inputs.
 BLOCK_OUTPUTS, BLOCK_INPUTS = 16, 128
-# Words of 32 bits of a block, and numbers of 16 bits.
-_WORDS: tl.constexpr = tl.constexpr(256)
+# Numbers of 16 bits of a block.
 _NUMBERS: tl.constexpr = tl.constexpr(512)
 _MOST_PARTS = 16
 # Triton's interpreter has no assembly.
@@ -54,125 +53,6 @@ class Tiling(NamedTuple):
     warps: int
     stages: int
     programs: int
-
-
-class RowTiling(NamedTuple):
-    """What a program of `_one_row` computes: blocks of outputs; blocks of inputs at a time, warps, parts of inputs."""
-
-    blocks: int
-    at_a_time: int
-    warps: int
-    parts: int
-
-
-@triton.jit
-def _above_128(w, ASM: tl.constexpr):
-    """Return 128 + q in float32 of q in bits 16 to 19."""
-    if ASM:
-        return tl.inline_asm_elementwise(
-            "lop3.b32 $0, $1, 0x000F0000, 0x43000000, 0xEA;", "=f,r", [w], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        return ((w & 0x000F0000) | 0x43000000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _pair(x, BRAIN: tl.constexpr):
-    """Return two numbers of 16 bits, side by side in one of 32, as float32. BRAIN: they are bfloat16, not float16."""
-    if BRAIN:
-        return (x << 16).to(tl.float32, bitcast=True), (x & -65536).to(tl.float32, bitcast=True)
-    else:
-        first = (x & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        return first, ((x >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _one_row(
-    x_ptr,
-    weight_ptr,
-    scale_ptr,
-    low_ptr,
-    bias_ptr,
-    residual_ptr,
-    y_ptr,
-    num_outputs,
-    num_inputs,
-    num_groups,
-    num_blocks,
-    blocks_per_part,
-    B: tl.constexpr,
-    C: tl.constexpr,
-    S: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BRAIN: tl.constexpr,
-    ASM: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """One program computes 16 B outputs of one row over a part of the inputs, C blocks at a time, without tensor cores.
-
-    The next blocks load while the current ones are multiplied. x and the weights are read as numbers of 32 bits.
-    WHOLE: inputs fill their blocks. EARLY: see models/one_row_kernel.py.
-    """
-    if EARLY:
-        gdc_launch_dependents()
-    part = tl.program_id(1)
-    b_B = tl.program_id(0) * B + tl.arange(0, B)
-    c_C = tl.arange(0, C)
-    e_16 = tl.arange(0, 16)
-    there_B = b_B < num_outputs // 16
-    there_B11 = there_B[:, None, None]
-    start = part * blocks_per_part
-    stop = tl.minimum(start + blocks_per_part, num_blocks)
-    w_ptr = weight_ptr + (b_B[:, None, None, None] * num_blocks + c_C[None, :, None, None]) * _WORDS
-    w_ptr += e_16[None, None, :, None] * 16 + e_16[None, None, None, :]
-    n_B116 = b_B[:, None, None] * 16 + e_16[None, None, :]
-    next_w = tl.load(
-        w_ptr + start * _WORDS, mask=there_B11[:, :, :, None] & (start + c_C < stop)[None, :, None, None], other=0
-    )
-    if EARLY:
-        gdc_wait()
-    acc_BC16 = tl.zeros([B, C, 16], tl.float32)
-    for at in range(start, stop, C):
-        w = next_w
-        following_C = at + C + c_C
-        next_w = tl.load(
-            w_ptr + (at + C) * _WORDS,
-            mask=there_B11[:, :, :, None] & (following_C < stop)[None, :, None, None],
-            other=0,
-        )
-        block_C = at + c_C
-        for s in tl.static_range(S):
-            g_C = block_C * S + s
-            inside = there_B11 & ((g_C < num_groups) & (block_C < stop))[None, :, None]
-            g_ptr = g_C[None, :, None] * num_outputs + n_B116
-            scale = tl.load(scale_ptr + g_ptr, mask=inside, other=0.0).to(tl.float32)
-            # What is multiplied is 128 + q.
-            if low_ptr is None:
-                offset = -136.0 * scale
-            else:
-                offset = tl.load(low_ptr + g_ptr, mask=inside, other=0.0).to(tl.float32) - 128.0 * scale
-            sum_BC = tl.zeros([B, C, 16, 16], tl.float32)
-            total_C = tl.zeros([C, 16], tl.float32)
-            for i in tl.static_range(4 // S):
-                k_C16 = block_C[:, None] * 64 + (s * (4 // S) + i) * 16 + e_16[None, :]
-                there = (block_C < stop)[:, None]
-                if not WHOLE:
-                    there = there & (2 * k_C16 < num_inputs)
-                x = tl.load(x_ptr + k_C16, mask=there, other=0)
-                early_C16, late_C16 = _pair(x, BRAIN)
-                sum_BC += _above_128(w << (16 - 4 * (s * (4 // S) + i)), ASM) * early_C16[None, :, None, :]
-                sum_BC += _above_128(w >> (4 * (s * (4 // S) + i)), ASM) * late_C16[None, :, None, :]
-                total_C += early_C16 + late_C16
-            acc_BC16 += scale * tl.sum(sum_BC, 3) + offset * tl.sum(total_C, 1)[None, :, None]
-    y_B16 = tl.sum(acc_BC16, 1)
-    n_B16 = b_B[:, None] * 16 + e_16[None, :]
-    there_B1 = there_B[:, None]
-    if bias_ptr is not None:
-        y_B16 += tl.load(bias_ptr + n_B16, mask=there_B1, other=0.0).to(tl.float32)
-    y_B16 = y_B16.to(y_ptr.dtype.element_ty)
-    if residual_ptr is not None:
-        y_B16 = y_B16.to(tl.float32) + tl.load(residual_ptr + n_B16, mask=there_B1, other=0.0).to(tl.float32)
-    tl.store(y_ptr + part * num_outputs + n_B16, y_B16.to(y_ptr.dtype.element_ty), mask=there_B1)
 
 
 @triton.jit
@@ -239,7 +119,7 @@ def _rows(
 ):
     """One program computes N outputs of T rows over a part of the inputs, into its part of y (P, T, N).
 
-    The weights are the left operand: tensor cores read them from registers. WHOLE: see `_one_row`.
+    The weights are the left operand: tensor cores read them from registers. WHOLE: inputs fill their blocks.
     """
     part = tl.program_id(2)
     t_T = tl.program_id(1) * T + tl.arange(0, T)
@@ -296,16 +176,8 @@ def _added(
     num_outputs,
     P: tl.constexpr,
     J: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    """One program adds J numbers of all parts.
-
-    EARLY: see models/one_row_kernel.py; signals when it has waited, so that the next kernel's programs do not wait in
-    the places of multiprocessors that the parts' programs need.
-    """
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    """One program adds J numbers of all parts."""
     j_J = tl.program_id(0) * J + tl.arange(0, J)
     inside_J = j_J < num_numbers
     sum_J = tl.zeros([J], tl.float32)
@@ -381,44 +253,31 @@ def product(
     if not rows:
         return
     blocks = words // 16
-    if tiling is None:
-        one = rows == 1 and x_TK.element_size() == 2
-        tiling = _row_tiling(outputs, blocks, multiprocessors) if one else _tiling(rows, low_GN is None)
-    early = early and isinstance(tiling, RowTiling)
-    options = {"launch_pdl": True} if early else {}
-    sizes = outputs, inputs, groups, blocks
     # The numbers of a block's groups; a whole block is one group or more.
     split = triton.next_power_of_2(triton.cdiv(groups * BLOCK_INPUTS, inputs))
-    whole = inputs % BLOCK_INPUTS == 0
-    if isinstance(tiling, RowTiling):
-        per_part = triton.cdiv(triton.cdiv(blocks, tiling.parts), tiling.at_a_time) * tiling.at_a_time
-        parts = triton.cdiv(blocks, per_part)
-        out = y_TN if parts == 1 else x_TK.new_empty((parts, outputs), dtype=torch.float32)
-        late = (bias_N, residual_TN) if parts == 1 else (None, None)
-        grid: tuple[int, ...] = triton.cdiv(outputs // BLOCK_OUTPUTS, tiling.blocks), parts
-        _one_row[grid](
-            x_TK.view(torch.int32), weight_NX, scale_GN, low_GN, *late, out, *sizes, per_part,
-            tiling.blocks, tiling.at_a_time, split, whole, x_TK.dtype == torch.bfloat16, _ASSEMBLY, early,
-            num_warps=tiling.warps, enable_fp_fusion=True, **options,
-        )  # fmt: skip
-    else:
-        columns, tiles = triton.cdiv(outputs, tiling.outputs), triton.cdiv(rows, tiling.rows)
-        parts = max(1, min(_MOST_PARTS, round(tiling.programs * multiprocessors / (columns * tiles)), blocks // 3))
-        per_part = triton.cdiv(blocks, parts)
-        parts = triton.cdiv(blocks, per_part)
-        out = y_TN if parts == 1 else x_TK.new_empty((parts, rows, outputs), dtype=torch.float32)
-        _rows[(columns, tiles, parts)](
-            x_TK, weight_NX.view(torch.int16), scale_GN, low_GN, bias_N if parts == 1 else None, out, rows, *sizes,
-            per_part, tiling.rows, tiling.outputs, split, tiling.stages, whole, _ASSEMBLY,
-            num_warps=tiling.warps, enable_fp_fusion=True,
-        )  # fmt: skip
-    if parts == 1 and residual_TN is not None and isinstance(tiling, Tiling):
+    if rows == 1 and x_TK.element_size() == 2 and not isinstance(tiling, Tiling):
+        given = x_TK, weight_NX, scale_GN, low_GN, bias_N, residual_TN, y_TN
+        int4_row_kernel.row(*given, split=split, early=early, tiling=tiling)
+        return
+    assert not isinstance(tiling, RowTiling)
+    tiling = tiling or _tiling(rows, low_GN is None)
+    columns, tiles = triton.cdiv(outputs, tiling.outputs), triton.cdiv(rows, tiling.rows)
+    parts = max(1, min(_MOST_PARTS, round(tiling.programs * multiprocessors / (columns * tiles)), blocks // 3))
+    per_part = triton.cdiv(blocks, parts)
+    parts = triton.cdiv(blocks, per_part)
+    out = y_TN if parts == 1 else x_TK.new_empty((parts, rows, outputs), dtype=torch.float32)
+    _rows[(columns, tiles, parts)](
+        x_TK, weight_NX.view(torch.int16), scale_GN, low_GN, bias_N if parts == 1 else None, out, rows, outputs, inputs,
+        groups, blocks, per_part, tiling.rows, tiling.outputs, split, tiling.stages, inputs % BLOCK_INPUTS == 0,
+        _ASSEMBLY, num_warps=tiling.warps, enable_fp_fusion=True,
+    )  # fmt: skip
+    if parts == 1 and residual_TN is not None:
         y_TN.add_(residual_TN)
     if parts > 1:
         size = 512
         _added[(triton.cdiv(rows * outputs, size),)](
-            out, bias_N, residual_TN, y_TN, rows * outputs, outputs, parts, size, early,
-            num_warps=4, enable_fp_fusion=True, **options,
+            out, bias_N, residual_TN, y_TN, rows * outputs, outputs, parts, size,
+            num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -434,17 +293,6 @@ def dequantized(weight_NX: Tensor, scale_GN: Tensor, low_GN: Tensor | None, out_
 
 
 # All measured on an H100 at the sizes of a 7B model's layers (docs/experiments/2026-11.md).
-def _row_tiling(outputs: int, blocks: int, multiprocessors: int) -> RowTiling:
-    """Return how one row is computed."""
-    wanted = 4 * multiprocessors
-    if outputs // (4 * BLOCK_OUTPUTS) >= wanted:
-        return RowTiling(4, 4, 4, 1)
-    programs = triton.cdiv(outputs, 2 * BLOCK_OUTPUTS)
-    if blocks <= 32 and programs < multiprocessors:
-        return RowTiling(1, 16, 8, 1)
-    return RowTiling(2, 4, 4, max(1, min(4, round(wanted / programs))))
-
-
 def _tiling(rows: int, centered: bool) -> Tiling:
     """Return how several rows are computed; `centered`: there are no lows."""
     if rows <= 16:

@@ -8,7 +8,8 @@ import torch
 from beheld.quant import int4_kernel
 from beheld.quant.grouped import GroupedNumbers
 from beheld.quant.int4_gpu import packed
-from beheld.quant.int4_kernel import RowTiling, Tiling
+from beheld.quant.int4_kernel import Tiling
+from beheld.quant.int4_row_kernel import RowTiling
 
 
 def made(outputs: int, inputs: int, group: int, low: float) -> GroupedNumbers:
@@ -21,9 +22,9 @@ def made(outputs: int, inputs: int, group: int, low: float) -> GroupedNumbers:
 # One part, several parts of unequal length, several tiles of rows and outputs, inputs that do not fill their blocks.
 ROWS = Tiling(rows=8, outputs=32, warps=1, stages=1, programs=1)
 CASES = [
-    (1, 48, 256, 128, torch.float16, RowTiling(2, 2, 1, 1)),
-    (1, 48, 448, 64, torch.bfloat16, RowTiling(1, 1, 1, 3)),
-    (1, 32, 160, 32, torch.float16, RowTiling(1, 4, 1, 1)),
+    (1, 48, 256, 128, torch.float16, RowTiling(2, 1)),
+    (1, 48, 448, 64, torch.bfloat16, RowTiling(1, 1)),
+    (1, 32, 160, 32, torch.float16, RowTiling(4, 1)),
     (1, 32, 160, 32, torch.float32, ROWS),
     (3, 48, 160, 32, torch.float16, ROWS),
     (9, 80, 192, 64, torch.float32, ROWS),
