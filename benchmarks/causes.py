@@ -166,7 +166,11 @@ class Profiled:
             profile.export_chrome_trace(str(trace))
             by_stage, by_kernel = causes(json.loads(trace.read_text())["traceEvents"])
         figures = {stage: round(by_stage[stage], 1) for stage in (*STAGES, OTHER)}
-        largest = {kernel[:60]: round(spent / wall, 3) for kernel, spent in by_kernel.most_common(kernels)}
+        # Names may be alike at their beginning.
+        shortened = Counter[str]()
+        for kernel, spent in by_kernel.items():
+            shortened[kernel[:60]] += spent
+        largest = {kernel: round(spent / wall, 3) for kernel, spent in shortened.most_common(kernels)}
         return {"wall": round(wall, 1), "host": round(wall - by_stage.total(), 1), **figures, "largest": largest}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -86,8 +85,9 @@ def _write(draft: Path, layers: int) -> None:
         else:
             weights, at = {}, f"model.layers.{number - 1}."
             for name, (outputs, inputs) in _LINEAR.items():
-                # 448, the largest FP8 number, is four and a half standard deviations.
-                weights[f"{at}{name}.weight"] = plain(outputs, inputs).mul_(5000).to(torch.float8_e4m3fn)
+                # 448, the largest FP8 number, is four and a half standard deviations; what is larger would become NaN.
+                eights = plain(outputs, inputs).mul_(5000).clamp_(-448, 448)
+                weights[f"{at}{name}.weight"] = eights.to(torch.float8_e4m3fn)
                 blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
                 weights[f"{at}{name}.weight_scale_inv"] = torch.full(blocks, 1 / 5000)
             weights |= {f"{at}{name}.bias": plain(_LINEAR[name][0]) for name in _BIASES}
@@ -136,7 +136,6 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help="NAME=JSON, an engine option")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["BEHELD_BLOCKS_ON_GPU"] = "1"
     options = {name: json.loads(value) for name, value in (each.split("=", 1) for each in arguments.option)}
     for form in arguments.form.split(","):
         stored = form == "fp8"

@@ -453,7 +453,7 @@ NAMES_A_DEVICE = {
     "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
-    "quant/int4_kernel.py": "instructions of Hopper within a Triton kernel",
+    "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/mxfp4_row_kernel.py": "instructions of Hopper within a Triton kernel",
 }
 

@@ -157,8 +157,6 @@ def objection(target: StorageTarget) -> str | None:
         return "this device has no products of FP8 numbers"
     if not platform.shares_host_memory and not platform.has_triton:
         return "Triton is not installed"
-    if not platform.shares_host_memory and not env.BLOCKS_ON_GPU():
-        return "BEHELD_BLOCKS_ON_GPU is not set"
     if not env.FP8():
         return "BEHELD_FP8=0"
     if target.exact or target.dtype != torch.bfloat16:

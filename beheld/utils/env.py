@@ -170,12 +170,6 @@ INT4_ON_GPU = _variable(
     True,
     "0 dequantizes weights of 4 bits at load even if the GPU can multiply them as they are",
 )
-BLOCKS_ON_GPU = _variable(
-    ("BEHELD_BLOCKS_ON_GPU",),
-    _switch,
-    False,
-    "1 keeps FP8 weights with a scale for each block as they are on a GPU that multiplies FP8",
-)
 FLOAT8_ONE_ROW = _variable(
     ("BEHELD_FLOAT8_ONE_ROW",),
     _switch,

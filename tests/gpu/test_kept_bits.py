@@ -170,7 +170,6 @@ def test_fp8_by_blocks_answers_nearly_as_its_numbers_mean(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored_forms.write(tiny.checkpoint(family), tmp_path, ENTRY, stored_forms.block_fp8(BLOCKS))
-    monkeypatch.setenv("BEHELD_BLOCKS_ON_GPU", "1")
     kept = logprobs(tmp_path, eager=False)
     monkeypatch.setenv("BEHELD_FP8", "0")
     # FP8 activations move the log-probabilities of these random layers by 0.4 to 1.7 at most; see test_float8.py.

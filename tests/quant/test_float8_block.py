@@ -217,8 +217,6 @@ def test_one_place_decides_and_says_why(
     device: str, dtype: str, exact: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Cuda, "fp8_products", True)
-    assert make(ENTRY, StorageTarget("cuda", torch.bfloat16)).loading(nn.Module, {}) is nn.Module
-    monkeypatch.setenv("BEHELD_BLOCKS_ON_GPU", "1")
     target = StorageTarget(device, getattr(torch, dtype), exact)
     said: list[str] = []
     for module in (kept_blocks, compressed_tensors, __import__("beheld.quant.dequantize", fromlist=["logger"])):
