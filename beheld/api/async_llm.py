@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -31,7 +30,6 @@ from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputK
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
 from beheld.core.speech import SpeechForm, SpeechOrder, SpeechPiece, SpeechTokens
-from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -54,6 +52,7 @@ from beheld.engine.messages import (
     Submit,
     Unread,
     WakeUp,
+    WakingUp,
 )
 from beheld.engine.process import Spawned
 from beheld.engine.stats import EngineReport, EngineState, EngineStats
@@ -112,6 +111,22 @@ class EngineLocation(StrEnum):
     PROCESS = "process"
 
 
+def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Remote:
+    """The engine where AsyncLLM's argument of this name says.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: as LLM.
+    """
+    spawned = None if isinstance(engine, str) else [engine] if isinstance(engine, Spawned) else list(engine)
+    if spawned or args.data_parallel_size > 1 or EngineLocation(str(engine)) is EngineLocation.PROCESS:
+        return start_processes(args, spawned)
+    setup, inputs = start_both(args)
+    if warms_grammars(setup.info, setup.config):
+        with suppress(ParamsError):
+            inputs.compiler.prepare()
+    return Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
+
+
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read once it is complete; stop strings are found here, token by token."""
     if not isinstance(params, SamplingParams):
@@ -161,8 +176,9 @@ class AsyncLLM:
 
     Args:
         model: a folder, a hub name, or None.
-        engine: "thread", "process", or processes that were spawned before. A process has an interpreter of its own, and
-            this process survives its crash. With data_parallel_size above 1, there is a process for each engine.
+        engine: "thread", "process", processes that were spawned before, or an engine that was started elsewhere
+            (api/start.py). A process has an interpreter of its own, and this process survives its crash. With
+            data_parallel_size above 1, there is a process for each engine.
         **options: every field of EngineArgs.
 
     Raises:
@@ -173,21 +189,13 @@ class AsyncLLM:
         self,
         model: str | None = None,
         *,
-        engine: str | Spawned | Sequence[Spawned] = EngineLocation.THREAD,
+        engine: str | Spawned | Sequence[Spawned] | Remote = EngineLocation.THREAD,
         **options: Any,
     ) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         # Before loading the weights, so that a misspelt option does not cost minutes.
         option_checks.check(args)
-        spawned = None if isinstance(engine, str) else [engine] if isinstance(engine, Spawned) else list(engine)
-        if spawned or args.data_parallel_size > 1 or EngineLocation(str(engine)) is EngineLocation.PROCESS:
-            remote = start_processes(args, spawned)
-        else:
-            setup, inputs = start_both(args)
-            if warms_grammars(setup.info, setup.config):
-                with suppress(ParamsError):
-                    inputs.compiler.prepare()
-            remote = Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
+        remote = engine if isinstance(engine, Remote) else _started(args, engine)
         self.info: ModelInfo = remote.info
         self.config: EngineConfig = remote.config
         self._engine: Engine = remote.engine
@@ -195,7 +203,7 @@ class AsyncLLM:
         self._defaults = self._inputs.default_params()
         self._scoring_template = args.chat_template
         self.host = HostTurns()
-        self._pools = Pools(self.host)
+        self._pools = Pools(self.host, remote.place)
         # Texts to be pooled come in lists: those of one turn of the loop are prepared and submitted together.
         self._texts = TurnBuffer[tuple[RequestOrder, asyncio.Future[Request]]](self._prepare_texts)
         self._outbox = TurnBuffer[Request](lambda requests: self._engine.send(Submit(tuple(requests))))
@@ -210,7 +218,7 @@ class AsyncLLM:
         # The numbers of the orders to wake up that are not answered.
         self._waking = set[int]()
         self._woken_s = -math.inf
-        self._numbers = itertools.count()
+        self._numbers = remote.place.numbers()
         self._reason = "The engine is closed."
         self._engine.start(self._receive)
 
@@ -553,7 +561,7 @@ class AsyncLLM:
 
     def engine_reports(self) -> tuple[EngineReport, ...]:
         """What each of several engines does; of one engine nothing."""
-        return self._engine.reports() if isinstance(self._engine, DataParallelEngines) else ()
+        return self._engine.reports()
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
         """Read an adapter now, so that its first request need not wait.
@@ -989,6 +997,8 @@ class AsyncLLM:
                 waiting.set_exception(reply.error)
             else:
                 waiting.set_result(reply)
+        elif isinstance(reply, WakingUp):
+            self._waking.add(reply.number)
         elif isinstance(reply, Unread):
             if reply.number is not None:
                 self._end_waking(reply.number)

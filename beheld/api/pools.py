@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+from beheld.api.front_place import ALONE, FrontPlace
 from beheld.core.params import PoolingParams, SamplingParams
 from beheld.core.request import ForeignTemplate
 from beheld.inputs.fetch.fetch import is_remote
@@ -42,15 +43,16 @@ class Pools:
 
     Args:
         host: turns of what keeps the interpreter busy.
+        place: of several fronts of an engine, each has a share of the turns of media.
     """
 
-    def __init__(self, host: HostTurns) -> None:
+    def __init__(self, host: HostTurns, place: FrontPlace = ALONE) -> None:
         self._host = host
         self.text = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="beheld-text")
         self.long = ThreadPoolExecutor(_LONG_THREADS, thread_name_prefix="beheld-long")
         self.slow = ThreadPoolExecutor(_SLOW_THREADS, thread_name_prefix="beheld-slow")
         self.media = ThreadPoolExecutor(_MEDIA_TURNS + _MEDIA_READERS, thread_name_prefix="beheld-prepare")
-        self.media_turns = FairTurns(_MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT)
+        self.media_turns = FairTurns(place.share(_MEDIA_TURNS), place.share(_MEDIA_TURNS_PER_CLIENT))
         self.template = ThreadPoolExecutor(_TEMPLATE_THREADS, thread_name_prefix="beheld-template")
         self.grammar = ThreadPoolExecutor(_GRAMMAR_THREADS, thread_name_prefix="beheld-grammar")
         # Some of the threads that wait for compilers are left to others: a grammar may take seconds.

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from beheld.api.front_place import ALONE, FrontPlace
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, ModelInfo
 from beheld.core.errors import ConfigError
 from beheld.core.media import MediaItem
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import Engine, Tokenizer
-from beheld.engine.process import EngineProcess, Spawned
+from beheld.engine.process import EngineProcess, OnDecided, Spawned
 from beheld.engine.process_group import ProcessGroup
 from beheld.engine.ranks import LAUNCHED
 from beheld.engine.routing import Router
 from beheld.engine.setup import Setup, resolve_and_decide, start
+from beheld.engine.shared_engine import SharedEngine
 from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
@@ -32,12 +35,17 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Remote:
-    """An engine elsewhere, not yet started; the model's facts, the decisions, and the pipeline of its requests."""
+    """An engine elsewhere, not yet started; the model's facts, the decisions, and the pipeline of its requests.
+
+    Attributes:
+        place: which of its fronts this process is.
+    """
 
     engine: Engine
     info: ModelInfo
     config: EngineConfig
     inputs: InputPipeline
+    place: FrontPlace = ALONE
 
 
 @roomy
@@ -65,11 +73,18 @@ def start_both(args: EngineArgs) -> tuple[Setup, InputPipeline]:
     return setup, inputs
 
 
-def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) -> Remote:
+def start_processes(
+    args: EngineArgs,
+    spawned: Sequence[Spawned] | None = None,
+    place: FrontPlace = ALONE,
+    on_decided: OnDecided | None = None,
+) -> Remote:
     """The engine in a process, or several of them as `data_parallel_size` says.
 
     Args:
         spawned: the processes, if they already run.
+        place: with several fronts, that of the first; the engine is a SharedEngine then.
+        on_decided: as of EngineProcess.
 
     Raises:
         ConfigError, ModelError, CapacityError, EngineDeadError: the message says what to do; no process is left.
@@ -81,13 +96,17 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
             "Start without torchrun, and leave distributed_executor_backend out: the engines are started here.",
             param="data_parallel_size",
         )
+    # Before loading the weights, so that a misspelt option does not cost minutes.
+    option_checks.check(args)
     remote: EngineProcess | ProcessGroup | None = None
     workers: MediaWorkers | None = None
     early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
 
     def warm(info: ModelInfo, config: EngineConfig) -> None:
         nonlocal workers
-        workers = _settled(early, args, info, config)
+        if on_decided is not None:
+            on_decided(info, config)
+        workers = _settled(early, args, info, place.config(config), place)
 
     try:
         processor = option_checks.load_for_options(args)
@@ -95,7 +114,7 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
             remote = ProcessGroup(args, spawned, warm)
         else:
             remote = EngineProcess(args, spawned[0] if spawned else None, warm)
-        inputs = InputPipeline(remote.info, remote.config, args, workers, processor)
+        inputs = InputPipeline(remote.info, place.config(remote.config), args, workers, processor)
         remote.try_items(first_items(inputs, remote.info, remote.config))
         compiler = inputs.compiler
         remote.use(
@@ -114,29 +133,65 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
         config = remote.config
         router = Router(len(remote.engines), config.max_encoder_tokens, config.max_num_batched_tokens)
         engine = DataParallelEngines(remote.engines, remote, router)
-    return Remote(engine, remote.info, remote.config, inputs)
+    if place.count > 1:
+        engine = SharedEngine(engine)
+    return Remote(engine, remote.info, remote.config, inputs, place)
 
 
-def _settled(early: EarlyWorkers, args: EngineArgs, info: ModelInfo, config: EngineConfig) -> MediaWorkers:
+@paused_collector()
+def start_front(
+    args: EngineArgs, engine: Engine, place: FrontPlace, decided: Callable[[], tuple[ModelInfo, EngineConfig]]
+) -> Remote:
+    """A further front of an engine that another process has.
+
+    Args:
+        engine: the connection to it.
+        decided: waits for the model's facts and the engine's decisions: before the weights are loaded, and then for
+            the final ones.
+
+    Raises:
+        ConfigError, ModelError: as `start_processes`; no process is left.
+    """
+    early = EarlyWorkers(args, accelerated=has_accelerator(args.device))
+    try:
+        processor = option_checks.load_for_options(args)
+        importlib.import_module("transformers.models.auto.tokenization_auto")
+        info, config = decided()
+        workers = _settled(early, args, info, place.config(config), place)
+        info, config = decided()
+        inputs = InputPipeline(info, place.config(config), args, workers, processor)
+        # Loads what items are made with, so that no request waits for that.
+        first_items(inputs, info, config)
+    except BaseException:
+        early.close()
+        raise
+    return Remote(engine, info, config, inputs, place)
+
+
+def _settled(
+    early: EarlyWorkers, args: EngineArgs, info: ModelInfo, config: EngineConfig, place: FrontPlace = ALONE
+) -> MediaWorkers:
     """Fit the limits on media to what engines in the host's memory leave, and return the workers, which load their
     processor."""
     taken = 0
     if platform_of(config.device).shares_host_memory:
         weights = sum(file.stat().st_size for file in Path(info.path).glob("*.safetensors"))
         taken = args.data_parallel_size * (weights + (config.kv_cache_bytes or 0))
-    fit_media(args, taken_bytes=taken)
+    fit_media(args, taken_bytes=taken, num_fronts=place.count)
     return early.settled(info, config)
 
 
-def fit_media(args: EngineArgs, taken_bytes: int = 0) -> None:
+def fit_media(args: EngineArgs, taken_bytes: int = 0, num_fronts: int = 1) -> None:
     """Lower the limits on media to the memory that the process's control group leaves, without `taken_bytes`.
+
+    Each of several fronts has its part of that.
 
     The limit of a control group ends processes that take too much. Without one, the limits stay as they are.
     """
     group = host.group_memory()
     if group is None:
         return
-    left = max(0, group[0] - taken_bytes)
+    left = max(0, group[0] - taken_bytes) // num_fronts
     fitting = MediaLimits.within(args.media_limits, left)
     if fitting != dict(args.media_limits or {}):
         logger.info("The container leaves %d MiB: media_limits are %s.", left >> 20, fitting)

@@ -2,44 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from beheld.core import config, grounding, media, outputs, params, plan, repetition, request, sleep
 from beheld.engine import columns, messages, stats
+from beheld.engine.routing import RoutingStats
 from beheld.sandbox.codec import Codec
 from beheld.scheduler.step_builder import SchedulerStats
 
-CODEC = Codec(
-    (
-        *config.MODEL_CLASSES,
-        *(config.EngineConfig, config.Capacity, config.MediaWork),
-        *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
-        *(outputs.TokenEvent, plan.TokenLogprobs, plan.PromptLogprobs),
-        *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
-        params.Alignment,
-        repetition.RepetitionDetectionParams,
-        *(request.Request, request.LoRARequest, request.FinishReason),
-        *(grounding.AnswerGrounding, grounding.GroundedImage),
-        *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
-        *(
-            messages.Tokenizer,
-            messages.Events,
-            messages.Pong,
-            messages.Died,
-            messages.Unread,
-            messages.Decisions,
-            messages.Ready,
-            messages.Failed,
-        ),
-        *(messages.AddLoRA, messages.LoRAAdded, messages.ManageLoRA, messages.LoRAAction, messages.LoRAsManaged),
-        *(
-            messages.Sleep,
-            messages.WakeUp,
-            messages.Asleep,
-            messages.Profile,
-            messages.Profiled,
-            sleep.EnginePart,
-            sleep.PauseMode,
-        ),
-        *(messages.TryItems, messages.Tried, columns.EventColumns),
-        *(stats.EngineStats, SchedulerStats),
-    )
+_CLASSES: tuple[type, ...] = (
+    *config.MODEL_CLASSES,
+    *(config.EngineConfig, config.Capacity, config.MediaWork),
+    *(media.MediaItem, media.MediaSpan, media.MediaReceipt),
+    *(outputs.TokenEvent, plan.TokenLogprobs, plan.PromptLogprobs),
+    *(params.Sampling, params.Grammar, params.ReasoningFormat, params.Pooling, params.TimestampRule),
+    params.Alignment,
+    repetition.RepetitionDetectionParams,
+    *(request.Request, request.LoRARequest, request.FinishReason),
+    *(grounding.AnswerGrounding, grounding.GroundedImage),
+    *(messages.Submit, messages.Abort, messages.Stop, messages.Ping, messages.ClearCache, messages.Close),
+    *(
+        messages.Tokenizer,
+        messages.Events,
+        messages.Pong,
+        messages.Died,
+        messages.Unread,
+        messages.Decisions,
+        messages.Ready,
+        messages.Failed,
+    ),
+    *(messages.AddLoRA, messages.LoRAAdded, messages.ManageLoRA, messages.LoRAAction, messages.LoRAsManaged),
+    *(
+        messages.Sleep,
+        messages.WakeUp,
+        messages.Asleep,
+        messages.Profile,
+        messages.Profiled,
+        sleep.EnginePart,
+        sleep.PauseMode,
+    ),
+    *(messages.TryItems, messages.Tried, columns.EventColumns),
+    *(stats.EngineStats, stats.EngineReport, stats.EngineState, RoutingStats, SchedulerStats),
+    messages.WakingUp,
 )
+
+
+def codec_with(classes: Iterable[type] = ()) -> Codec:
+    """A codec of these classes besides."""
+    return Codec((*_CLASSES, *classes))
+
+
+CODEC = codec_with()

@@ -13,7 +13,7 @@ from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import LoRARequest, Request
 from beheld.core.sleep import EnginePart, PauseMode
-from beheld.engine.stats import EngineStats
+from beheld.engine.stats import EngineReport, EngineStats
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +199,13 @@ class Asleep:
 
 
 @dataclass(frozen=True)
+class WakingUp:
+    """Another front of the engine has sent WakeUp with this number; its Asleep follows."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class Profiled:
     """The answer to Profile with the same number; `error` is None on success."""
 
@@ -262,7 +269,7 @@ Message = (
     | Unread
     | Close
 )
-Reply = Events | Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled | Tried | Unread | Died
+Reply = Events | Pong | LoRAAdded | LoRAsManaged | Asleep | WakingUp | Profiled | Tried | Unread | Died
 
 
 class Engine(Protocol):
@@ -277,6 +284,9 @@ class Engine(Protocol):
     @property
     def alive(self) -> bool:
         """False after the engine died or was closed."""
+
+    def reports(self) -> tuple[EngineReport, ...]:
+        """What each of several engines does; of one engine nothing."""
 
     def close(self) -> None:
         """End the engine, wait for its end and free everything."""

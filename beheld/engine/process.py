@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from beheld.cluster.remote import LEAVE_S, Placement, RemoteProcess
 from beheld.cluster.remote import start as start_elsewhere
@@ -21,8 +21,9 @@ from beheld.core.media import MediaItem
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
-from beheld.engine.columns import EventColumns, columns_of, events_of
-from beheld.engine.label import label_of, unread_of
+from beheld.engine.columns import EventColumns
+from beheld.engine.crossing import received_reply, sent_message, sent_reply, unread_frame
+from beheld.engine.label import label_of
 from beheld.engine.messages import (
     Abort,
     Close,
@@ -31,7 +32,6 @@ from beheld.engine.messages import (
     Events,
     Failed,
     Message,
-    Pong,
     Ready,
     Reply,
     Submit,
@@ -40,7 +40,9 @@ from beheld.engine.messages import (
     TryItems,
     Unread,
 )
+from beheld.engine.stats import EngineReport
 from beheld.platform.probe import begin_driver
+from beheld.sandbox.codec import Codec
 from beheld.sandbox.link import FrameError, Link, end_with, pair
 from beheld.sandbox.stream_link import StreamLink
 from beheld.utils import working_directory
@@ -70,26 +72,33 @@ class Spawned:
     end: socket.socket
     environment: Mapping[str, str] | None = None
 
-    def link(self) -> Link | StreamLink:
+    def link(self, codec: Codec = CODEC) -> Link | StreamLink:
         """Return the connection over the sockets."""
         if isinstance(self.process, RemoteProcess):
-            return StreamLink(self.end, CODEC)
-        return Link(self.end, CODEC, _MAX_KEPT)
+            return StreamLink(self.end, codec)
+        return Link(self.end, codec, _MAX_KEPT)
 
 
-def spawn(environment: Mapping[str, str] | None = None) -> Spawned:
+def spawn(
+    environment: Mapping[str, str] | None = None, module: str = "beheld.engine.process", files: Sequence[int] = ()
+) -> Spawned:
     """Start a process, with these variables or this process's.
 
     Call it before this process imports the same libraries, so that both import at the same time.
+
+    Args:
+        module: its program; its arguments are the descriptor of its end of the sockets, and `files`.
+        files: descriptors that it inherits.
     """
     ours, theirs = pair()
     with theirs:
-        command = [sys.executable, "-m", "beheld.engine.process", str(theirs.fileno())]
+        inherited = (theirs.fileno(), *files)
+        command = [sys.executable, "-m", module, *map(str, inherited)]
         # In its own session, a Ctrl-C at the terminal reaches only the front end, which drains.
         return Spawned(
             subprocess.Popen(
                 command,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=inherited,
                 start_new_session=True,
                 cwd=working_directory.existing(),
                 env=environment,
@@ -203,6 +212,10 @@ class EngineProcess:
         """False after the engine died or was closed."""
         return self._alive
 
+    def reports(self) -> tuple[EngineReport, ...]:
+        """It is one engine: nothing."""
+        return ()
+
     def close(self) -> None:
         """End the process; kill it if it does not end in time."""
         self._alive = False
@@ -231,30 +244,28 @@ class EngineProcess:
             try:
                 reply: Reply | EventColumns | None = self._link.receive()
             except FrameError as error:
-                reply = _unread(error)
+                reply = unread_frame(error)
             except EOFError:
                 if self._alive:
                     self._alive = False
                     self._receive(Died("its process has ended"))
                 return
-            if isinstance(reply, EventColumns):
-                reply = events_of(reply)
-            elif isinstance(reply, Died):
+            if reply is None:
+                continue
+            reply = received_reply(reply, self._link)
+            if isinstance(reply, Died):
                 self._alive = False
-            elif isinstance(reply, Pong):
-                reply = _counted(reply, self._link)
             elif isinstance(reply, Unread) and reply.request_ids:
                 # Their lost events cannot be recovered, so abort them.
                 self.send(Abort(reply.request_ids))
-            if reply is not None:
-                self._receive(reply)
+            self._receive(reply)
 
     def _send_all(self) -> None:
         assert self._receive is not None
         while (message := self._outbox.get()) is not None:
             try:
                 self._send_tokenizer_before(message)
-                self._link.send(_without_unused_fields(message), label=label_of(message))
+                self._link.send(sent_message(message), label=label_of(message))
             except BeheldError as error:
                 assert isinstance(message, Submit)
                 ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
@@ -282,32 +293,6 @@ def _ended_early() -> EngineDeadError:
 def _load() -> None:
     """Import what the input pipeline needs while the engine's side loads the model."""
     importlib.import_module("transformers.models.auto.tokenization_auto")
-
-
-def _without_unused_fields(message: Message) -> Message:
-    """The message without the fields that the engine ignores."""
-    if not isinstance(message, Submit):
-        return message
-    return Submit(tuple(replace(request, receipts=(), prompt=None) for request in message.requests))
-
-
-def _unread(error: FrameError) -> Unread | None:
-    """The requests of an unreadable frame, from its label; without a label it is only logged."""
-    try:
-        concerned = unread_of(error.label)
-    except ValueError:
-        concerned = None
-    cause = type(error.__cause__ or error).__name__
-    if concerned is None:
-        logger.error("A frame between the processes cannot be read and is dropped (%s).", cause)
-    else:
-        logger.error("A frame about %d requests cannot be read (%s).", len(concerned.request_ids), cause)
-    return concerned
-
-
-def _counted(pong: Pong, link: Link | StreamLink) -> Pong:
-    """The Pong with this side's unreadable frames added."""
-    return replace(pong, stats=replace(pong.stats, num_unread=pong.stats.num_unread + link.num_unread))
 
 
 class _LinkInbox:
@@ -372,7 +357,7 @@ class _LinkInbox:
         try:
             message: Message = self._link.receive()
         except FrameError as error:
-            return _unread(error)
+            return unread_frame(error)
         except EOFError:
             # No one is left to answer to.
             os._exit(0)
@@ -455,12 +440,7 @@ def _run(link: Link | StreamLink) -> None:
     link.send(Ready(setup.info, setup.config))
 
     def send_reply(reply: Reply) -> None:
-        sent: Reply | EventColumns = reply
-        if isinstance(reply, Events):
-            sent = columns_of(reply)
-        elif isinstance(reply, Pong):
-            sent = _counted(reply, link)
-        link.send(sent, label=label_of(reply))
+        link.send(sent_reply(reply, link), label=label_of(reply))
 
     try:
         serve(setup.core, _LinkInbox(link), send_reply)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from beheld.engine.core import EngineCore
 from beheld.engine.loop import serve
 from beheld.engine.messages import Close, Died, Message, Reply
+from beheld.engine.stats import EngineReport
 from beheld.utils.roomy_stack import roomy
 
 
@@ -68,6 +69,10 @@ class EngineThread:
     def alive(self) -> bool:
         """False after the engine died or was closed."""
         return self._thread is not None and not self._ended
+
+    def reports(self) -> tuple[EngineReport, ...]:
+        """It is one engine: nothing."""
+        return ()
 
     def close(self) -> None:
         """Finish the running step, end, and free the model's memory."""
