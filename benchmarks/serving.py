@@ -8,6 +8,7 @@
     python -m benchmarks.serving streams --clients 128     processor time of a streamed token, without a model
     python -m benchmarks.serving start --rounds 5                          from a new process to its first answer
     python -m benchmarks.serving ladder --clients 1,4,16,32                several numbers of clients
+    python -m benchmarks.serving ladder --engine process --serve "--api-server-count 2" --load-processes 2
     python -m benchmarks.serving hostile --seconds 8                       one client attacks: how long others wait
     python -m benchmarks.serving soak --count 100000                       memory after each thousand small requests
 
@@ -37,6 +38,7 @@ from typing import Any
 
 from beheld.cli import load
 from benchmarks.serving_hostile import hostile
+from benchmarks.serving_load import spent_s, spread
 from benchmarks.serving_soak import soak
 from benchmarks.serving_streams import streams
 
@@ -406,14 +408,25 @@ def start(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def ladder(given: argparse.Namespace) -> dict[str, Any]:
-    """One report for each number of clients."""
+    """One report for each number of clients, each of which waits for its answer before it asks again."""
     lines = []
-    with served(given) as (url, _):
+    with served(given) as (url, pid):
         for step, clients in enumerate(int(word) for word in given.ladder.split(",")):
-            asyncio.run(load.closed_loop(url, KEY, requests(given, clients, 900 + step), clients))
-            run = asyncio.run(load.closed_loop(url, KEY, requests(given, given.requests, step), clients))
-            lines.append(load.report(*run, clients))
-    return {"engine": given.engine, "ladder": lines}
+            spread(given, url, clients, 900 + step, clients=clients)
+            before = spent_s(pid) if pid else {}
+            *run, busy = spread(given, url, given.requests, step, clients=clients)
+            lines.append(load.report(*run, clients) | _shares(pid, before, run[1], busy))
+    return {"engine": given.engine, "serve": given.serve, "ladder": lines}
+
+
+def _shares(pid: int, before: dict[str, float], seconds: float, busy: float) -> dict[str, Any]:
+    """The shares of a core that the server's processes took, and the busiest one of those that send requests."""
+    found = (
+        {name: round((spent - before.get(name, 0.0)) / seconds, 2) for name, spent in spent_s(pid).items()}
+        if pid
+        else {}
+    )
+    return {"cores": found, "load_cores": round(busy, 2)}
 
 
 def offered(given: argparse.Namespace) -> dict[str, Any]:
@@ -422,14 +435,16 @@ def offered(given: argparse.Namespace) -> dict[str, Any]:
     A rate is sustained if the last answer ends soon after the last request came: `behind_s`.
     """
     lines = []
-    with served(given) as (url, _):
+    with served(given) as (url, pid):
         for step, rate in enumerate(float(word) for word in given.rates.split(",")):
-            asyncio.run(load.closed_loop(url, KEY, requests(given, given.clients, 900 + step), given.clients))
+            spread(given, url, given.clients, 900 + step, clients=given.clients)
             times = list(load.poisson_times(rate, given.seconds, random.Random(step)))
-            seen, seconds = asyncio.run(load.open_loop(url, KEY, requests(given, len(times), step), times))
+            before = spent_s(pid) if pid else {}
+            seen, seconds, busy = spread(given, url, len(times), step, times=times)
             line = load.report(seen, seconds, given.clients) | {"behind_s": round(seconds - times[-1], 2)}
+            line |= _shares(pid, before, seconds, busy)
             lines.append({"offered_per_s": rate, **{name: value for name, value in line.items() if name != "clients"}})
-    return {"engine": given.engine, "offered": lines}
+    return {"engine": given.engine, "serve": given.serve, "offered": lines}
 
 
 WAYS = {
@@ -455,6 +470,9 @@ def main() -> None:
     parser.add_argument("--clients", default="32", help="of ladder several, as 1,4,16")
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--load-processes", type=int, default=1, help="of ladder and offered: processes that send the requests"
+    )
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--side", type=int, default=224, help="of the pictures, in pixels; 0 sends none")
     parser.add_argument("--max-num-seqs", type=int, default=32)
@@ -468,6 +486,7 @@ def main() -> None:
         "--rates", default="40,80", help="of offered: requests a second, several with commas between them"
     )
     parser.add_argument("--token-rate", type=float, default=30.0, help="of streams: tokens a second of each")
+    parser.add_argument("--fronts", type=int, default=1, help="of streams: processes that speak HTTP")
     parser.add_argument("--fields", default="{}", help="of streams: more fields of each request, as JSON")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--limit", type=int, default=64, help="answers in work at once, for overload")

@@ -45,6 +45,7 @@ def streams(given: argparse.Namespace) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["--clients", str(given.clients), "--tokens", str(given.tokens), "--token-rate", str(given.token_rate)]
+    words += ["--fronts", str(given.fronts)]
     command = [*given.prefix.split(), sys.executable, "-m", "benchmarks.serving_streams", "front", str(port), *words]
     quiet = {**os.environ, "BEHELD_LOG_LEVEL": "ERROR"}
     front = subprocess.Popen([*command, *(("--model", given.model) if given.model else ())], env=quiet)
@@ -86,7 +87,7 @@ def _round(given: argparse.Namespace, port: int, pid: int) -> dict[str, float]:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data)
     chosen, events, begun, size = selectors.DefaultSelector(), 0, set(), 0
-    spent, first_spent = _spent_s(pid), 0.0
+    spent, first_spent, main_spent = _spent_s(pid), 0.0, _own_spent_s(pid)
     for _ in range(given.clients):
         link = socket.create_connection(("127.0.0.1", port), timeout=60)
         chosen.register(link, selectors.EVENT_READ)
@@ -114,11 +115,17 @@ def _round(given: argparse.Namespace, port: int, pid: int) -> dict[str, float]:
         "request_ms": round(1e3 * (first_spent - spent) / given.clients, 3),
         "thousand_events_ms": round(1e6 * (whole - first_spent) / rest, 2),
         "busy": round((whole - first_spent) / took, 3),
+        # Of all that was spent, what the first front spent, which is all where there is one.
+        "first_front": round((_own_spent_s(pid) - main_spent) / (whole - spent), 3),
     }
 
 
 def _spent_s(pid: int) -> float:
-    """Seconds of processor time of a process without its children."""
+    """Seconds of processor time of a process and of the further fronts that it has started, without other children."""
+    return sum(_own_spent_s(each) for each in (pid, *further_fronts(pid)))
+
+
+def _own_spent_s(pid: int) -> float:
     total = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
@@ -126,9 +133,24 @@ def _spent_s(pid: int) -> float:
     return total / 1e9
 
 
+def further_fronts(pid: int) -> list[int]:
+    """The processes of a server's further fronts."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children") as file:
+            children = [int(word) for word in file.read().split()]
+        for child in children:
+            with open(f"/proc/{child}/cmdline", "rb") as file:
+                found += [child] if b"beheld.cli.front" in file.read().split(b"\0") else []
+    return found
+
+
 def front(given: argparse.Namespace) -> None:
     """Be the server."""
     from beheld.api.async_llm import AsyncLLM
+    from beheld.api.start import start_processes
+    from beheld.cli.fronts import Fronts
+    from beheld.core.config import EngineArgs
     from beheld.engine.process import Spawned
     from beheld.sandbox.link import pair
     from beheld.server.listen import listen
@@ -143,10 +165,22 @@ def front(given: argparse.Namespace) -> None:
     command += ["--clients", str(given.clients), "--token-rate", str(given.token_rate)]
     with theirs:
         engine = Spawned(subprocess.Popen(command, pass_fds=(theirs.fileno(),)), ours)
+    options_of_engine: dict[str, Any] = {"max_num_seqs": given.clients, "seed": 0, "disable_log_stats": True}
+    if given.fronts == 1:
+        with paused_collector():
+            llm = AsyncLLM(given.model, engine=engine, **options_of_engine)
+        set_aside()
+        run(llm, options, listener)
+        return
+    args = EngineArgs.from_keywords({"model": given.model, **options_of_engine})
+    fronts = Fronts(given.fronts, args, options, listener)
     with paused_collector():
-        llm = AsyncLLM(given.model, engine=engine, max_num_seqs=given.clients, seed=0, disable_log_stats=True)
+        remote = start_processes(args, [engine], fronts.neighbours.place, fronts.warm)
+        llm = AsyncLLM(given.model, engine=remote, **options_of_engine)
     set_aside()
-    run(llm, options, listener)
+    shared: Any = remote.engine
+    fronts.join(shared, remote.info, remote.config)
+    run(llm, options, listener, fronts.neighbours, fronts)
 
 
 def engine(given: argparse.Namespace) -> None:
@@ -229,6 +263,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--token-rate", type=float, default=30.0)
+    parser.add_argument("--fronts", type=int, default=1)
     given = parser.parse_args()
     {"front": front, "engine": engine}[given.part](given)
 
