@@ -49,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="where the engine runs (default: process with a GPU)",
         ),
         group.add_argument(
+            "--api-server-count",
+            "-asc",
+            type=int,
+            default=None,
+            metavar="N",
+            help="processes that speak HTTP (default: 1); the engine is in a process of its own then",
+        ),
+        group.add_argument(
             "--enable-auto-tool-choice", action="store_true", default=None, help="always on; known for old scripts"
         ),
         *add_server_flags(group),
@@ -65,8 +73,73 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     options = engine_options(arguments)
     server = server_options(arguments, model, options)
     kept_apart(server, options)
+    count = 1 if arguments.api_server_count is None else arguments.api_server_count
+    several_fronts(count, arguments, server)
     with _ended_by_signal():
-        return _serve(model, options, server, place_of(arguments, options))
+        where = place_of(arguments, options, count)
+        return _serve(model, options, server, where) if count == 1 else _serve_all(model, options, server, count)
+
+
+def _serve_all(model: str | None, options: dict[str, Any], server: ServerOptions, count: int) -> int:
+    """Serve with several fronts, of which this process is one."""
+    from beheld.cli.fronts import Fronts
+    from beheld.core.config import EngineArgs
+    from beheld.server.listen import listen
+
+    share_arenas()
+    listener = listen(server)
+    spawned = _spawned(options) if options.get("data_parallel_backend") != "ray" else None
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    fitting = replace(fit_bodies(server), advice=_advice(model, "process"))
+    args = EngineArgs.from_keywords({"model": model, **options})
+    fronts = Fronts(count, args, fitting, listener)
+    try:
+        with paused_collector():
+            from beheld.api.async_llm import AsyncLLM
+            from beheld.api.start import start_processes
+            from beheld.engine.shared_engine import SharedEngine
+            from beheld.server.serve import run as serve
+
+            remote = start_processes(args, spawned, fronts.neighbours.place, fronts.warm)
+            llm = AsyncLLM(model, engine=remote, **options)
+        try:
+            set_aside()
+            assert isinstance(remote.engine, SharedEngine)
+            fronts.join(remote.engine, remote.info, remote.config)
+            serve(llm, fitting, listener, fronts.neighbours, fronts)
+            return 0 if llm.alive else 3
+        finally:
+            fronts.close()
+            llm.close()
+    finally:
+        fronts.close()
+
+
+def several_fronts(count: int, arguments: argparse.Namespace, server: ServerOptions) -> None:
+    """Check that the options go with so many processes that speak HTTP.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    if count < 1:
+        raise ConfigError(
+            f"--api-server-count must be at least 1, got {count}.", "Leave it out for 1.", param="api_server_count"
+        )
+    if count == 1:
+        return
+    if arguments.engine == "thread":
+        raise ConfigError(
+            f"--api-server-count {count} needs the engine in a process of its own, and --engine thread has it in the "
+            "server's.",
+            "Leave --engine out.",
+            param="api_server_count",
+        )
+    if server.changes_loras:
+        raise ConfigError(
+            "--allow-runtime-lora-updating is for one process that speaks HTTP: others would not know the adapters.",
+            "Leave --api-server-count out, or name the adapters with --lora-modules.",
+            param="api_server_count",
+        )
 
 
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
@@ -192,8 +265,10 @@ def kept_apart(server: ServerOptions, engine: dict[str, Any]) -> None:
     engine["media_work"] = "process"
 
 
-def place_of(arguments: argparse.Namespace, engine: dict[str, Any]) -> str:
+def place_of(arguments: argparse.Namespace, engine: dict[str, Any], num_fronts: int = 1) -> str:
     """Return where the engine runs: by default in a thread on a CPU, where two processes would compete for cores.
+
+    With several fronts it is a process.
 
     Raises:
         ConfigError: several engines are to run in a thread.
@@ -205,7 +280,7 @@ def place_of(arguments: argparse.Namespace, engine: dict[str, Any]) -> str:
             "Leave --engine out.",
             param="engine",
         )
-    if several or arguments.engine is not None:
+    if several or num_fronts > 1 or arguments.engine is not None:
         return str(arguments.engine or "process")
     return "process" if has_accelerator(arguments.device) else "thread"
 

@@ -40,10 +40,6 @@ FLAGS: dict[str, VllmOption] = {
     "tokenizer-pool-size": VllmOption("texts are tokenized in threads", values=1),
     "speculative-model": VllmOption("no token is guessed ahead, and answers are the same without", values=1),
     "enable-flash-late-interaction": VllmOption("one way of late interaction is there, and scores are the same"),
-    "api-server-count": VllmOption(
-        "one process speaks HTTP, another runs the engine, and --data-parallel-size adds engines",
-        values=1,
-    ),
     # Refused.
     "disable-frontend-multiprocessing": VllmOption(remedy="Use --engine thread."),
     "rope-scaling": VllmOption(remedy="Use --hf-overrides '{\"rope_scaling\": ...}'.", values=1),
@@ -92,7 +88,6 @@ FLAGS.update(
 
 # Other spellings of these; a digit may follow -O.
 SHORT = {
-    "-asc": "api-server-count",
     "-sc": "speculative-config",
     "-cc": "compilation-config",
     "-O": "compilation-config",

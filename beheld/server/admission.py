@@ -79,6 +79,23 @@ class AdmissionControl:
         self.draining = False
         self.cut = False
         self._tasks: set[asyncio.Task[object]] = set()
+        self._num_passing = 0
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Register the current task, which passes on what another front answers, until it ends."""
+        self._num_passing += 1
+        self._idle.clear()
+        try:
+            with self.known():
+                yield
+        finally:
+            self._num_passing -= 1
+            self._rest()
+
+    def _rest(self) -> None:
+        if not self.busy and not self._num_passing:
+            self._idle.set()
 
     @contextmanager
     def known(self) -> Iterator[asyncio.Task[object]]:
@@ -116,8 +133,7 @@ class AdmissionControl:
             yield
         finally:
             self._answers.give(client, answers)
-            if not self.busy:
-                self._idle.set()
+            self._rest()
 
     def check(self, answers: int = 1, client: str = "") -> None:
         """Raise what `admitted` would, so that a full server need not read a body that it will refuse."""

@@ -46,14 +46,26 @@ class AnswerForm:
 class AnswerSender:
     """Admits answers and sends them.
 
+    Args:
+        options: the server's.
+        admission: admits them.
+        clients: knows whose requests made steps fail.
+        named: makes the name of a stream that can be taken up again.
+
     Attributes:
         turns: turns of the pieces of long answers.
     """
 
-    def __init__(self, options: ServerOptions, admission: AdmissionControl, clients: Clients) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        admission: AdmissionControl,
+        clients: Clients,
+        named: Callable[[str], str] = "stream-{}".format,
+    ) -> None:
         self._admission = admission
         self._clients = clients
-        self._recordings = RecordingStore(options.max_recorded_bytes, admission)
+        self._recordings = RecordingStore(options.max_recorded_bytes, admission, named=named)
         self._running: set[asyncio.Task[None]] = set()
         self.turns = LoopShare()
 

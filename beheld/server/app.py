@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
@@ -37,6 +37,7 @@ from beheld.server import (
     transcriptions,
     vector_bodies,
 )
+from beheld.server.acceptor import ConnectionCounts, CountedPlaces
 from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
@@ -51,7 +52,8 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.metrics import Metrics
+from beheld.server.metrics import Metrics, summed
+from beheld.server.neighbours import NONE, Forwarding, Neighbours
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
@@ -90,17 +92,29 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Service:
-    """The state that all routes share."""
+    """The state that all routes share.
 
-    def __init__(self, llm: AsyncLLM, options: ServerOptions) -> None:
+    Args:
+        llm: the model.
+        options: the server's, which are for all of its fronts together.
+        neighbours: its other fronts.
+    """
+
+    def __init__(self, llm: AsyncLLM, options: ServerOptions, neighbours: Neighbours = NONE) -> None:
+        options = options.shared(neighbours.place)
         # The largest body, and the one that most ask with: no chat waits for what checks it.
         ChatRequest.model_rebuild()
         self.llm = llm
         self.options = options
         self.admission = AdmissionControl(options)
+        self.connection_counts: ConnectionCounts | None = None
+        if neighbours.several:
+            self.connection_counts = ConnectionCounts(neighbours.counts_path, neighbours.place)
+            self.admission.connections = CountedPlaces(options.max_connections, self.connection_counts)
         self.engine_health = EngineHealth(llm, self.admission, options.health_s)
         self.metrics = Metrics()
-        self.clients = Clients(options)
+        self.neighbours = neighbours
+        self.clients = Clients(options, secret=neighbours.secret)
         self.access_log = AccessLog(self.metrics)
         self._starts = RequestTurns()
         self._reader = Reader(
@@ -112,11 +126,24 @@ class Service:
         )
         self.created = int(time.time())
         self._store = ResponseStore(options.max_stored_bytes)
-        self._answers = AnswerSender(options, self.admission, self.clients)
+        self._answers = AnswerSender(options, self.admission, self.clients, neighbours.named)
         self._forms = chat.answer_marks(llm, options)
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
         self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
+        self._forwarding: Forwarding | None = None
+
+    def forwarding(self, app: ASGIApp) -> ASGIApp:
+        """The application of a front, some of whose requests belong to other fronts."""
+        if not self.neighbours.several:
+            return app
+        operators = [path for _, path, _ in self._operators_routes()]
+        figures = {
+            "/metrics": lambda: self.metrics.text(None, self.admission.busy),
+            "/load": lambda: str(self.admission.busy).encode(),
+        }
+        self._forwarding = Forwarding(app, self.neighbours, operators, self.admission, self.clients.peer, figures)
+        return self._forwarding
 
     def app(self) -> Starlette:
         """The application."""
@@ -581,15 +608,23 @@ class Service:
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics."""
+        others = asyncio.ensure_future(self._ask_others("/metrics"))
         stats = None
         with contextlib.suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(1.0):
                 stats = await self.llm.ping()
-        return Response(self.metrics.text(stats, self.admission.busy), media_type=self.metrics.content_type)
+        found = await others
+        text = self.metrics.text(stats, self.admission.busy)
+        return Response(summed([text, *found]) if found else text, media_type=self.metrics.content_type)
 
     async def load(self, request: Request) -> Response:
         """GET /load: how many answers are in work."""
-        return JSONResponse({"server_load": self.admission.busy})
+        others = sum(map(int, await self._ask_others("/load")))
+        return JSONResponse({"server_load": self.admission.busy + others})
+
+    async def _ask_others(self, path: str) -> list[bytes]:
+        """What each of the other fronts has to add to this one's figures."""
+        return [] if self._forwarding is None else await self._forwarding.ask_others(path)
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""

@@ -29,17 +29,24 @@ _MOST = 4096
 class Clients:
     """Names clients: by their keys if there are several keys, else by their addresses.
 
-    A name is a keyed hash with a secret of this process: it tells neither a key nor an address.
+    A name is a keyed hash with a secret of this server: it tells neither a key nor an address.
+
+    Args:
+        options: the server's.
+        clock: seconds.
+        secret: of all fronts of the server; empty for one of this process.
     """
 
-    def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, options: ServerOptions, clock: Callable[[], float] = time.monotonic, secret: bytes = b""
+    ) -> None:
         self._clock = clock
         # Client -> times of its last failed steps; the client that failed last is the last.
         self._culprits: dict[str, deque[float]] = {}
         self._fair = options.fair_shares
         self._proxied = bool(options.forwarded_allow_ips)
         self._by_key = len(options.api_keys) > 1
-        self._secret = secrets.token_bytes(16)
+        self._secret = secret or secrets.token_bytes(16)
 
     def of(self, scope: Scope) -> str:
         """The client of a request; empty if all are to be one client."""

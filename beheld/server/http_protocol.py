@@ -189,6 +189,7 @@ class DeadlineProtocol(H11Protocol):
         header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
         send_s: seconds that the client may leave sent data unread.
         request_log: records requests that never reach the application.
+        private: only other fronts of the server can connect.
     """
 
     request_log: AccessLog
@@ -200,6 +201,7 @@ class DeadlineProtocol(H11Protocol):
 
     header_s = 10.0
     send_s = 30.0
+    private = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -208,7 +210,8 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer: asyncio.TimerHandle | None = None
         self._half_closed = False
         self.conn = BoundedConnection(h11.SERVER, MAX_HEADER_BYTES)
-        self.app_state = {**self.app_state, "drop_body": self._drop_body, "write_piece": self._write_piece}
+        own = {"private": self.private, "drop_body": self._drop_body, "write_piece": self._write_piece}
+        self.app_state = {**self.app_state, **own}
         self._unparsed = bytearray()
         self._waiting = False
         self._dropping: asyncio.Event | None = None

@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 # event loop.
 _QUEUE = 4096
 ACCEPTED_IN_TURN = 64
-_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Listener(socket.socket):
@@ -45,7 +45,7 @@ class Listener(socket.socket):
         try:
             return super().accept()
         except OSError as error:
-            self._exhausted = error.errno in _EXHAUSTED
+            self._exhausted = error.errno in EXHAUSTED
             raise
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -189,3 +189,31 @@ class Metrics:
     def _hold(self, process: str, held: int | None) -> None:
         if held is not None:
             self._held.labels(process).set(held)
+
+
+def summed(texts: Sequence[bytes]) -> bytes:
+    """The metrics of several fronts as those of one: sums of all samples, in the order of the first text.
+
+    Of times at which counters were made, the first.
+    """
+    families: dict[str, list[str]] = {}
+    values: dict[str, float] = {}
+    for text in texts:
+        family: list[str] = []
+        for line in text.decode().splitlines():
+            if line.startswith("# HELP"):
+                family = families.setdefault(line.split(" ", 3)[2], [])
+            if line.startswith("#"):
+                if line not in family:
+                    family.append(line)
+                continue
+            sample, _, value = line.rpartition(" ")
+            if sample not in values:
+                family.append(sample)
+                values[sample] = float(value)
+            elif sample.partition("{")[0].endswith("_created"):
+                values[sample] = min(values[sample], float(value))
+            else:
+                values[sample] += float(value)
+    lines = (line if line[0] == "#" else f"{line} {values[line]}" for family in families.values() for line in family)
+    return "".join(f"{line}\n" for line in lines).encode()

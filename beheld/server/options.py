@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from beheld.api.front_place import FrontPlace
 from beheld.core.errors import ConfigError
 from beheld.core.request import LoRARequest
 from beheld.server import limits
@@ -317,6 +318,17 @@ class ServerOptions:
         if self.max_reading_bytes != default or most >= default:
             return self
         return replace(self, max_reading_bytes=most)
+
+    def shared(self, place: FrontPlace) -> ServerOptions:
+        """The same with one front's share of the limits on all fronts together; responses are stored by one."""
+        if place.count == 1:
+            return self
+        return replace(
+            self,
+            max_requests=place.share(self.max_requests),
+            max_reading_bytes=max(self.max_body_bytes, place.share(self.max_reading_bytes)),
+            max_recorded_bytes=place.share(self.max_recorded_bytes),
+        )
 
     def _check_reach(self) -> None:
         """Check how clients reach the server.

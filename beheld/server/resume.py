@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -35,7 +35,7 @@ class Recording:
     """
 
     def __init__(self, store: RecordingStore, owner: str) -> None:
-        self.name = f"stream-{uuid.uuid4().hex}"
+        self.name = store.named(uuid.uuid4().hex)
         self.owner = owner
         self.num_bytes = 0
         self.over = False
@@ -149,9 +149,17 @@ class RecordingStore:
         max_bytes: the most bytes of all recordings together; 0 keeps none.
         admission: ends the answers when the server ends.
         kept_s: seconds that a recording is kept while nobody reads it.
+        named: makes a recording's name of a part that is its own.
     """
 
-    def __init__(self, max_bytes: int, admission: AdmissionControl, kept_s: float = KEPT_S) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        admission: AdmissionControl,
+        kept_s: float = KEPT_S,
+        named: Callable[[str], str] = "stream-{}".format,
+    ) -> None:
+        self.named = named
         self.max_bytes = max_bytes
         self.kept_s = kept_s
         self._admission = admission

@@ -6,18 +6,23 @@ import asyncio
 import resource
 import socket
 import time
+from collections.abc import Coroutine
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server import tls
+from beheld.server.acceptor import Acceptor, ConnectionCounts, connected
+from beheld.server.admission import Places
 from beheld.server.app import Service
 from beheld.server.health import EarlyHealth
 from beheld.server.http_protocol import DeadlineProtocol
 from beheld.server.listen import ACCEPTED_IN_TURN, address, leave
+from beheld.server.neighbours import NONE, Neighbours
 from beheld.server.options import ServerOptions
 from beheld.server.root_path import RootPath
 from beheld.utils.gil import quick_turns
@@ -32,15 +37,39 @@ DEAD_S = 5.0
 _DESCRIPTORS = 65_536
 # Seconds between two log lines about the same system error.
 _SILENCE_S = 60.0
+# Connections of other fronts that may wait to be accepted.
+_PRIVATE_QUEUE = 1024
 # Seconds between two calls of on_tick, as in uvicorn.
 _TICK_S = 0.1
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server; on the first signal it stops accepting requests and ends after the running ones."""
+class OtherFronts(Protocol):
+    """The fronts that this one has started."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
+    def signal(self) -> None:
+        """Tell them of a signal; called by its handler."""
+
+    @property
+    def running(self) -> bool:
+        """Whether one of them has not ended."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; on the first signal it stops accepting requests and ends after the running ones.
+
+    Args:
+        config: uvicorn's.
+        service: the application's state.
+        drain_s: how long running requests may take after a signal.
+        others: the server's other fronts, if this one has started them.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, drain_s: float, others: OtherFronts | None = None
+    ) -> None:
         super().__init__(config)
+        self._others = others
+        self._neighbours = service.neighbours
         self._admission = service.admission
         self._metrics = service.metrics
         self._drain_s = drain_s
@@ -51,16 +80,42 @@ class Server(uvicorn.Server):
         self._dead_since: float | None = None
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._counts = service.connection_counts
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's."""
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(LoopErrors())
-        for lora in self._loras:
+        for lora in self._loras if self._neighbours.first else ():
             # Reports a broken adapter now, not at its first request.
             await self._llm.add_lora(lora)
         self._health.watch()
-        await super().startup(sockets)
+        if self._counts is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self.servers += await self._listen_to_all(sockets or [], self._counts)
+
+    async def _listen_to_all(self, listeners: list[socket.socket], counts: ConnectionCounts) -> list[Any]:
+        """Serve clients together with the other fronts, and these on a private socket, without TLS."""
+        loop = asyncio.get_running_loop()
+        own: Any = self.config.http_protocol_class
+        kinds = (
+            own,
+            type("PrivateProtocol", (own,), {"private": True, "places": Places(self._admission.connections.most)}),
+        )
+        public, private = (
+            partial(kind, config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
+            for kind in kinds
+        )
+
+        def connect(accepted: socket.socket) -> Coroutine[None, None, None]:
+            return connected(loop, public, accepted, self.config.ssl)
+
+        return [
+            await loop.create_server(private, sock=self._neighbours.listen(), backlog=_PRIVATE_QUEUE),
+            *(Acceptor(listener, connect, counts) for listener in listeners),
+        ]
 
     async def on_tick(self, counter: int) -> bool:
         """Runs every tenth of a second; ends the server soon after the engine, so that a supervisor can act.
@@ -74,13 +129,17 @@ class Server(uvicorn.Server):
         if not self._llm.alive:
             if self._dead_since is None:
                 self._dead_since = time.monotonic()
-                logger.error("%s The server reports this for %g s, then ends with status 3.", self._llm.reason, DEAD_S)
+                if self._neighbours.first:
+                    words = "%s The server reports this for %g s, then ends with status 3."
+                    logger.error(words, self._llm.reason, DEAD_S)
             if time.monotonic() - self._dead_since > DEAD_S:
                 self.should_exit = True
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once. Third: end without notifying clients."""
+        if self._others is not None:
+            self._others.signal()
         if self._loop is None or self._admission.cut:
             self.should_exit = self.force_exit = True
         elif self._admission.draining:
@@ -90,12 +149,18 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._begin_drain)
 
     def _begin_drain(self) -> None:
-        logger.info("Shutting down after %d running answers, within %g s at most.", self._admission.busy, self._drain_s)
+        who = f"Front {self._neighbours.place.number}: shutting" if self._neighbours.several else "Shutting"
+        words = "%s down after %d running answers, within %g s at most."
+        logger.info(words, who, self._admission.busy, self._drain_s)
         self._drain = asyncio.ensure_future(self._drained())
 
     async def _drained(self) -> None:
         try:
             async with asyncio.timeout(self._drain_s):
+                await self._admission.idle()
+                while self._others is not None and self._others.running:
+                    # They need the engine, and may wait for what this front answers.
+                    await asyncio.sleep(_TICK_S)
                 await self._admission.idle()
         except TimeoutError:
             self._cut_off()
@@ -107,9 +172,11 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
-    """The server and its application, not running yet."""
-    service = Service(llm, options)
+def make(
+    llm: AsyncLLM, options: ServerOptions, neighbours: Neighbours = NONE, others: OtherFronts | None = None
+) -> tuple[Server, Starlette]:
+    """The server and its application, not running yet; see `run`."""
+    service = Service(llm, options, neighbours)
     app = service.app()
     attributes = {
         "header_s": options.header_s,
@@ -119,9 +186,10 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         "places": service.admission.connections,
         "peer_of": staticmethod(service.clients.peer_of),
     }
+    early = EarlyHealth(app, service.engine_health, service.access_log, service.seen)
     protocol = type("Protocol", (DeadlineProtocol,), attributes)
     config = uvicorn.Config(
-        RootPath(EarlyHealth(app, service.engine_health, service.access_log, service.seen), options.root_path),
+        RootPath(service.forwarding(early), options.root_path),
         **tls.settings(options),
         http=protocol,
         ws="none",
@@ -136,23 +204,38 @@ def make(llm: AsyncLLM, options: ServerOptions) -> tuple[Server, Starlette]:
         timeout_keep_alive=int(options.keep_alive_s),
         timeout_graceful_shutdown=1,
     )
-    return Server(config, service, options.drain_s), app
+    return Server(config, service, options.drain_s, others), app
 
 
-def run(llm: AsyncLLM, options: ServerOptions, listener: socket.socket) -> None:
+def run(
+    llm: AsyncLLM,
+    options: ServerOptions,
+    listener: socket.socket,
+    neighbours: Neighbours = NONE,
+    others: OtherFronts | None = None,
+) -> None:
     """Serve until a signal; returns after the drain.
+
+    Args:
+        llm: the model.
+        options: those of the server, for all of its fronts together.
+        listener: where clients connect; with several fronts, all accept from it.
+        neighbours: which of the fronts this one is.
+        others: the other fronts, if this one has started them.
 
     Threads that read bodies and prompts compute while the event loop runs, which takes the interpreter lock again after
     each system call: with the usual switch interval two such threads let a request for /health wait 340 ms.
     """
     _raise_descriptors()
-    server, _ = make(llm, options)
-    logger.info("Serving %s at %s (page at /, API at /v1)", options.names[0], address(listener, options))
+    server, _ = make(llm, options, neighbours, others)
+    if neighbours.first:
+        logger.info("Serving %s at %s (page at /, API at /v1)", options.names[0], address(listener, options))
     try:
         with quick_turns():
             server.run(sockets=[listener])
     finally:
-        leave(listener)
+        if neighbours.first:
+            leave(listener)
 
 
 class LoopErrors:

@@ -42,6 +42,12 @@ OWN = (
         "where the engine runs. A `thread` starts sooner; a `process` has interpreter and cores "
         "to itself (7 % faster where 0.4 B parameters filled two cores) and can die without the server",
     ),
+    (
+        "`--api-server-count`, `-asc`",
+        "1",
+        "processes that speak HTTP and prepare requests, the engine being in a process of its own: "
+        "[more requests a second](../how-to/several-engines.md#several-processes-that-speak-http)",
+    ),
     ("`--enable-auto-tool-choice`", "always", "known for old scripts"),
 )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from beheld.engine.stats import EngineStats
 from beheld.scheduler.step_builder import SchedulerStats
-from beheld.server.metrics import Metrics
+from beheld.server.metrics import Metrics, summed
 
 COUNTS = SchedulerStats(
     num_running=0,
@@ -45,3 +47,28 @@ def test_towers_are_a_stage_of_media() -> None:
     assert seen(2, 0.1) == (2, 0.1, 2)
     count, total, within = seen(3, 0.6)
     assert (count, round(total, 9), within) == (3, 0.6, 2)
+
+
+def test_metrics_of_several_fronts_are_summed() -> None:
+    """Counters, histograms and gauges of all; a label that one front alone has; the first time of making."""
+    fronts = [Metrics(), Metrics()]
+    for number, metrics in enumerate(fronts):
+        metrics.answered("chat", 200, 0.003)
+        metrics.answered(f"route{number}", 200, 1.7)
+    texts = [metrics.text(None, 2 + number) for number, metrics in enumerate(fronts)]
+    found = dict(line.rsplit(" ", 1) for line in summed(texts).decode().splitlines() if line[:1] != "#")
+    one = [dict(line.rsplit(" ", 1) for line in text.decode().splitlines() if line[:1] != "#") for text in texts]
+    assert float(found['beheld_requests_total{route="chat",status="200"}']) == 2
+    assert [float(found[f'beheld_requests_total{{route="route{n}",status="200"}}']) for n in (0, 1)] == [1, 1]
+    assert float(found['beheld_request_seconds_bucket{le="0.005",route="chat"}']) == 2
+    assert float(found['beheld_request_seconds_bucket{le="1.0",route="route1"}']) == 0
+    assert float(found['beheld_request_seconds_sum{route="chat"}']) == 0.006
+    assert float(found["beheld_answers_in_work"]) == 5
+    created = 'beheld_requests_created{route="chat",status="200"}'
+    assert float(found[created]) == min(float(each[created]) for each in one)
+    # What a reader of the format makes of it.
+    families = {family.name: family for family in text_string_to_metric_families(summed(texts).decode())}
+    assert families["beheld_request_seconds"].type == "histogram"
+    assert len(families["beheld_requests"].samples) == 3
+    names = [[line.rpartition(" ")[0] for line in text.decode().splitlines()] for text in (summed(texts[:1]), texts[0])]
+    assert names[0] == names[1]

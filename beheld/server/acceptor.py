@@ -1,0 +1,180 @@
+"""Accepts connections at a socket from which several processes accept: each leaves them to those that have fewer.
+
+Woken for the same connection, one process may be the first for a hundred in a row, and clients keep their connections.
+So a front that has more of them than another waits a moment, in which that one accepts unless it is too busy. The
+numbers are in a file that all fronts map.
+
+    file    a number of connections of each front (8 bytes), or _AWAY
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from beheld.api.front_place import FrontPlace
+from beheld.server.admission import Places
+from beheld.server.listen import EXHAUSTED
+
+# So many more than another a front may have; the most that it accepts in one turn of the loop.
+_SLACK = 4
+_IN_TURN = 64
+# How long a front that has too many leaves connections to the others.
+_WAIT_S = 0.001
+# How long none is accepted where the process has no descriptors left.
+_PAUSE_S = 1.0
+_SLOT = struct.Struct("q")
+# Of a front that accepts nothing.
+_AWAY = (1 << 63) - 1
+
+
+class ConnectionCounts:
+    """The numbers of connections of all fronts.
+
+    Args:
+        path: the file, which the first front makes.
+        place: which front this is.
+    """
+
+    def __init__(self, path: Path, place: FrontPlace) -> None:
+        self._place = place
+        self._taken = self._coming = 0
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if place.number == 0:
+                os.write(file, _SLOT.pack(_AWAY) * place.count)
+            self._numbers = mmap.mmap(file, _SLOT.size * place.count)
+        finally:
+            os.close(file)
+
+    def set(self, taken: int) -> None:
+        """Tell the others how many this front has."""
+        self._taken = taken
+        self._tell()
+
+    def come(self, count: int) -> None:
+        """Count connections that are accepted, and not yet among those that are `set`."""
+        self._coming += count
+        self._tell()
+
+    def _tell(self) -> None:
+        _SLOT.pack_into(self._numbers, _SLOT.size * self._place.number, self._taken + self._coming)
+
+    def leave(self, number: int | None = None) -> None:
+        """Tell the others that this front, or the one of this number, accepts no more."""
+        _SLOT.pack_into(self._numbers, _SLOT.size * (self._place.number if number is None else number), _AWAY)
+
+    def others_have_fewer(self) -> bool:
+        """Whether another front has clearly fewer connections than this one."""
+        numbers = [number for (number,) in _SLOT.iter_unpack(self._numbers)]
+        return self._taken + self._coming > min(numbers) + _SLACK
+
+
+class CountedPlaces(Places):
+    """Places of connections whose number the other fronts see."""
+
+    def __init__(self, most: int, counts: ConnectionCounts) -> None:
+        super().__init__(most)
+        self._counts = counts
+
+    def take(self, client: str, count: int = 1) -> None:
+        """Count places as taken."""
+        super().take(client, count)
+        self._counts.set(self.taken)
+
+    def give(self, client: str, count: int = 1) -> None:
+        """Count places as free."""
+        super().give(client, count)
+        self._counts.set(self.taken)
+
+
+class Acceptor:
+    """Accepts connections in the event loop; the place of asyncio's server in uvicorn's list.
+
+    Args:
+        listener: the listening socket.
+        connect: serves a connection; its task ends once the connection is counted.
+        counts: the numbers of connections.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connect: Callable[[socket.socket], Coroutine[None, None, None]],
+        counts: ConnectionCounts,
+    ) -> None:
+        self._listener = listener
+        self._connect = connect
+        self._counts = counts
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        listener.setblocking(False)
+        counts.set(0)
+        self._loop.add_reader(listener, self._ready)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._loop.remove_reader(self._listener)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._counts.leave()
+
+    async def wait_closed(self) -> None:
+        """Nothing is left to wait for."""
+
+    def _ready(self) -> None:
+        for _ in range(_IN_TURN):
+            if self._counts.others_have_fewer():
+                self._pause(_WAIT_S)
+                return
+            if not self._accept():
+                return
+
+    def _pause(self, seconds: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        """Accept what nobody else has accepted meanwhile."""
+        self._timer = None
+        self._loop.add_reader(self._listener, self._ready)
+        self._accept()
+
+    def _accept(self) -> bool:
+        """Accept a connection; False if there was none."""
+        try:
+            accepted, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            context = {"message": "socket.accept() out of system resource", "exception": error}
+            self._loop.call_exception_handler(context)
+            self._pause(_PAUSE_S)
+            return False
+        accepted.setblocking(False)
+        self._counts.come(1)
+        task = self._loop.create_task(self._connect(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._connected)
+        return True
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._counts.come(-1)
+
+
+async def connected(
+    loop: asyncio.AbstractEventLoop, protocol: Callable[[], asyncio.Protocol], accepted: socket.socket, tls: object
+) -> None:
+    """Serve an accepted connection; a client that leaves or fails in TLS meanwhile is no error."""
+    with contextlib.suppress(OSError):
+        await loop.connect_accepted_socket(protocol, accepted, ssl=tls)  # type: ignore[arg-type]

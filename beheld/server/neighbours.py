@@ -1,0 +1,279 @@
+"""The fronts of one server: what belongs to one of them is asked of it over a private Unix socket.
+
+    client -> front 2 -- /v1/responses, /sleep, /metrics ... --> front 0
+                      -- /v1/streams/stream-1.NAME ------------> front 1
+
+The sockets are in a folder that only this user may enter. A request that comes over them says who its client is, in a
+header that no client can send: elsewhere the header has no effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from beheld.api.front_place import ALONE, FrontPlace
+from beheld.server.admission import AdmissionControl
+from beheld.server.errors import DIALECT, HttpError, dialect_of
+from beheld.utils.log import get_logger
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = get_logger(__name__)
+
+_HEADER = b"x-beheld-client"
+# Between a front and its neighbour each request has a connection of its own, and these have no meaning beyond one.
+_OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade"))
+_STREAM = re.compile(r"/v1/streams/stream-([0-9]{1,4})\.")
+# What one front keeps for all: the responses that it stores, and what it counts.
+_OF_FIRST = ("/v1/responses", "/metrics", "/load")
+_ASK_S = 1.0
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The fronts of a server.
+
+    Attributes:
+        place: which of them this process is.
+        folder: where their sockets are; empty if there is one front.
+        secret: of the names that clients get, which all fronts give alike; empty for one of its own.
+    """
+
+    place: FrontPlace = ALONE
+    folder: str = ""
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this front has what there is once."""
+        return self.place.number == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.place.count > 1
+
+    def path(self, number: int) -> Path:
+        """The socket of a front."""
+        return Path(self.folder, str(number))
+
+    @property
+    def counts_path(self) -> Path:
+        """The file with the fronts' numbers of connections."""
+        return Path(self.folder, "connections")
+
+    def listen(self) -> socket.socket:
+        """This front's socket."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = self.path(self.place.number)
+        # An earlier life of this front may have left its own.
+        path.unlink(missing_ok=True)
+        made.bind(str(path))
+        made.listen()
+        return made
+
+    def named(self, name: str) -> str:
+        """A stream's name that says which front has it."""
+        return f"stream-{self.place.number}.{name}" if self.several else f"stream-{name}"
+
+    def owner_of(self, path: str, operators: Collection[str]) -> int | None:
+        """The front that a request of this path belongs to; None if each may answer it."""
+        found = _STREAM.match(path)
+        if found is not None:
+            number = int(found[1])
+            return number if number < self.place.count else None
+        if path in operators or any(path == own or path.startswith(f"{own}/") for own in _OF_FIRST):
+            return 0
+        return None
+
+
+NONE = Neighbours()
+"""The one front of a server."""
+
+
+class Forwarding:
+    """Passes requests on to the fronts that they belong to, and takes those that others pass on.
+
+    Args:
+        app: the application.
+        neighbours: the fronts.
+        operators: paths of the operator's routes.
+        admission: knows that a request is passed on.
+        peer_of: the name of a request's connection.
+        figures: by path, what this front has to add to the figures of another one that asks.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        neighbours: Neighbours,
+        operators: Collection[str],
+        admission: AdmissionControl,
+        peer_of: Callable[[Scope], str],
+        figures: Mapping[str, Callable[[], bytes]],
+    ) -> None:
+        self._app = app
+        self._neighbours = neighbours
+        self._operators = frozenset(operators)
+        self._admission = admission
+        self._peer_of = peer_of
+        self._figures = figures
+        self._clients: dict[int, httpx.AsyncClient] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application here or in another process."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if scope["state"].get("private"):
+            restored = _restored(scope)
+            figures = self._figures.get(scope["path"]) if restored is None else None
+            if figures is not None:
+                await Response(figures())(scope, receive, send)
+            elif restored is not None:
+                await self._app(restored, receive, send)
+            else:
+                await Response(status_code=404)(scope, receive, send)
+            return
+        owner = self._neighbours.owner_of(scope["path"], self._operators)
+        if owner is None or owner == self._neighbours.place.number:
+            await self._app(scope, receive, send)
+            return
+        with self._admission.passing():
+            await self._pass_on(owner, scope, receive, send)
+
+    async def _pass_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let another front answer; the client's leaving ends the request there, too."""
+        whole = asyncio.Event()
+        work = asyncio.ensure_future(self._answered(owner, scope, _body(receive, whole), receive, send))
+        watch = asyncio.ensure_future(_left(receive, whole))
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, watch):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+    async def _answered(
+        self, owner: int, scope: Scope, body: AsyncIterator[bytes], receive: Receive, send: Send
+    ) -> None:
+        import httpx
+
+        query = scope["query_string"]
+        target = scope["raw_path"].split(b"?")[0] + (b"?" + query if query else b"")
+        headers = [(name, value) for name, value in scope["headers"] if name not in (*_OF_CONNECTIONS, _HEADER)]
+        sender = {"client": scope.get("client"), "peer": self._peer_of(scope)}
+        headers.append((_HEADER, json.dumps(sender).encode()))
+        url = httpx.URL("http://front", raw_path=target)
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
+        client = self._client(owner)
+        request = client.build_request(scope["method"], url, headers=headers, content=body if has_body else None)
+        if not has_body:
+            # The client's end is what comes next.
+            async for _ in body:
+                pass
+        begun = False
+        try:
+            answer = await client.send(request, stream=True)
+            try:
+                kept = [(name.lower(), value) for name, value in answer.headers.raw]
+                kept = [(name, value) for name, value in kept if name not in (*_OF_CONNECTIONS, b"date")]
+                begun = True
+                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+                async for piece in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                await answer.aclose()
+        except ConnectionResetError:
+            return
+        except httpx.HTTPError as error:
+            logger.warning("Front %d does not answer (%s).", owner, type(error).__name__)
+            if begun:
+                # The cut of the connection shows that the answer is not whole.
+                return
+            DIALECT.set(dialect_of(scope["path"]))
+            refusal = HttpError(
+                503,
+                "The part of the server that has this does not answer.",
+                "Try again.",
+                code="busy",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+            await refusal.response()(scope, receive, send)
+
+    async def ask_others(self, path: str) -> list[bytes]:
+        """The figures of all other fronts, without those that do not answer soon."""
+        numbers = [each for each in range(self._neighbours.place.count) if each != self._neighbours.place.number]
+        found = await asyncio.gather(*(self._ask(number, path) for number in numbers))
+        return [each for each in found if each is not None]
+
+    async def _ask(self, number: int, path: str) -> bytes | None:
+        import httpx
+
+        try:
+            answer = await self._client(number).get(f"http://front{path}", timeout=_ASK_S)
+        except httpx.HTTPError:
+            return None
+        return answer.content if answer.status_code == 200 else None
+
+    def _client(self, number: int) -> httpx.AsyncClient:
+        import httpx
+
+        if number not in self._clients:
+            transport = httpx.AsyncHTTPTransport(
+                uds=str(self._neighbours.path(number)),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            )
+            self._clients[number] = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
+        return self._clients[number]
+
+
+async def _body(receive: Receive, whole: asyncio.Event) -> AsyncIterator[bytes]:
+    """The body of a request; `whole` is set at its end."""
+    try:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError("the client left")
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body"):
+                return
+    finally:
+        whole.set()
+
+
+async def _left(receive: Receive, whole: asyncio.Event) -> None:
+    """Wait until the client has left, after its body is read."""
+    await whole.wait()
+    with contextlib.suppress(Exception):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _restored(scope: Scope) -> Scope | None:
+    """The scope of a request that another front has passed on, as that one has it; None of a front's own question."""
+    said = next((value for name, value in scope["headers"] if name == _HEADER), None)
+    if said is None:
+        return None
+    sender: dict[str, Any] = json.loads(said)
+    client = sender["client"]
+    scope["state"]["peer"] = sender["peer"]
+    headers = [(name, value) for name, value in scope["headers"] if name != _HEADER]
+    return {**scope, "client": None if client is None else tuple(client), "headers": headers}

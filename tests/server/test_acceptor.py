@@ -1,0 +1,108 @@
+"""Several processes accept from one socket: each leaves connections to those that have fewer, but not for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from beheld.api.front_place import FrontPlace
+from beheld.server.acceptor import Acceptor, ConnectionCounts, CountedPlaces
+from beheld.server.clients import Clients
+from beheld.server.listen import Listener
+from beheld.server.options import ServerOptions
+
+
+def counts_of(folder: Path, count: int) -> list[ConnectionCounts]:
+    return [ConnectionCounts(folder / "counts", FrontPlace(number, count)) for number in range(count)]
+
+
+def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
+    one, two, three = counts_of(tmp_path, 3)
+    one.set(7)
+    # The others do not accept yet.
+    assert not one.others_have_fewer()
+    places = CountedPlaces(8, two)
+    places.take("a", 2)
+    assert one.others_have_fewer()
+    assert not two.others_have_fewer()
+    places.take("b")
+    # A few more are no reason to wait.
+    assert not one.others_have_fewer()
+    places.give("a")
+    assert one.others_have_fewer()
+    two.come(1)
+    assert not one.others_have_fewer()
+    two.come(-1)
+    three.set(0)
+    assert not two.others_have_fewer()
+    places.take("c", 4)
+    assert two.others_have_fewer()
+    three.leave()
+    one.leave(1)
+    assert not one.others_have_fewer()
+
+
+@pytest.fixture
+def listener() -> Listener:
+    made = Listener(socket.AF_INET, socket.SOCK_STREAM)
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    return made
+
+
+def accepted(listener: Listener, counts: list[ConnectionCounts], taken: list[int], number: int) -> list[int]:
+    """How many of `number` connections each front accepts; those that have no acceptor are busy."""
+    found = [0] * len(taken)
+
+    async def run() -> None:
+        acceptors, links = [], []
+        for place, start in enumerate(taken):
+            places = CountedPlaces(1000, counts[place])
+
+            async def connect(made: socket.socket, place: int = place, places: CountedPlaces = places) -> None:
+                found[place] += 1
+                places.take("x")
+                links.append(made)
+
+            if start < 0:
+                counts[place].set(0)
+                continue
+            # One event loop watches a descriptor once.
+            acceptors.append(Acceptor(listener.dup(), connect, counts[place]))
+            places.take("x", start)
+        for _ in range(number):
+            links.append(await asyncio.to_thread(socket.create_connection, listener.getsockname(), 5))
+        deadline = asyncio.get_running_loop().time() + 5
+        while sum(found) < number:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.001)
+        for acceptor in acceptors:
+            acceptor.close()
+        for link in links:
+            link.close()
+
+    asyncio.run(run())
+    return found
+
+
+def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_path: Path) -> None:
+    with listener:
+        taken = [20, 0, 10]
+        found = accepted(listener, counts_of(tmp_path, 3), taken, 45)
+        totals = [own + more for own, more in zip(taken, found, strict=True)]
+        assert max(totals) - min(totals) <= 8
+
+
+def test_a_busy_front_keeps_no_connection_waiting(listener: Listener, tmp_path: Path) -> None:
+    with listener:
+        assert accepted(listener, counts_of(tmp_path, 2), [9, -1], 6) == [6, 0]
+
+
+def test_fronts_name_clients_alike() -> None:
+    """Otherwise a client would have a turn at the engine for each front that it meets."""
+    scope = {"client": ("10.0.0.1", 5), "state": {}, "headers": []}
+    one, two, other = (Clients(ServerOptions(), secret=secret) for secret in (b"a", b"a", b""))
+    assert one.of(scope) == two.of(scope) != other.of(scope)

@@ -1,0 +1,355 @@
+"""A server with two processes that speak HTTP: which of them a client meets makes no difference."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beheld.cli.main import main
+from tests import tiny
+from tests.server.running import Running, data_url, talk
+from tests.server.test_process import children
+
+KEYS = ("key-one", "key-two")
+
+
+class Fronted:
+    """The server's process, and connections to the front of one's choice."""
+
+    def __init__(self, log: Path, *flags: str, keys: tuple[str, ...] = ()) -> None:
+        command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("qwen2_vl"))]
+        command += ["--api-server-count", "2", "--num-gpu-blocks-override", "400", "--max-model-len", "2048"]
+        command += ["--dtype", "float32", "--seed", "0", "--max-num-seqs", "16", *flags]
+        self.log, self.keys = log, keys
+        self.socket: str | None = None
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+        deadline = time.monotonic() + 120
+        while (found := re.search(r"Serving \S+ at (\S+:(\d+)|the Unix socket (\S+))", log.read_text())) is None:
+            assert self.process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        self.port, self.uds = int(found[2] or 0), found[3]
+
+    def processes(self, module: str) -> list[int]:
+        """The children that run a module."""
+        found = []
+        for pid in children(self.process.pid):
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found += [pid] if module.encode() in file.read().split(b"\0") else []
+        return found
+
+    @property
+    def fronts(self) -> list[int]:
+        """The process ids of fronts 0 and 1."""
+        return [self.process.pid, *self.processes("beheld.cli.front")]
+
+    def connect(self, front: int | None = None) -> http.client.HTTPConnection:
+        """A connection that the front of this number has accepted, or any one."""
+        for _ in range(200):
+            link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            if self.uds is not None:
+                link.sock = socket.socket(socket.AF_UNIX)
+                link.sock.connect(self.uds)
+                return link
+            link.connect()
+            if front is None or self.holder(link) == front:
+                return link
+            link.close()
+        raise AssertionError(f"front {front} accepts no connection")
+
+    def holder(self, link: http.client.HTTPConnection) -> int:
+        """The number of the front that has accepted a connection."""
+        own = f":{link.sock.getsockname()[1]:04X}"
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with open("/proc/net/tcp") as file:
+                rows = [line.split() for line in file][1:]
+            inodes = {row[9] for row in rows if row[2].endswith(own) and row[1].endswith(f":{self.port:04X}")}
+            for number, pid in enumerate(self.fronts):
+                for name in os.listdir(f"/proc/{pid}/fd"):
+                    try:
+                        target = os.readlink(f"/proc/{pid}/fd/{name}")
+                    except OSError:
+                        continue
+                    if target.startswith("socket:[") and target[8:-1] in inodes:
+                        return number
+        raise AssertionError("nobody has accepted the connection")
+
+    def begin(
+        self, method: str, path: str, body: Any = None, front: int | None = None, key: str = "", **headers: str
+    ) -> http.client.HTTPResponse:
+        """Send a request to a front; the answer is not read yet."""
+        link = self.connect(front)
+        sent = None if body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.keys:
+            named["authorization"] = f"Bearer {key or self.keys[0]}"
+        link.request(method, path, sent, {"content-type": "application/json", "connection": "close", **named})
+        return link.getresponse()
+
+    def ask(self, method: str, path: str, body: Any = None, front: int | None = None, **more: str) -> tuple[int, Any]:
+        """A status and what was answered."""
+        with self.begin(method, path, body, front, **more) as answer:
+            data = answer.read()
+        return answer.status, json.loads(data) if data[:1] in b"{[" and data else data.decode()
+
+    def metric(self, name: str, front: int | None = None) -> float:
+        """One figure of /metrics, 0 if it is not there."""
+        status, text = self.ask("GET", "/metrics", front=front)
+        assert status == 200, text
+        return float(dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#").get(name, 0))
+
+    def until(self, met: Any, within_s: float = 60.0) -> None:
+        """Wait for a condition."""
+        deadline = time.monotonic() + within_s
+        while not met():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+def events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    """The events of a stream with their ids; an error where it is broken off."""
+    name = ""
+    for line in answer:
+        if line.startswith(b"data: [DONE]"):
+            return
+        if line.startswith(b"id: "):
+            name = line[4:].strip().decode()
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            yield name, event
+            if event.get("type") in ("response.completed", "response.incomplete"):
+                return
+    raise ConnectionError("the stream was broken off")
+
+
+def streamed(answer: http.client.HTTPResponse) -> str:
+    """The text of a streamed chat; it ends with "error" if it is broken off."""
+    text = ""
+    try:
+        for _, event in events(answer):
+            if "error" in event:
+                return text + "error"
+            text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    except (OSError, http.client.HTTPException):
+        return text + "error"
+    return text
+
+
+def asked(number: int, max_tokens: int = 12, **fields: Any) -> dict[str, Any]:
+    """A greedy chat about one of a few images."""
+    told = talk(f"what {number}", data_url(84, 56, seed=number % 4))
+    return {"messages": told, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+@pytest.fixture(scope="module")
+def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+    """Two fronts before two engines, with two keys and the operator's routes."""
+    flags = ["--port", "0", "-dp", "2", "--operator-routes", "--api-key", *KEYS]
+    made = Fronted(tmp_path_factory.mktemp("server") / "log", *flags, keys=KEYS)
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+    made.process.wait()
+
+
+def test_both_fronts_answer_as_one_process_does(fronted: Fronted, running: Running) -> None:
+    chats = [asked(number) for number in range(24)]
+    expected = [running.post("/v1/chat/completions", chat).json()["choices"][0]["message"]["content"] for chat in chats]
+    before = fronted.metric('beheld_requests_total{route="chat",status="200"}')
+
+    def answer(number: int) -> str:
+        stream = number % 3 == 0
+        path, body = "/v1/chat/completions", chats[number] | {"stream": stream}
+        if stream:
+            return streamed(fronted.begin("POST", path, body, front=number % 2))
+        return str(fronted.ask("POST", path, body, front=number % 2)[1]["choices"][0]["message"]["content"])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(answer, range(24))) == expected
+    for front in (0, 1):
+        # All figures are sums over the fronts, whichever is asked; those of the engine stand there once.
+        assert fronted.metric('beheld_requests_total{route="chat",status="200"}', front) == before + 24
+        assert fronted.metric('beheld_kv_blocks{engine="1",state="all"}', front) == 400
+    # One router for all fronts: a repeated image finds its engine, whoever has prepared it.
+    repeated = fronted.metric('beheld_routing{count="num_repeated"}')
+    assert repeated >= 19
+    assert fronted.metric('beheld_routing{count="num_found"}') >= 0.95 * repeated
+
+
+def test_connections_spread_over_the_fronts(fronted: Fronted) -> None:
+    links = [fronted.connect() for _ in range(60)]
+    held = [fronted.holder(link) for link in links]
+    for link in links:
+        link.close()
+    assert min(held.count(0), held.count(1)) >= 25
+
+
+def test_requests_without_a_seed_differ_between_fronts(fronted: Fronted) -> None:
+    """Each front counts its requests, and seeds are made of these numbers."""
+    body = {"prompt": "x", "max_tokens": 24, "ignore_eos": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    texts = [fronted.ask("POST", "/v1/completions", body, front)[1]["choices"][0]["text"] for front in (0, 1) * 8]
+    assert len(set(texts)) == 16
+
+
+def test_stored_responses_are_known_to_every_front(fronted: Fronted) -> None:
+    name, seen = None, []
+    for turn in range(4):
+        body = {"input": f"and {turn}", "max_output_tokens": 4, "temperature": 0, "previous_response_id": name}
+        status, found = fronted.ask("POST", "/v1/responses", body, front=turn % 2)
+        assert status == 200, found
+        name = found["id"]
+        seen.append(found["usage"]["input_tokens"])
+    assert seen == sorted(set(seen)), "each turn has the earlier ones"
+    path = f"/v1/responses/{name}"
+    assert [fronted.ask("GET", path, front=front)[0] for front in (0, 1)] == [200, 200]
+    # The other key's client finds none of it.
+    assert [fronted.ask("GET", path, front=front, key=KEYS[1])[0] for front in (0, 1)] == [404, 404]
+    assert fronted.ask("DELETE", path, front=1)[0] == 200
+    assert fronted.ask("GET", path, front=0)[0] == 404
+    assert fronted.ask("GET", path, front=1, key="wrong")[0] == 401
+
+
+def test_a_background_response_is_cancelled_over_the_other_front(fronted: Fronted) -> None:
+    body = {"input": "x", "max_output_tokens": 1500, "temperature": 0, "background": True}
+    name = fronted.ask("POST", "/v1/responses", body, front=1)[1]["id"]
+    status, found = fronted.ask("POST", f"/v1/responses/{name}/cancel", front=1)
+    assert (status, found["status"]) == (200, "cancelled")
+
+
+@pytest.mark.parametrize("front", [0, 1])
+def test_a_stream_is_taken_up_again_over_any_front(fronted: Fronted, front: int) -> None:
+    whole = streamed(fronted.begin("POST", "/v1/chat/completions", asked(5, 40, stream=True), front))
+    begun = fronted.begin("POST", "/v1/chat/completions", asked(5, 40, stream=True), front, x_resumable="true")
+    text, last = "", ""
+    for event_id, event in events(begun):
+        last = event_id
+        text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        if len(text) > 3:
+            break
+    begun.close()
+    name = last.split(":")[0]
+    assert name.startswith(f"stream-{front}.")
+    for other in (0, 1):
+        rest = fronted.begin("GET", f"/v1/streams/{name}", front=other, last_event_id=last)
+        assert text + streamed(rest) == whole
+    assert fronted.ask("GET", f"/v1/streams/{name}", front=0, key=KEYS[1])[0] == 404
+    assert fronted.ask("GET", f"/v1/streams/stream-{front}.x", front=1 - front)[0] == 404
+
+
+def test_the_operator_reaches_the_engine_over_any_front(fronted: Fronted) -> None:
+    for front in (0, 1):
+        assert fronted.ask("POST", "/sleep?level=1", front=front)[0] == 200
+        assert all(fronted.ask("GET", "/is_sleeping", front=each)[1] == {"is_sleeping": True} for each in (0, 1))
+        refused = [fronted.ask("POST", "/v1/completions", {"prompt": "x"}, front=each) for each in (0, 1)]
+        assert [status for status, _ in refused] == [503, 503]
+        assert fronted.ask("POST", "/wake_up", front=front)[0] == 200
+        found = [fronted.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2}, each) for each in (0, 1)]
+        assert [status for status, _ in found] == [200, 200]
+
+
+def test_an_answer_of_a_client_that_leaves_is_aborted_over_both_fronts(fronted: Fronted) -> None:
+    def busy() -> float:
+        return sum(fronted.metric(f'beheld_sequences{{engine="{engine}",state="running"}}') for engine in "01")
+
+    for path, body in (
+        ("/v1/completions", {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 1900, "stream": True}),
+    ):
+        answer = fronted.begin("POST", path, body, front=1)
+        answer.readline()
+        fronted.until(lambda: busy() == 1)
+        answer.close()
+        fronted.until(lambda: busy() == 0, 10)
+    fronted.until(lambda: fronted.ask("GET", "/load", front=1)[1] == {"server_load": 0}, 10)
+
+
+def test_killed_front_is_started_anew_while_the_other_serves(fronted: Fronted) -> None:
+    path, chats = "/v1/chat/completions", [asked(number, 200, stream=True) for number in range(3)]
+    expected = [streamed(fronted.begin("POST", path, chat, 0)) for chat in chats]
+    victim = fronted.fronts[1]
+    mine = [fronted.begin("POST", path, chat, 0) for chat in chats]
+    lost = [fronted.begin("POST", path, chat | {"max_tokens": 1500}, 1) for chat in chats]
+    for answer in (*mine, *lost):
+        answer.readline()
+    os.kill(victim, signal.SIGKILL)
+    assert all(streamed(answer).endswith("error") for answer in lost)
+    assert [streamed(answer) for answer in mine] == expected
+    assert fronted.ask("GET", "/health")[0] == 200
+
+    def ended() -> bool:
+        return not any(fronted.metric(f'beheld_sequences{{engine="{engine}",state="running"}}') for engine in "01")
+
+    fronted.until(ended, 10)
+    fronted.until(lambda: "Front 1 serves again" in fronted.log.read_text())
+    assert fronted.fronts[1] != victim
+    assert streamed(fronted.begin("POST", path, chats[0], 1)) == expected[0]
+    assert fronted.ask("GET", "/metrics", front=1)[0] == 200
+
+
+def test_sigterm_drains_all_fronts(fronted: Fronted) -> None:
+    running = [fronted.begin("POST", "/v1/chat/completions", asked(n, 200, stream=True), n % 2) for n in range(4)]
+    # This one front 1 passes on, so front 0 must wait for it, and front 1 for front 0.
+    body = {"input": "x", "max_output_tokens": 300, "temperature": 0, "stream": True}
+    passed = fronted.begin("POST", "/v1/responses", body, front=1)
+    passed.readline()
+    for answer in running:
+        answer.readline()
+    left = children(fronted.process.pid)
+    (folder,) = {
+        Path(name) for name in re.findall(r"/\S*/beheld-fronts-[^/\s]+(?=/0)", Path("/proc/net/unix").read_text())
+    }
+    assert folder.stat().st_mode & 0o777 == 0o700
+    fronted.process.send_signal(signal.SIGTERM)
+    assert not any(streamed(answer).endswith("error") for answer in running)
+    assert any(event.get("type") in ("response.completed", "response.incomplete") for _, event in events(passed))
+    assert fronted.process.wait(20) == 0
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+    assert not folder.exists()
+
+
+def test_a_dead_engine_ends_all_fronts_with_status_3(tmp_path: Path) -> None:
+    server = Fronted(tmp_path / "log", "--uds", str(tmp_path / "socket"))
+    try:
+        (engine,) = server.processes("beheld.engine.process")
+        # Over several connections, so that both fronts have some.
+        running = [server.begin("POST", "/v1/chat/completions", asked(n, 1500, stream=True)) for n in range(8)]
+        for answer in running:
+            answer.readline()
+        left = children(server.process.pid)
+        os.kill(engine, signal.SIGKILL)
+        assert all(streamed(answer).endswith("error") for answer in running)
+        assert server.ask("GET", "/health")[0] == 503
+        assert server.process.wait(15) == 3
+        assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+        assert server.log.read_text().count("then ends with status 3") == 1
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--engine", "thread"], "needs the engine in a process"),
+        (["--enable-lora", "--allow-runtime-lora-updating"], "--allow-runtime-lora-updating is for one process"),
+        (["-asc", "0"], "must be at least 1"),
+    ],
+)
+def test_what_does_not_go_with_several_fronts(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--api-server-count", "2", *flags]) != 0
+    assert words in capsys.readouterr().err
