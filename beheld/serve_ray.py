@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from beheld.cluster.remote import Secrets, environment
 from beheld.cluster.session import need_ray
 from beheld.core.config import EngineArgs
+from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
 from beheld.platform.probe import has_accelerator
 from beheld.server.options import ServerOptions
@@ -117,7 +118,7 @@ def options_of(given: Mapping[str, Any]) -> tuple[str | None, dict[str, Any], di
         given: the arguments of `serve run`, as text, or those of a configuration file.
 
     Raises:
-        ConfigError: there is no such option, or a bound is malformed.
+        ConfigError: there is no such option, or a number is malformed or out of range.
     """
     fields = {field.name: str(field.type) for field in dataclasses.fields(EngineArgs)}
     options, bounds = dict[str, Any](), dict(_OWN)
@@ -136,6 +137,8 @@ def options_of(given: Mapping[str, Any]) -> tuple[str | None, dict[str, Any], di
             )
     if not 0 < bounds["min_replicas"] <= bounds["max_replicas"]:
         raise ConfigError("min_replicas must be from 1 to max_replicas.", param="min_replicas")
+    # A replica that refuses a count would be started again and again.
+    check_numbers(EngineArgs(**options))
     return options.pop("model", None), options, bounds
 
 
@@ -159,7 +162,7 @@ def app(given: dict[str, Any]) -> Any:
     need_ray("beheld.serve_ray")
     serve = importlib.import_module("ray.serve")
     model, options, bounds = options_of(given)
-    ranks = int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+    ranks = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     # Ray places the other ranks itself if they may be on other hosts.
     here = 1 if options.get("distributed_executor_backend") == "ray" else ranks
     own = here if has_accelerator(options.get("device")) else 0

@@ -7,8 +7,10 @@ processor time: on a CPU with busy cores, the engines' own seconds say how long 
 The speed-up by processor time is that of one engine over the greatest of several, because they run side by side.
 
 Cores of one machine may not be independent: a step may take longer while another core computes, whatever it computes.
-With `--busy-cores 1` a process that needs hardly any memory computes meanwhile. What two engines take more
-than one engine next to a busy core is theirs. The number of steps says whether their batches were as full.
+With `--busy-cores 1` a process that needs hardly any memory computes next to one engine, and none next to two: what two
+take more than one next to a busy core is theirs. The number of steps says whether their batches were as full.
+
+With `--rounds`, all sizes are measured again and again in turn, and the medians of the rounds' speed-ups come last.
 
 The busiest threads say what bounds a run: one that computes for nearly all of the clock's time is the bound.
 
@@ -23,6 +25,7 @@ import argparse
 import asyncio
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -205,51 +208,20 @@ async def measure(num_engines: int, given: argparse.Namespace, options: dict[str
         )
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="a folder or a hub name; without it, mote")
-    parser.add_argument("--engines", default="1,2", help="numbers of engines, separated by commas")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--images", type=int, default=50, help="different images")
-    parser.add_argument("--no-repeats", action="store_true", help="an image of its own for each request")
-    parser.add_argument("--size", type=int, default=448, help="pixels of an image's side")
-    parser.add_argument("--max-tokens", type=int, default=32)
-    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time for each engine")
-    parser.add_argument("--max-model-len", type=int, default=4096)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--load-format", default="auto", help="`dummy` takes random weights, the same in each engine")
-    parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
-    parser.add_argument(
-        "--stacks", type=Path, default=None, help="a file for where threads are, with .engine for those of an engine"
-    )
-    parser.add_argument("--busy-cores", type=int, default=0, help="other processes that compute at the same time")
-    parser.add_argument(
-        "--media-work", default="auto", help="`process`: workers prepare media, as they do where the engine has a GPU"
-    )
-    parser.add_argument("--media-workers", type=int, default=None)
-    given = parser.parse_args()
-    options: dict[str, Any] = {
-        "max_model_len": given.max_model_len,
-        "dtype": given.dtype,
-        "load_format": given.load_format,
-        "seed": 0,
-        "disable_log_stats": True,
-        "media_work": given.media_work,
-        "media_workers": given.media_workers,
-    }
-    if given.kv_cache_gib is not None:
-        options["kv_cache_memory_bytes"] = int(given.kv_cache_gib * 2**30)
+def measured(given: argparse.Namespace, options: dict[str, Any]) -> dict[int, float]:
+    """Measure each number of engines and print; return the speed-ups by processor time."""
     first: Measured | None = None
+    speeds: dict[int, float] = {}
     for num_engines in map(int, given.engines.split(",")):
-        with busy(given.busy_cores):
+        with busy(max(0, given.busy_cores - num_engines + 1)):
             found = asyncio.run(measure(num_engines, given, options))
         first = first or found
         same = sum(one == other for one, other in zip(first.answers, found.answers, strict=True))
         print(f"{num_engines} engines: {given.requests / found.clock_s:.2f} requests/s by the clock", end="; ")
         print(f"{first.clock_s / found.clock_s:.2f} times the first", end="; ")
         print(f"engines' processor time {', '.join(f'{s:.2f}' for s in found.engines_s)} s", end=": ")
-        print(f"{max(first.engines_s) / max(found.engines_s):.2f} times the first", end="; ")
+        speeds[num_engines] = max(first.engines_s) / max(found.engines_s)
+        print(f"{speeds[num_engines]:.2f} times the first", end="; ")
         print(f"the front's {1e3 * found.front_s / given.requests:.2f} ms a request", end=", ")
         print(f"its workers' {1e3 * found.workers_s / given.requests:.2f}", flush=True)
         busiest = "; ".join(f"{name} {', '.join(f'{s:.2f}' for s in each)}" for name, each in found.busiest.items())
@@ -271,6 +243,57 @@ def main() -> None:
                     f"   engine {each.engine}: {each.stats.steps} steps, {counts.num_encoded} encoded, "
                     f"{counts.prefix_hits} of {counts.prefix_queries} prompt tokens cached, {counts.num_blocks} blocks"
                 )
+    return speeds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=None, help="a folder or a hub name; without it, mote")
+    parser.add_argument("--engines", default="1,2", help="numbers of engines, separated by commas")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--images", type=int, default=50, help="different images")
+    parser.add_argument("--no-repeats", action="store_true", help="an image of its own for each request")
+    parser.add_argument("--size", type=int, default=448, help="pixels of an image's side")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a time for each engine")
+    parser.add_argument("--max-model-len", type=int, default=4096)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--load-format", default="auto", help="`dummy` takes random weights, the same in each engine")
+    parser.add_argument("--kv-cache-gib", type=float, default=None, help="of each engine; without it, what is free")
+    parser.add_argument(
+        "--stacks", type=Path, default=None, help="a file for where threads are, with .engine for those of an engine"
+    )
+    parser.add_argument(
+        "--busy-cores", type=int, default=0, help="cores next to the first engine's that compute, if not for engines"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="how many times all sizes are measured, in turn")
+    parser.add_argument(
+        "--media-work", default="auto", help="`process`: workers prepare media, as they do where the engine has a GPU"
+    )
+    parser.add_argument("--media-workers", type=int, default=None)
+    given = parser.parse_args()
+    options: dict[str, Any] = {
+        "max_model_len": given.max_model_len,
+        "dtype": given.dtype,
+        "load_format": given.load_format,
+        "seed": 0,
+        "disable_log_stats": True,
+        "media_work": given.media_work,
+        "media_workers": given.media_workers,
+    }
+    if given.kv_cache_gib is not None:
+        options["kv_cache_memory_bytes"] = int(given.kv_cache_gib * 2**30)
+    speeds: dict[int, list[float]] = {}
+    for number in range(given.rounds):
+        if given.rounds > 1:
+            print(f"Round {number + 1}:")
+        for num_engines, speed in measured(given, options).items():
+            speeds.setdefault(num_engines, []).append(speed)
+    if given.rounds > 1:
+        for num_engines, found in speeds.items():
+            print(f"{num_engines} engines, by processor time: {statistics.median(found):.2f} times the first", end=" ")
+            print(f"in the median of {len(found)} rounds, from {min(found):.2f} to {max(found):.2f}")
 
 
 if __name__ == "__main__":

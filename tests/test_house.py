@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {"api", "text"},
     "jobs": {"server", "api", "cluster"},
     "flags": {"platform"},
-    "compat": {"api", "inputs", "families", "flags", "checkpoint"},
+    "compat": {"api", "inputs", "families", "flags", "checkpoint", "platform"},
     "tools": {"families", "checkpoint", "inputs", "engine", "executor", "models", "platform"},
     "cli": {
         "flags",

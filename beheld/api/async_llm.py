@@ -60,6 +60,7 @@ from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.sampling import option_checks
 from beheld.inputs.stages import ReadRequest
+from beheld.platform.room import check_room
 from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import quick_turns
@@ -194,6 +195,7 @@ class AsyncLLM:
     ) -> None:
         args = EngineArgs.from_keywords({"model": model, **options})
         # Before loading the weights, so that a misspelt option does not cost minutes.
+        check_room(args)
         option_checks.check(args)
         remote = engine if isinstance(engine, Remote) else _started(args, engine)
         self.info: ModelInfo = remote.info

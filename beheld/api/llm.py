@@ -40,6 +40,7 @@ from beheld.inputs.prompt.reader import plain_form
 from beheld.inputs.prompt.template import text_of
 from beheld.inputs.prompt.tokenizer import SHORT_TEXT
 from beheld.inputs.sampling import option_checks
+from beheld.platform.room import check_room
 from beheld.text.reasoning import FORMATS, format_of, reasoning_of
 from beheld.utils.gc_tuning import seldom_collected
 from beheld.utils.log import get_logger
@@ -69,6 +70,7 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._args = EngineArgs.from_keywords({"model": model, **options})
         # Before loading the weights, so that a misspelt option does not cost minutes.
+        check_room(self._args)
         option_checks.check(self._args)
         if self._args.served_model_name is not None:
             logger.info("served_model_name has no effect without a server.")

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, and print the answer."""
+    # Before libraries load, for it may refuse a count.
+    options = {"max_num_seqs": 1, "use_tqdm_on_load": False, **engine_options(arguments)}
     with paused_collector():
         from beheld.api.llm import LLM
         from beheld.core.params import SamplingParams
@@ -46,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_question(question)
     refs = references(media, "The last argument of `beheld ask` is the question; all others are media.")
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens)
-    options = {"max_num_seqs": 1, "use_tqdm_on_load": False, **engine_options(arguments)}
     messages = [{"role": "user", "content": [*content(refs), {"type": "text", "text": question}]}]
     with LLM(arguments.model, **options) as llm:
         output = _streamed(llm, messages, params) if arguments.stream else _whole(llm, messages, params)

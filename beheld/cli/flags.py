@@ -16,10 +16,15 @@ from beheld.core.errors import ConfigError
 from beheld.core.params import nearest
 from beheld.flags.engine import SKIPPED, Several, plain, spellings
 from beheld.flags.json_values import json_value
+from beheld.platform.room import check_room
 
 
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine options that were given, by field name."""
+    """Return the engine options that were given, by field name.
+
+    Raises:
+        ConfigError: the engines' processes are no whole number, or have no room on this machine.
+    """
     names = {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
     found = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     if found.get("logits_processors"):
@@ -27,6 +32,9 @@ def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
         # Classes that were written for vLLM import its modules, and those of vLLM's own are named by them.
         install()
+    # Before libraries load, which takes seconds. `beheld batch --ray` has engines on other hosts.
+    elsewhere = {"data_parallel_backend": "ray"} if getattr(arguments, "ray", False) else {}
+    check_room(EngineArgs(**found | elsewhere))
     return found
 
 

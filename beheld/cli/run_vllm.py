@@ -17,6 +17,20 @@ from beheld.core.errors import ConfigError
 
 _COMMAND = "from beheld.cli.main import command\ncommand()\n"
 _ROOT = Path(__file__).parents[2]
+# A package `vllm` that puts beheld in its place, for processes that a script starts. A program with a Python of its own
+# gets the vllm of that, if it has one.
+_PACKAGE = f"""import os, sys
+
+del sys.modules[__name__]
+if sys.prefix == {sys.prefix!r}:
+    sys.path.append({str(_ROOT)!r})
+    from beheld.compat.finder import install
+
+    install()
+else:
+    sys.path.remove(os.path.dirname(os.path.dirname(__file__)))
+import vllm
+"""
 # What is not the user's code: beheld, Python's library and installed packages.
 _NOT_THEIRS = [
     Path(folder).resolve()
@@ -34,8 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the script like `python SCRIPT ARGS...`, with `import vllm` giving beheld; returns 0 at its end.
 
-    Programs that the script starts find a command `vllm`, which is beheld, unless a real one is installed. A line such
-    as `vllm serve MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
+    Programs that the script starts find a command `vllm`, which is beheld, unless a real one is installed, and import
+    beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as `vllm serve
+    MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
 
     Raises:
         ConfigError: the file does not exist.
@@ -57,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.argv = [arguments.script, *arguments.arguments]
     sys.path[:1] = [str(script.resolve().parent)]
     try:
-        with _command():
+        with _command(), _package():
             runpy.run_path(str(script), run_name="__main__")
     except ModuleNotFoundError as error:
         _show_places(error)
@@ -83,6 +98,29 @@ def _command() -> Iterator[None]:
             yield
         finally:
             os.environ["PATH"] = paths
+
+
+@contextlib.contextmanager
+def _package() -> Iterator[None]:
+    """Within the block, processes that are started import beheld as `vllm`.
+
+    Python's own processes take the variable, and Ray's take the folders in which the script looks for modules.
+    """
+    given = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory(prefix="beheld-package-") as folder:
+        package = Path(folder) / "vllm"
+        package.mkdir()
+        (package / "__init__.py").write_text(_PACKAGE, encoding="utf-8")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, given]))
+        sys.path.append(folder)
+        try:
+            yield
+        finally:
+            sys.path.remove(folder)
+            if given is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = given
 
 
 def _absent(error: ModuleNotFoundError) -> ConfigError:

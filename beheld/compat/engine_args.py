@@ -1,10 +1,11 @@
-"""EngineArgs as scripts use it: its flags in a parser of theirs, and options made of what was parsed."""
+"""EngineArgs as scripts use it: its flags in a parser of theirs, options made of what was parsed, and their sizes."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any, Self, TypeVar
 
 from beheld.core.config import EngineArgs
@@ -16,7 +17,7 @@ P = TypeVar("P", bound=argparse.ArgumentParser)
 
 
 class ScriptEngineArgs(EngineArgs):
-    """EngineArgs with vLLM's two methods for command lines; also AsyncEngineArgs."""
+    """EngineArgs with vLLM's methods for command lines and for what follows from options; also AsyncEngineArgs."""
 
     @staticmethod
     def add_cli_args(parser: P, async_args_only: bool = False) -> P:
@@ -45,3 +46,21 @@ class ScriptEngineArgs(EngineArgs):
         """The options among the parsed arguments; arguments of the script itself are left out."""
         known = {field.name for field in fields(EngineArgs)} | set(OPTIONS)
         return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+    def create_engine_config(self, *_: Any, **__: Any) -> Any:
+        """Return the sizes that programs read before they start an engine: of steps, and of groups of processes."""
+        # It loads torch, and scripts that only read flags need none.
+        from beheld.platform.registry import choose
+
+        defaults = choose(self.device).defaults
+        return SimpleNamespace(
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=self.max_num_seqs or defaults.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens or defaults.max_num_batched_tokens,
+            ),
+            parallel_config=SimpleNamespace(
+                tensor_parallel_size=self.tensor_parallel_size,
+                pipeline_parallel_size=self.pipeline_parallel_size,
+                data_parallel_size=self.data_parallel_size,
+            ),
+        )

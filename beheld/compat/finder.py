@@ -21,6 +21,10 @@ class AliasModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         home = MODULES[self.__name__].get(name)
+        below = f"{self.__name__}.{name}"
+        if home is None and below in MODULES:
+            # `import vllm` loads most of its modules, and scripts go on to `vllm.outputs`.
+            return importlib.import_module(below)
         if home is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}. {_offer(self.__name__, name)}")
         module, _, attribute = home.partition(":")

@@ -61,3 +61,7 @@ def of(stats: EngineStats, model: str) -> list[Metric]:
         Counter("vllm:mm_cache_queries", labels, held.num_encoded + held.num_reused),
         Counter("vllm:mm_cache_hits", labels, held.num_reused),
     ]
+
+
+class RayPrometheusStatLogger:
+    """What Ray Data names as a logger of an engine's figures: they are not passed on to Ray's own."""

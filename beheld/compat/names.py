@@ -192,6 +192,7 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1.engine.async_llm": {"AsyncLLM": "beheld.compat.async_engine:ScriptAsyncLLM"},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.metrics": {},
+    "vllm.v1.metrics.ray_wrappers": {"RayPrometheusStatLogger": "beheld.compat.metrics:RayPrometheusStatLogger"},
     "vllm.v1.metrics.reader": _METRICS,
     "vllm.v1.sample": {},
     "vllm.v1.sample.logits_processor": _LOGITS,

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from beheld.cluster.session import connected
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
-from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
+from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.messages import Tokenizer
 from beheld.engine.process import EngineProcess, OnDecided, Spawned, spawn, spawn_elsewhere
-from beheld.platform.probe import has_accelerator, num_accelerators, seeing, visible_accelerators
+from beheld.platform.probe import has_accelerator, num_accelerators, seeing
+from beheld.platform.room import devices
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -44,17 +45,7 @@ def environments(
         cores = max(1, len(os.sched_getaffinity(0)) // num_engines)
         own = {"OMP_NUM_THREADS": str(cores), "BEHELD_HOST_SHARES": str(num_engines)}
         return [{**own, **given} for _ in range(num_engines)]
-    wanted = num_engines * devices_each
-    names = visible_accelerators(given)
-    if names is None:
-        names = [str(i) for i in range(wanted if num_devices is None else num_devices)]
-    if len(names) < wanted:
-        raise ConfigError(
-            f"data_parallel_size={num_engines} needs {wanted} GPUs, {devices_each} for each engine, and there are "
-            f"{len(names)}.",
-            "Give fewer engines.",
-            param="data_parallel_size",
-        )
+    names = devices(num_engines, devices_each, given, num_devices)
     groups = [names[i * devices_each : (i + 1) * devices_each] for i in range(num_engines)]
     return [{**given, **seeing(group)} for group in groups]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from beheld.core.config import (
     MediaWork,
     ModelInfo,
 )
+from beheld.core.engine_numbers import check_numbers
 from beheld.core.errors import ConfigError
 from beheld.core.media import CHUNKS, MODALITIES
 from beheld.core.params import nearest
@@ -180,7 +180,7 @@ def check(args: EngineArgs) -> None:
     for name, default in _NO_MEANING.items():
         if getattr(args, name) != default:
             logger.info("%s has no effect here.", name)
-    _check_numbers(args)
+    check_numbers(args)
     runner_and_convert(args.task, args.runner, args.convert)
     _one_pooler_config(args)
     for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "media_io_kwargs", "override_generation_config"):
@@ -213,39 +213,6 @@ def _one_pooler_config(args: EngineArgs) -> None:
         args.override_pooler_config = args.pooler_config
         args.pooler_config = None
     PoolerConfig.of(args.override_pooler_config)
-
-
-def _check_numbers(args: EngineArgs) -> None:
-    lows = {
-        "max_model_len": 1,
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 1,
-        "block_size": 1,
-        "num_gpu_blocks_override": 1,
-        "mm_encoder_budget": 1,
-        "kv_cache_memory_bytes": 1,
-        "media_workers": 0,
-        "max_loras": 1,
-        "max_lora_rank": 1,
-        "max_cpu_loras": 1,
-        "max_logprobs": -1,
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "data_parallel_size": 1,
-        "seed": -(2**63),
-    }
-    for name, low in lows.items():
-        value = getattr(args, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
-            raise ConfigError(f"{name} must be a whole number from {low}, got {value!r}.", param=name)
-    for name, high in (("gpu_memory_utilization", 1.0), ("mm_processor_cache_gb", math.inf)):
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= high:
-            raise ConfigError(f"{name} must be a number from 0 to {high:g}, got {value!r}.", param=name)
-    if args.gpu_memory_utilization == 0.0:
-        raise ConfigError("gpu_memory_utilization must be above 0.", param="gpu_memory_utilization")
 
 
 def decide(args: EngineArgs, info: ModelInfo) -> EngineConfig:

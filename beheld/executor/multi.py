@@ -51,6 +51,7 @@ from beheld.executor.wire import (
 from beheld.parallel.group import RankGroups
 from beheld.parallel.meeting import Folder, Meeting
 from beheld.parallel.shared_items import owners_of, shares_items
+from beheld.parallel.stages import cuts
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
 from beheld.utils import working_directory
@@ -179,7 +180,10 @@ class MultiExecutor:
 
         Raises:
             ModelError, CapacityError: as on one device; the model cannot be shared; or another rank raised it.
+            ConfigError: the layers cannot be cut into so many stages.
         """
+        # Before processes start, for their libraries take seconds.
+        cuts(info.num_layers, info, config.pipeline_parallel_size)
         hf_class, hf_text = config_text(hf_config)
         hf_config = config_of(hf_class, hf_text)
         quiet = replace(config, show_progress=False, logits_processors=())

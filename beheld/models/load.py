@@ -387,7 +387,7 @@ def _from_files(
     absent = (*getattr(model, "left_out", ()), *getattr(model, "unread", ()))
     own = pooling_head.read_apart(info)
     unused = sorted(key for key in unexpected if not disabled_towers.belongs(key, absent) and not key.startswith(own))
-    if unused and stage is None:
+    if unused and stage is None and not getattr(hf_config, "shortened", False):
         logger.warning("%d weights of the checkpoint are unused, for example %r.", len(unused), unused[0])
     return surgery
 

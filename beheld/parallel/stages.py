@@ -56,19 +56,12 @@ def _within(group: KVGroup, layers: range) -> KVGroup:
     )
 
 
-def split(sizes: Sequence[int], first: int, last: int, info: ModelInfo, stages: int) -> tuple[int, ...]:
-    """Return the bounds of stages whose largest has as few bytes as possible.
-
-    Layers that read another layer's keys and values are in its stage.
-
-    Args:
-        sizes: bytes of each layer.
-        first, last: further bytes of the first and of the last stage.
+def cuts(count: int, info: ModelInfo, stages: int) -> list[int]:
+    """Return before which of so many layers a stage may begin.
 
     Raises:
         ConfigError: the layers cannot be cut into so many stages.
     """
-    count = len(sizes)
     joined = {
         place
         for group in info.kv_groups
@@ -82,6 +75,23 @@ def split(sizes: Sequence[int], first: int, last: int, info: ModelInfo, stages: 
             f"Give pipeline_parallel_size={len(places) + 1} at most.",
             param="pipeline_parallel_size",
         )
+    return places
+
+
+def split(sizes: Sequence[int], first: int, last: int, info: ModelInfo, stages: int) -> tuple[int, ...]:
+    """Return the bounds of stages whose largest has as few bytes as possible.
+
+    Layers that read another layer's keys and values are in its stage.
+
+    Args:
+        sizes: bytes of each layer.
+        first, last: further bytes of the first and of the last stage.
+
+    Raises:
+        ConfigError: the layers cannot be cut into so many stages.
+    """
+    count = len(sizes)
+    places = cuts(count, info, stages)
     before = [0]
     for size in sizes:
         before.append(before[-1] + size)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
-from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant import cache_scales, compressed_fp4, compressed_integers, row_bytes
 from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, schemes_of
@@ -158,46 +157,32 @@ class CompressedTensors:
         return Float8Experts(shell, both[0], both[1], self._dtype)
 
 
-class Dequantized:
-    """A weight dequantized when it is read, for transformers' loader in place of a slice of a file."""
+class Dequantized(LazyWeight):
+    """A weight of FP8 numbers with a scale for each row, or for all."""
 
     def __init__(self, weight: Any, scale: Any, device: str) -> None:
-        self._weight, self._scale, self._device = weight, scale, device
+        shape = weight.get_shape()
+        has_rows = len(scale.get_shape()) == 2
+        axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0) if has_rows else None, None)}
+        stored = StoredAs(tuple(shape), axes) if len(shape) == 2 else None
+        super().__init__({"weight": weight, "scale": scale}, _widened, device, stored)
 
     @property
     def shape(self) -> list[int]:
         """Return the weight's shape."""
-        return list(self._weight.get_shape())
-
-    def rank_part(self, cut: Cut) -> Dequantized | None:
-        """Return what a rank holds, of which no more is read; see LazyWeight."""
-        shape = self.shape
-        if len(shape) != 2:
-            return None
-        has_rows = len(self._scale.get_shape()) == 2
-        axes = {"weight": (Axis(0), Axis(1)), "scale": (Axis(0) if has_rows else None, None)}
-        parts = StoredAs((shape[0], shape[1]), axes).entries_of({"weight": self._weight, "scale": self._scale}, cut)
-        return None if parts is None else Dequantized(parts["weight"], parts["scale"], self._device)
-
-    def __getitem__(self, index: Any) -> Tensor:
-        """Return the part `index` of the weight in float32, on the device.
-
-        float32, because the loader rounds once, to each parameter's own type.
-        """
-        # One byte per number is copied to the device and becomes four bytes there.
-        weight, scale = (part.to(self._device).float() for part in self._stored())
-        whole: Tensor = weight.mul_(scale)
-        return whole[index]
-
-    def _stored(self) -> tuple[Tensor, Tensor]:
-        """FP8 numbers (N, K) and their scales in float32, (N, 1) or (1, 1), on the CPU."""
-        scale: Tensor = self._scale[...]
-        return self._weight[...], scale.float().reshape(-1, 1)
+        return list(self._parts["weight"].get_shape())
 
     def fields(self) -> Sequence[Tensor]:
         """FP8 numbers (N, K) and a scale for each row, (N, 1), on the CPU."""
-        weight_NK, scale = self._stored()
-        return weight_NK, scale.expand(weight_NK.shape[0], 1)
+        weight_NK: Tensor = self._parts["weight"][...]
+        scale: Tensor = self._parts["scale"][...]
+        return weight_NK, scale.float().reshape(-1, 1).expand(weight_NK.shape[0], 1)
+
+
+def _widened(weight: Tensor, scale: Tensor) -> Tensor:
+    """Return the numbers in float32, of FP8 numbers (N, K) and scales (N, 1), (1,) or ()."""
+    # One byte per number becomes four bytes on the device.
+    return weight.float().mul_(scale.float().reshape(-1, 1))
 
 
 def objection(

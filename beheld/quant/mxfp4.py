@@ -24,13 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from beheld.core.errors import ModelError
-from beheld.parallel.shards import Cut, RankSlice
+from beheld.parallel.shards import Cut
 from beheld.platform.registry import platform_of
 from beheld.quant.dequantize import AS_STORED, without_quantization
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.mxfp4_experts import MOST_EXPONENT, MXFP4Experts, dequantized, fits, padded, repacked
 from beheld.quant.row_bytes import sources_of
+from beheld.quant.stored_as import Axis, StoredAs
 from beheld.quant.stored_entries import weight_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -201,23 +202,17 @@ class BlockedExperts:
         self._blocks, self._scales = blocks, scales
         experts, outputs, groups = scales.get_shape()
         self.sizes = outputs, groups * 2 * _BLOCK_BYTES
+        # Of (E, I, O).
+        axes = Axis(0), Axis(2, 2 * _BLOCK_BYTES), Axis(1)
+        self._as_stored = StoredAs((experts, *reversed(self.sizes)), {"blocks": axes, "scales": axes})
         self.shape = experts, outputs, groups * (_BLOCK_BYTES + 1)
         # Kept with inputs padded.
         self.num_bytes = experts * outputs * padded(self.sizes[1]) * (_BLOCK_BYTES + 1) // (2 * _BLOCK_BYTES)
 
     def rank_part(self, cut: Cut) -> BlockedExperts | None:
         """Return what a rank holds, of which no more is read; None if it holds a part of a group, or zeros."""
-        # Of (E, I, O): the entries' dimension, and how many indices one of it holds.
-        dim, each = ((0, 1), (2, 2 * _BLOCK_BYTES), (1, 1))[cut.dim]
-        pieces = []
-        for piece in cut.pieces:
-            if not isinstance(piece, range) or piece.start % each or piece.stop % each:
-                return None
-            pieces.append(range(piece.start // each, piece.stop // each))
-        if not pieces:
-            return None
-        own = Cut(dim, tuple(pieces))
-        return BlockedExperts(RankSlice(self._blocks, own), RankSlice(self._scales, own))
+        parts = self._as_stored.entries_of({"blocks": self._blocks, "scales": self._scales}, cut)
+        return None if parts is None else BlockedExperts(**parts)
 
     def __getitem__(self, index: Any) -> Tensor:
         """Return the part `index` in bfloat16, which holds every number of it."""

@@ -1,4 +1,4 @@
-"""How a weight's outputs and inputs lie in a checkpoint's entries, so that a rank reads its part of them alone.
+"""How a weight's dimensions lie in a checkpoint's entries, so that a rank reads its part of them alone.
 
 Four bits as AWQ stores them, N = 64, K = 256 in groups of 128; rank 0 of 2 by outputs, and by inputs:
 
@@ -26,15 +26,15 @@ class Axis:
 
     Attributes:
         dim: the dimension.
-        each: how many outputs, or inputs, one index of it holds; several indices may hold them together.
+        each: how many of the weight's indices (outputs, say) one of it holds; several may hold one together.
     """
 
     dim: int
     each: Fraction | int = 1
 
 
-# By entry: where its outputs lie, and where its inputs lie; None: all of them share it.
-Axes = Mapping[str, tuple[Axis | None, Axis | None]]
+# By entry: where each dimension of the weight lies in it; None: all of the dimension share it.
+Axes = Mapping[str, tuple[Axis | None, ...]]
 
 
 def group_axis(dim: int, inputs: int, groups: int) -> Axis | None:
@@ -47,17 +47,17 @@ class StoredAs:
     """A weight's shape, and how its entries hold it.
 
     Attributes:
-        shape: N and K.
+        shape: N and K of a linear layer.
         axes: of each entry.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     axes: Axes
 
     def part(self, cut: Cut) -> StoredAs:
         """Return how a part is stored."""
-        outputs, inputs = self.shape
-        return dataclasses.replace(self, shape=(cut.size, inputs) if cut.dim == 0 else (outputs, cut.size))
+        shape = (*self.shape[: cut.dim], cut.size, *self.shape[cut.dim + 1 :])
+        return dataclasses.replace(self, shape=shape)
 
     def entries_of(self, entries: Mapping[str, Any], cut: Cut) -> dict[str, Any] | None:
         """Return the entries of a part, unread; None if it holds a part of an index, or zeros."""

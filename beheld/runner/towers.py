@@ -82,4 +82,6 @@ def _shortened(hf_config: Any, count: int) -> bool:
         if isinstance(value, list | tuple) and len(value) == layers:
             setattr(text, name, value[:count])
     text.num_hidden_layers = count
+    # Loading expects the checkpoint to have more.
+    hf_config.shortened = True
     return True

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,30 @@ def test_programs_that_a_script_starts_find_a_command(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{own}{os.pathsep}{before}")
     assert main(["run-vllm", str(script)]) == 0
     assert (tmp_path / "said").read_text() == "another\n"
+
+
+def test_processes_that_a_script_starts_import_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's do, which run what a script gives them."""
+    code = "import vllm; print(vllm.outputs.RequestOutput.__module__)"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, subprocess, sys\n"
+        f"said = subprocess.run([sys.argv[1], '-c', {code!r}], capture_output=True, text=True).stdout\n"
+        f"pathlib.Path({str(tmp_path / 'said')!r}).write_text(said)\n"
+    )
+    # Only the script's processes find beheld where it is not installed.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    path = list(sys.path)
+    assert main(["run-vllm", str(script), sys.executable]) == 0
+    assert (tmp_path / "said").read_text() == "beheld.core.outputs\n"
+    assert "PYTHONPATH" not in os.environ
+    assert sys.path == path
+    # A program with a Python of its own has another vllm.
+    venv.create(tmp_path / "own", symlinks=True)
+    (site,) = (tmp_path / "own" / "lib").glob("python*/site-packages")
+    (site / "vllm.py").write_text("class outputs:\n    class RequestOutput:\n        pass\n")
+    assert main(["run-vllm", str(script), str(tmp_path / "own" / "bin" / "python")]) == 0
+    assert (tmp_path / "said").read_text() == "vllm\n"
 
 
 def test_a_line_of_the_command_itself(tmp_path: Path) -> None:

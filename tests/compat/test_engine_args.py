@@ -56,6 +56,17 @@ def test_a_model_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(given) == {field.name for field in fields(EngineArgs)}
 
 
+def test_sizes_that_are_read_before_an_engine_starts() -> None:
+    """Ray Data limits by them how many requests it has under way."""
+    made = ScriptEngineArgs("m", device="cpu", pipeline_parallel_size=2).create_engine_config()
+    with LLM(device="cpu") as llm:
+        assert made.scheduler_config.max_num_seqs == llm._config.max_num_seqs
+        assert made.scheduler_config.max_num_batched_tokens == llm._config.max_num_batched_tokens
+    assert (made.parallel_config.pipeline_parallel_size, made.parallel_config.tensor_parallel_size) == (2, 1)
+    given = ScriptEngineArgs("m", device="cpu", max_num_seqs=3, max_num_batched_tokens=64).create_engine_config()
+    assert vars(given.scheduler_config) == {"max_num_seqs": 3, "max_num_batched_tokens": 64}
+
+
 def test_a_script_with_them_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from beheld.cli import main
     from beheld.compat import finder

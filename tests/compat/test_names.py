@@ -75,6 +75,7 @@ def test_asking_for_an_attribute_is_answered_as_by_any_module() -> None:
     with pytest.raises(AttributeError, match="vllm offers"):
         vllm.initialize_ray_cluster  # noqa: B018
     assert {"LLM", "utils"} <= set(dir(vllm))
+    assert vllm.outputs.RequestOutput is beheld.RequestOutput
     space: dict[str, Any] = {}
     exec("from vllm import *", space)
     assert issubclass(space["LLM"], beheld.LLM)

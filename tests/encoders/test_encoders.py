@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -94,6 +95,12 @@ def test_answers_are_those_of_local_towers_with_and_without_the_encoder(
             assert encoder.num_encoded == len(given)
         # What neither the encoder, which is gone, nor the client has.
         check(llm, family, [NEW[family]])
+
+
+def test_layers_that_an_encoder_leaves_out_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(EngineArgs(model=str(tiny.checkpoint("llava")), device="cpu"), 1 << 20)
+    assert not caplog.messages
 
 
 class Counts:

@@ -161,6 +161,7 @@ def forms() -> dict[str, Callable[[Path], Any]]:
         "GPTQ, 3 bits": written(test_gptq.ENTRY | {"bits": 3, "group_size": 32}, stored_forms.gptq(3, 32, 1)),
         "FP8 in blocks": written(eights, blocks),
         "FP8 in blocks with experts": written(eights, blocks, "qwen3_moe"),
+        "FP8 by row": lambda path: tiny_quantized.quantize(source("qwen2"), path, "float32"),
         "NVFP4": written(test_nvfp4.scheme(), stored_forms.nvfp4()),
         "bitsandbytes, 4 bits": written(test_bitsandbytes.FOUR, stored_forms.blocks_of_codes(64)),
         "bitsandbytes, 8 bits": written(test_bitsandbytes.EIGHT, stored_forms.eight_bit_rows()),
@@ -266,6 +267,9 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("GPTQ, 4 bits", {"pipeline_parallel_size": 2, "tensor_parallel_size": 1}),
     ("FP8 in blocks with experts", {}),
     ("MXFP4", {}),
+    # A tied head whose rows do not divide by the ranks, and experts of fewer groups than there are ranks.
+    ("GGUF, Q8_0", {"tensor_parallel_size": 3}),
+    ("MXFP4", {"tensor_parallel_size": 4}),
 ]
 
 
