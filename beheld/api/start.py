@@ -88,6 +88,7 @@ def start_processes(args: EngineArgs, spawned: Sequence[Spawned] | None = None) 
     def warm(info: ModelInfo, config: EngineConfig) -> None:
         nonlocal workers
         workers = _settled(early, args, info, config)
+        workers.import_here()
 
     try:
         processor = option_checks.load_for_options(args)
