@@ -120,10 +120,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vllm", help="interpreter of an environment with vLLM's CPU build")
     parser.add_argument("--methods", nargs="+", choices=cpu_methods.METHODS, help="forms of weights to compare")
+    parser.add_argument("--starts", action="store_true", help="with --methods: starts alone")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     arguments = parser.parse_args()
     if arguments.methods:
-        cpu_methods.compare(arguments.methods, arguments.rounds, arguments.folder)
+        cpu_methods.compare(arguments.methods, arguments.rounds, arguments.folder, starts=arguments.starts)
         return
     if arguments.engine is None:
         compare(arguments.rounds, arguments.vllm, arguments.folder)

@@ -1,11 +1,13 @@
 """beheld on a CPU by form of the weights: each form in turn, each run in a process of its own.
 
     python -m benchmarks.cpu --methods bfloat16 int8 int4 --rounds 3      prints each run, then a table of medians
-    python -m benchmarks.cpu_methods METHOD PATH                              one run; prints one JSON line
+    python -m benchmarks.cpu --methods bfloat16 int8 int4 --starts --rounds 5   starts alone
+    python -m benchmarks.cpu_methods METHOD PATH [--start]                    one run; prints one JSON line
 
 The checkpoint has 0.43 B parameters in Qwen2.5-VL shape, random weights, stored in bfloat16 (in float32 for float32).
 Activations of int8 and int4 have the default type: bfloat16 where the CPU multiplies it in hardware, float32 elsewhere.
-`cpu_ms` is the process's own time for one token, all threads: other programs on the machine hardly change it.
+`cpu_ms` is the process's own time for one token, `start_cpu_s` that of a start, all threads: other programs on the
+machine change these less than the clock.
 """
 
 from __future__ import annotations
@@ -34,18 +36,26 @@ _REPEATS = 5
 _IMAGE, _ANSWER = 448, 128
 
 
-def measure(method: str, path: str) -> dict[str, float]:
-    """Return the figures of one form: milliseconds, tokens/s, seconds to start, and GiB at the peak."""
+def measure(method: str, path: str, *, start_alone: bool = False) -> dict[str, float]:
+    """Return the figures of one form: milliseconds, tokens/s, seconds to start, and GiB at the peak.
+
+    Args:
+        method: one of METHODS.
+        path: of the checkpoint.
+        start_alone: leave out what needs requests; the peak is that of the start then.
+    """
     import numpy as np
     from PIL import Image
 
     from benchmarks.cpu import PROMPT
 
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     from beheld import LLM, SamplingParams
 
     llm = LLM(path, max_model_len=2048, max_num_seqs=16, enable_prefix_caching=False, **METHODS[method])
-    start_s = time.perf_counter() - started
+    start = {"start_s": time.perf_counter() - started, "start_cpu_s": time.process_time() - started_cpu}
+    if start_alone:
+        return start | {"peak_gib": _peak_gib()}
     rng = np.random.default_rng(0)
 
     def run(prompts: Sequence[Any], tokens: int) -> None:
@@ -72,9 +82,13 @@ def measure(method: str, path: str) -> dict[str, float]:
         "tokens_per_s_16": 16 * _TOKENS / batch[0],
         "image_448_ms": seen[0] * 1e3,
         "image_and_128_s": answered[0],
-        "start_s": start_s,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        **start,
+        "peak_gib": _peak_gib(),
     }
+
+
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def _median(act: Callable[[], object], repeats: int = _REPEATS) -> tuple[float, float]:
@@ -88,15 +102,15 @@ def _median(act: Callable[[], object], repeats: int = _REPEATS) -> tuple[float, 
     return statistics.median(walls), statistics.median(owns)
 
 
-def compare(methods: Sequence[str], rounds: int, folder: Path) -> None:
-    """Run the forms in turn and print each run, then a table of medians."""
+def compare(methods: Sequence[str], rounds: int, folder: Path, *, starts: bool = False) -> None:
+    """Run the forms in turn, or start them alone, and print each run, then a table of medians."""
     from benchmarks.checkpoints import qwen2_5_vl_bfloat16, qwen2_5_vl_small
 
     found: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
     for _ in range(rounds):
         for method in methods:
             path = qwen2_5_vl_small(folder) if method == "float32" else qwen2_5_vl_bfloat16(folder)
-            command = [sys.executable, "-m", "benchmarks.cpu_methods", method, str(path)]
+            command = [sys.executable, "-m", "benchmarks.cpu_methods", method, str(path), *["--start"] * starts]
             # Bytecode is kept, as where beheld is installed: without, each start compiles our own modules again.
             environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
             environment["HF_HUB_OFFLINE"] = "1"
@@ -113,4 +127,4 @@ def compare(methods: Sequence[str], rounds: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*sys.argv[1:3])))
+    print(json.dumps(measure(*sys.argv[1:3], start_alone="--start" in sys.argv[3:])))

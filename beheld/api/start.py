@@ -107,6 +107,7 @@ def start_processes(
         if on_decided is not None:
             on_decided(info, config)
         workers = _settled(early, args, info, place.config(config), place)
+        workers.import_here()
 
     try:
         processor = option_checks.load_for_options(args)

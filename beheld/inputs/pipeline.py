@@ -26,7 +26,7 @@ from beheld.inputs.media import soundtracks
 from beheld.inputs.media.document import DocumentFacts, PageWish
 from beheld.inputs.media.item_maker import ItemMaker, PreparedItem, merge_size
 from beheld.inputs.media.processor import ItemProcessor
-from beheld.inputs.media.samples import sample_items
+from beheld.inputs.media.samples import first_rows, sample_items
 from beheld.inputs.media.workers import MediaWorkers
 from beheld.inputs.prompt import decoder_prompt, documents, embedded_prompt, encoder_prompt, expand, item_words
 from beheld.inputs.prompt.documents import FoundDocument
@@ -514,7 +514,7 @@ class InputPipeline:
         """Make one item of each modality, for the engine's self-test.
 
         Args:
-            large: images of the usual size instead of small ones.
+            large: images of the usual size instead of small ones, of which a tower's grid is cut to a few rows.
 
         Raises:
             ModelError: the checkpoint's processor cannot make one.
@@ -526,7 +526,7 @@ class InputPipeline:
             words, processor = self._family.reads_prompt, self._processor.loaded()
             return [item_words.with_words(item, words(processor, item.modality, _TEXT)) for item in items]
         if not items or self._info.encoder_reads != "prompt":
-            return items
+            return items if large else [first_rows(item) for item in items]
         # The encoder reads the prompt with its items.
         by_modality = {item.modality: [item] for item in items}
         ids = [token for modality in by_modality for token in self._tokenizer.places[modality]]

@@ -11,15 +11,16 @@ import pytest
 
 from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api import start
-from beheld.core.config import EngineArgs, ModelInfo
+from beheld.core.config import EngineArgs, MediaWork, ModelInfo
 from beheld.core.errors import CapacityError, ConfigError, ModelError, TemplateError, WorkerError
 from beheld.inputs.media import workers
 from beheld.inputs.media.open_media import Source
 from beheld.inputs.media.processor import ItemProcessor
-from beheld.inputs.media.tasks import ProcessTask
+from beheld.inputs.media.tasks import PROCESSOR_LIBRARIES, ProcessTask
 from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from tests import tiny
+from tests.inputs import pipes
 
 
 def test_workers_begin_before_the_weights_and_end_with_a_start_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +70,26 @@ def test_a_process_that_loads_weights_lets_workers_load_meanwhile(monkeypatch: p
     finally:
         remote.inputs.close()
         remote.engine.close()
+
+
+@pytest.mark.parametrize(("family", "work"), [("qwen2_vl", "auto"), ("qwen2_vl", "process"), ("llama", "auto")])
+def test_what_processors_need_is_imported_while_the_engine_loads_where_media_are_processed_here(
+    monkeypatch: pytest.MonkeyPatch, family: str, work: str
+) -> None:
+    model = pipes.info(family)
+    imported: list[str] = []
+    done = MediaWork.PROCESS if work == "process" else MediaWork.DECODE
+    config = pipes.config(model, media_workers=1, media_work=done)
+
+    def fails(args: EngineArgs, spawned: Any, on_decided: Any) -> Any:
+        on_decided(model, config)
+        assert tuple(imported) == (PROCESSOR_LIBRARIES if model.modalities and work == "auto" else ())
+        raise CapacityError("Not enough memory.")
+
+    monkeypatch.setattr(workers, "import_module", imported.append)
+    monkeypatch.setattr(start, "EngineProcess", fails)
+    with pytest.raises(CapacityError):
+        start.start_processes(EngineArgs(model=model.path, media_work=work))
 
 
 def test_a_model_of_text_leaves_no_process_that_loads_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,10 @@ _SIDE = 112
 # The size of many images: towers use all their kernels for it.
 _LARGE_SIDE = 448
 _FRAMES = 2
+# Patches of an item that are enough to test a tower.
+_PATCHES = 64
+# Modality -> a processor's names of patches and of their grids: times, height, width.
+_GRIDS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 _RATE = 16_000
 
 
@@ -39,6 +44,10 @@ def sample_items(
     large: bool = False,
 ) -> list[MediaItem]:
     """An item of each modality that is not switched off, made as those of requests are; no cache keeps them.
+
+    Args:
+        info, config, args, processor, family, rules, workers: those of the pipeline.
+        large: images have the size of many requests' instead of a small one.
 
     Raises:
         ModelError: the checkpoint's processor cannot make one.
@@ -85,6 +94,31 @@ def _made(modality: str, maker: ItemMaker, config: EngineConfig, side: int, *, o
             f"limit_mm_per_prompt={{{modality!r}: 0}}.".lstrip(),
             detail=detail,
         ) from error
+
+
+def first_rows(item: MediaItem) -> MediaItem:
+    """Return the upper rows of an image or of frames that their processor enlarged; of features that are the patches of
+    one grid alone.
+
+    A tower takes any grid, and its attention grows with the square of the patches. Other items stay as they are. For
+    towers alone: `replacement_ids` stay those of the whole item.
+    """
+    names = _GRIDS.get(item.modality)
+    if names is None or item.features.keys() != set(names) or not item.num_embeds:
+        return item
+    patches, grid = (item.features[name] for name in names)
+    times, height, width = grid.reshape(-1, 3)[0].tolist()
+    # Patches of `merge` x `merge` become one embedding.
+    merge = math.isqrt(len(patches) // item.num_embeds)
+    if grid.numel() != 3 or times != 1 or len(patches) != height * width or merge**2 * item.num_embeds != len(patches):
+        return item
+    rows = merge * math.ceil(_PATCHES / (width * merge))
+    if rows >= height or width % merge or height % merge:
+        return item
+    cut = grid.clone()
+    cut[..., 1] = rows
+    features = dict(zip(names, (patches[: rows * width], cut), strict=True))
+    return replace(item, features=features, num_embeds=rows * width // merge**2)
 
 
 def _content(modality: str, side: int) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 
 from beheld.core.config import EngineArgs, EngineConfig, MediaLimits, MediaWork, ModelInfo
 from beheld.inputs.media import document
@@ -75,6 +77,7 @@ class MediaWorkers:
         self._inspect_type = inspect_type(self._limits, config.media_workers) if in_sandbox else None
         can_process = in_sandbox and bool(info.modalities) and (self.process_too or args.media_work == "auto")
         self._process_type = process_type(info, config, args) if can_process else None
+        self._processes_here = bool(info.modalities) and not self.process_too
         if not self.process_too:
             self.sandbox.abandon(load_processor)
 
@@ -82,6 +85,15 @@ class MediaWorkers:
         """Let processing workers load their processor now, while the model loads: it takes seconds."""
         if self._process_type is not None and self.process_too:
             self.sandbox.warm(self._process_type)
+
+    def import_here(self) -> None:
+        """Import what processors need, if media are processed in this process: the test items at the end of the start
+        need it, and this process has nothing to do while the engine's loads the model."""
+        if self._processes_here:
+            for library in PROCESSOR_LIBRARIES:
+                # What misses a package says so when the processor is loaded.
+                with suppress(ImportError):
+                    import_module(library)
 
     def processes(self, source: Source, opened_bytes: int) -> bool:
         """Whether a source, which takes so many bytes when it is open, is also processed in the sandbox."""
