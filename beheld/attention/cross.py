@@ -54,7 +54,7 @@ class CrossRun:
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens in the run."""
-        return sum(stop - start for start, stop in self.ranges)
+        return sum([stop - start for start, stop in self.ranges])
 
     def place(self, device: torch.device) -> slice | Tensor:
         """Return the tokens as an index: a slice if contiguous, else int64 indices on `device`, made once."""
@@ -214,15 +214,14 @@ class StackedCross:
     ) -> tuple[_Stack | None, Tensor | None, Sequence[CrossRun]]:
         """Return the stack, its tokens (None for all of the step's, in order), and the runs outside it."""
         single = [run for run in runs if run.num_tokens == 1]
-        if len(single) < 2 or _stacked_bytes(single) > _STACK_BYTES:
-            self._kept = None
-            return None, None, runs
         if self._kept is None or not self._kept.holds(single):
             # Dropped before the new stack is made: two never exist at once.
             self._kept = None
+            if len(single) < 2 or _stacked_bytes(single) > _STACK_BYTES:
+                return None, None, runs
             self._kept = _stacked(single)
         tokens = [run.ranges[0][0] for run in single]
-        rest = [run for run in runs if all(run is not other for other in single)]
+        rest = [run for run in runs if run.num_tokens != 1]
         return self._kept, None if tokens == list(range(num_tokens)) else torch.tensor(tokens), rest
 
 

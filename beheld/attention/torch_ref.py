@@ -113,9 +113,9 @@ class TorchBackend:
         """Attend for the decoding sequences, whose keys and values are stored; returns (B, H, C)."""
         simple = softcap is None and (sinks_H is None or further is None)
         if simple and cpu_decode.attends(q_BHC, kv, metadata.block_size):
-            seen = _seen(group, metadata)
-            bias_HL = None if bias_HD is None else _bias_rows(group, seen, bias_HD)
-            return cpu_decode.attend(q_BHC, kv, group.tables_BN, seen, scale, bias_HL, sinks_H, further)
+            bias_HL = None if bias_HD is None else _bias_rows(group, _seen(group, metadata), bias_HD)
+            words = self.decode_words(group, metadata)
+            return cpu_decode.attend(q_BHC, kv, words, scale, bias_HL, sinks_H, further)
         columns = group.extra.get("columns")
         if columns is not None and self._dense.take(kv, columns, q_BHC):
             return self._dense.attend(q_BHC, k_BKC, v_BKC, kv, columns, scale, softcap, sinks_H, bias_HD, further)
@@ -125,10 +125,12 @@ class TorchBackend:
         return _decode(q_BHC, kv, slots_BL, hidden_BL, scale, softcap, sinks_H, bias_HD, further)
 
     def decode_words(self, group: GroupMetadata, metadata: AttnMetadata) -> cpu_decode.SequenceWords:
-        """Return the words of a step of decoding sequences alone, made once for all layers of a group."""
+        """Return the words of a step's decoding sequences, made once for all layers of a group."""
         if "words" not in group.extra:
             seen = _seen(group, metadata)
-            group.extra["words"] = cpu_decode.SequenceWords(group.tables_BN, seen, group.slots_T, metadata.block_size)
+            group.extra["words"] = cpu_decode.SequenceWords(
+                group.tables_BN, seen, metadata.block_size, group.slots_T[: metadata.num_decodes]
+            )
         words: cpu_decode.SequenceWords = group.extra["words"]
         return words
 

@@ -90,6 +90,49 @@ class Batch:
 
 def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout:
     """Flatten the slices; see Layout."""
+    decoding = _lay_out_decodes(slices, rows, info, block_size)
+    return _lay_out_any(slices, rows, info, block_size) if decoding is None else decoding
+
+
+def _lay_out_decodes(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout | None:
+    """The layout of a step whose slices each sample one token after one that only the device knows.
+
+    Most steps are of this form. `_lay_out_any` gives the same for them in three times as long. None for other steps.
+    """
+    for piece in slices:
+        if piece.stop - piece.start != 1 or piece.wanted != 1 or piece.token_ids:
+            return None
+    row_B = np.array([piece.row for piece in slices], dtype=np.int64)
+    starts_B = np.array([piece.start for piece in slices], dtype=np.int64)
+    if (starts_B < rows.known_R[row_B]).any():
+        return None
+    count = len(slices)
+    places_B, lengths_B = np.arange(count), starts_B + 1
+    positions_XB = np.empty((rows[slices[0].row].positions_XN.shape[0], count), dtype=np.int64)
+    positions_XB[:] = rows.position_of(starts_B, rows.delta_R[row_B])
+    arrays = {
+        "ids": np.zeros(count, dtype=np.int64),
+        "positions": positions_XB,
+        "places": places_B,
+        "sources": rows.newest_places(row_B, starts_B),
+        "lengths": lengths_B.astype(np.int32),
+        "bounds": np.arange(count + 1, dtype=np.int32),
+    }
+    widest = -(-int(lengths_B.max()) // block_size)
+    block_B, offset_B = np.divmod(starts_B, block_size)
+    for index in range(len(info.paged_groups)):
+        tables = rows.tables_GRN[index, row_B, :widest]
+        arrays[f"slots {index}"] = tables[places_B, block_B].astype(np.int64) * block_size + offset_B
+        arrays[f"tables {index}"] = tables
+    arrays["wanted"] = places_B
+    arrays["sampled"] = rows.newest_places(row_B, lengths_B)
+    # No prompt is reported or read both ways.
+    order = list(slices)
+    return Layout(order, [1] * count, list(range(count)), arrays, order, rows.lora_slots_R[row_B], [], ())
+
+
+def _lay_out_any(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size: int) -> Layout:
+    """The layout of any step."""
     ordered = sorted(slices, key=lambda s: s.stop - s.start > 1)
     counts = [s.stop - s.start for s in ordered]
     stops = np.cumsum(counts).tolist()
@@ -117,9 +160,11 @@ def lay_out(slices: Sequence[SeqSlice], rows: Rows, info: ModelInfo, block_size:
 def build(laid: Layout, rows: Rows, caches: DeviceCaches, block_size: int) -> Batch:
     """Take a step's numbers to the device."""
     made = to_device(laid.arrays, rows.newest_P.device)
-    ids_T = made["ids"]
-    if laid.arrays["places"].size:
-        # A token sampled since admission is not known on the host.
+    ids_T, unknown = made["ids"], laid.arrays["places"].size
+    # A token sampled since admission is not known on the host.
+    if unknown == len(ids_T):
+        ids_T = rows.newest_P.index_select(0, made["sources"])
+    elif unknown:
         ids_T.index_copy_(0, made["places"], rows.newest_P.index_select(0, made["sources"]))
     return Batch(
         slices=laid.slices,

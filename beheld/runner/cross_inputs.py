@@ -6,15 +6,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from beheld.attention.cross import CrossMetadata, CrossRun
 from beheld.core.plan import SeqSlice, SpanView
 from beheld.runner.encoder import EncoderStore
-from beheld.runner.rows import Row, Rows
+from beheld.runner.rows import LastView, Row, Rows
 from beheld.runner.staging import to_device
 
-# Items that a token attends to, as (index of the span, number of its first states).
-Seen = tuple[tuple[int, int], ...]
+# Items that a token attends to, as (span, number of its first states).
+Seen = tuple[tuple[SpanView, int], ...]
 
 
 def gather(
@@ -37,18 +38,26 @@ def gather(
         row = rows[piece.row]
         for low, high, seen, shown in _stretches(row, piece.start, piece.stop):
             place = first + low - piece.start, first + high - piece.start
-            sighted[place[0] : place[1]] = shown
-            spans = [row.spans[index] for index, _ in seen]
-            views |= {span.digest: span for span in spans}
-            key = tuple((span.digest, count) for span, (_, count) in zip(spans, seen, strict=True))
+            if shown:
+                sighted[place[0] : place[1]] = 1.0
+            for span, _ in seen:
+                views[span.digest] = span
+            key = tuple([(span.digest, count) for span, count in seen])
             ranges.setdefault(key, []).append(place)
     if not ranges:
         return None
     runs = tuple(
-        CrossRun(tuple(places), tuple(store.states(views[digest])[:count] for digest, count in key))
-        for key, places in ranges.items()
+        [
+            CrossRun(tuple(places), tuple([_first(store.states(views[digest]), count) for digest, count in key]))
+            for key, places in ranges.items()
+        ]
     )
     return CrossMetadata(runs, to_device({"sighted": sighted}, rows.newest_P.device)["sighted"])
+
+
+def _first(states: Tensor, count: int) -> Tensor:
+    """The first states of an item."""
+    return states if len(states) == count else states[:count]
 
 
 def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen, bool]]:
@@ -61,9 +70,23 @@ def _stretches(row: Row, start: int, stop: int) -> Iterator[tuple[int, int, Seen
     """
     if not row.cross_views:
         return
-    edges = {edge for view in row.cross_views for edge in (view.start, view.stop) if edge is not None}
-    cuts = [start, *sorted(edge for edge in edges if start < edge < stop), stop]
-    everything = tuple((index, span.num_states) for index, span in enumerate(row.spans) if span.num_states)
+    last = row.last_view
+    if last is not None and last.start <= start:
+        yield start, stop, last.seen, last.shown
+        return
+    edges = sorted({edge for view in row.cross_views for edge in (view.start, view.stop) if edge is not None})
+    cuts = [start, *(edge for edge in edges if start < edge < stop), stop]
     for low, high in itertools.pairwise(cuts):
-        seen = tuple((index, view.count) for index, view in enumerate(row.cross_views) if view.covers(low))
-        yield low, high, seen or everything, bool(seen)
+        view = LastView(low, *_seen_at(row, low))
+        if low >= edges[-1]:
+            row.last_view = view
+        yield low, high, view.seen, view.shown
+
+
+def _seen_at(row: Row, position: int) -> tuple[Seen, bool]:
+    """What the token at a position attends to, and whether that is shown to it."""
+    views = zip(row.spans, row.cross_views, strict=True)
+    seen = tuple([(span, view.count) for span, view in views if view.covers(position)])
+    if seen:
+        return seen, True
+    return tuple([(span, span.num_states) for span in row.spans if span.num_states]), False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,19 @@ from beheld.core.request import LoRARequest
 from beheld.models.adapter import ModelAdapter
 
 
+class LastView(NamedTuple):
+    """What a sequence's positions from `start` on attend to: all of them the same.
+
+    Attributes:
+        seen: the spans, and how many of the first states of each.
+        shown: whether these are shown to them, or attended to because none is.
+    """
+
+    start: int
+    seen: tuple[tuple[SpanView, int], ...]
+    shown: bool
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """What the device side keeps of one sequence.
@@ -31,6 +44,7 @@ class Row:
         delta: what to add to an index beyond them to get its position.
         serial: a number that no other admission to any row has.
         cross_views: for each of its spans, which positions attend to its states; empty if the model has no states.
+        last_view: what its last positions attend to, once the runner has computed it (runner/cross_inputs.py).
     """
 
     token_ids: np.ndarray
@@ -41,6 +55,7 @@ class Row:
     params: Sampling | Pooling
     serial: int
     cross_views: tuple[CrossView, ...] = ()
+    last_view: LastView | None = None
 
 
 class Rows:

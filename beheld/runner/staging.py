@@ -22,7 +22,10 @@ _ALIGNMENT = 16
 
 def to_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """The arrays as tensors on `device`, of the same names, shapes and types."""
-    if not platform_of(device).pinned_memory:
+    platform = platform_of(device)
+    if platform.shares_host_memory:
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if not platform.pinned_memory:
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     begins, total = {}, 0
     for name, array in arrays.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,12 +115,18 @@ class Composition:
     reporting_L: Tensor
     named_LN: Tensor | None
 
-    @property
+    @functools.cached_property
+    def keeps_tokens(self) -> bool:
+        """True if later choices of some row depend on its tokens."""
+        tables = (self.penalised, self.bad_words, self.no_repeat, self.windows, self.timestamps, self.thinking)
+        return bool(self.processed) or any(table is not None for table in tables)
+
+    @functools.cached_property
     def closing(self) -> bool:
         """True if the reasoning of some row may have to end."""
         return any(closes for _, _, closes in self.phases.values())
 
-    @property
+    @functools.cached_property
     def edited(self) -> bool:
         """True if some row's logits are changed before sampling."""
         of_history = self.penalised or self.bad_words or self.no_repeat or self.windows or self.timestamps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,6 +47,10 @@ def _wanted(q_BHC: Tensor, kv: LayerKV, tables_BN: Tensor, seen: list[tuple[int,
     return torch.stack(rows)
 
 
+def _words(tables_BN: Tensor, seen_BL: list[tuple[int, int]]) -> cpu_decode.SequenceWords:
+    return cpu_decode.SequenceWords(tables_BN, seen_BL, _BLOCK)
+
+
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 2.0**-7)])
 @pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 3), (256, 2)])
 def test_attends_as_pytorch_does(dtype: torch.dtype, off: float, size: int, group: int) -> None:
@@ -54,7 +60,7 @@ def test_attends_as_pytorch_does(dtype: torch.dtype, off: float, size: int, grou
     assert cpu_decode.attends(q_BHC, kv, _BLOCK)
     for window in (1000, 20):
         seen = [(max(0, stop - window), stop) for stop in stops]
-        found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3)
+        found = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.3)
         torch.testing.assert_close(found.float(), _wanted(q_BHC, kv, tables_BN, seen), rtol=off, atol=off)
 
 
@@ -77,7 +83,7 @@ def test_scores_are_joined_with_what_stands_beside(
         # One sequence has nothing else to attend to.
         further.sums_TH[1], further.values_THC[1] = float("-inf"), 0.0
     rows_HL = None if bias_HD is None else cpu_decode.bias_rows(bias_HD, 100)
-    found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3, rows_HL, sinks_H, further)
+    found = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.3, rows_HL, sinks_H, further)
     for b, (first, stop) in enumerate(seen):
         k_LHC, v_LHC = (
             each[tables_BN[b].long()].flatten(0, 1)[first:stop].double().repeat_interleave(group, 1)
@@ -100,10 +106,10 @@ def test_a_sequence_has_the_same_bits_alone_and_among_others() -> None:
     torch.manual_seed(1)
     seen = [(0, 40), (3, 90), (0, 1), (7, 512)]
     q_BHC, kv, tables_BN = _case(torch.float32, 64, 4, [stop for _, stop in seen])
-    together = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.125)
+    together = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.125)
     for b in range(len(seen)):
         own = slice(b, b + 1)
-        assert torch.equal(cpu_decode.attend(q_BHC[own], kv, tables_BN[own], seen[own], 0.125), together[own])
+        assert torch.equal(cpu_decode.attend(q_BHC[own], kv, _words(tables_BN[own], seen[own]), 0.125), together[own])
 
 
 def test_scores_take_memory_for_each_thread_not_each_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,18 +128,19 @@ def test_scores_take_memory_for_each_thread_not_each_sequence(monkeypatch: pytes
         seen = [(0, stop) for stop in stops]
         wanted = _wanted(q_BHC, kv, tables_BN, seen)
         monkeypatch.setattr(torch, "empty", counted)
-        found = cpu_decode.attend(q_BHC, kv, tables_BN, seen, 0.3)
+        found = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.3)
     finally:
         torch.set_num_threads(before)
     monkeypatch.undo()
-    assert made == [3 * 512]
+    # Of each query head: its scores, 16 numbers, and sums of 64 values.
+    assert [size for size in made if size] == [3 * q_BHC.shape[1] * (512 + 16 + 64)]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_broken_keys_are_not_hidden() -> None:
     q_BHC, kv, tables_BN = _case(torch.float32, 16, 1, [20])
     kv.keys[tables_BN[0, 1].long(), 0] = float("nan")
-    assert cpu_decode.attend(q_BHC, kv, tables_BN, [(0, 20)], 1.0).isnan().all()
+    assert cpu_decode.attend(q_BHC, kv, _words(tables_BN, [(0, 20)]), 1.0).isnan().all()
 
 
 def test_other_layers_are_left_to_pytorch() -> None:
@@ -141,3 +148,64 @@ def test_other_layers_are_left_to_pytorch() -> None:
     assert not cpu_decode.attends(q_BHC, kv, 12)
     assert not cpu_decode.attends(q_BHC.bfloat16(), kv, _BLOCK)
     assert not cpu_decode.attends(q_BHC[..., :8], LayerKV(kv.keys[..., :8], kv.values[..., :8], 0), _BLOCK)
+
+
+@pytest.mark.parametrize("numbers", [1, 700, 1 << 16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_heads_have_the_same_bits_however_many_are_done_at_once(
+    numbers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    seen = [(0, 1), (5, 90), (0, 37), (0, 16)]
+    q_BHC, kv, tables_BN = _case(torch.float32, 32, 2, [stop for _, stop in seen])
+    wanted = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.2)
+    # As if a few numbers were worth threads.
+    monkeypatch.setattr(cpu_decode, "_FEW_NUMBERS", 0)
+    monkeypatch.setattr(cpu_decode, "_NUMBERS_AT_ONCE", numbers)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.2), wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("size", "group"), [(16, 1), (64, 3)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_is_written_beside_the_lines_and_the_result(
+    size: int, group: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is allocated stands between numbers that must stay, and what is not seen holds NaN."""
+    torch.manual_seed(4)
+    seen = [(0, 33), (7, 50), (0, 16)]
+    q_BHC, kv, tables_BN = _case(torch.float32, size, group, [stop for _, stop in seen])
+    read = torch.zeros(kv.keys.shape[:2], dtype=torch.bool)
+    for b, (first, stop) in enumerate(seen):
+        for position in range(first, stop):
+            read[tables_BN[b, position // _BLOCK], position % _BLOCK] = True
+    kv.keys[~read], kv.values[~read] = math.nan, math.nan
+    before = kv.keys.clone(), kv.values.clone()
+    guarded: list[Tensor] = []
+
+    def fenced(size: int) -> Tensor:
+        whole = torch.full((size + 128,), 7.0)
+        guarded.append(whole)
+        return whole[64 : size + 64]
+
+    monkeypatch.setattr(cpu_decode, "_FEW_NUMBERS", 0)
+    monkeypatch.setattr(torch, "empty", fenced)
+    monkeypatch.setattr(torch, "empty_like", lambda x: fenced(x.numel()).view(x.shape))
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = cpu_decode.attend(q_BHC, kv, _words(tables_BN, seen), 0.3)
+    finally:
+        torch.set_num_threads(threads_before)
+        monkeypatch.undo()
+    torch.testing.assert_close(found, _wanted(q_BHC, kv, tables_BN, seen), rtol=1e-5, atol=1e-5)
+    assert len(guarded) == 3
+    for whole in guarded:
+        assert (whole[:64] == 7.0).all()
+        assert (whole[-64:] == 7.0).all()
+    for after, was in zip((kv.keys, kv.values), before, strict=True):
+        assert torch.equal(after.nan_to_num(9.0), was.nan_to_num(9.0))

@@ -73,7 +73,8 @@ for threads in (1, 4):
     y, work = torch.full((64, 512), float("nan")), torch.empty(linear.work_bytes(64), dtype=torch.uint8)
     _, steps = linear.steps(x.data_ptr(), "f32", y.data_ptr(), work.data_ptr(), 64)
     Program(tuple(steps)).run(64, threads)
-    found.append((linear(x), y, cpu_decode.attend(q, kv, tables, [(0, 64), (0, 63)], 0.125)))
+    words = cpu_decode.SequenceWords(tables, [(0, 64), (0, 63)], 16)
+    found.append((linear(x), y, cpu_decode.attend(q, kv, words, 0.125)))
 assert all(torch.equal(one, other) for one, other in zip(*found)), [each.isnan().sum() for each in found[1]]
 assert (found[1][0] - x @ wanted.t()).norm() < 0.02 * found[1][0].norm()
 """

@@ -504,3 +504,38 @@ def test_reports_of_a_prompt_are_kept_as_columns() -> None:
     assert [*PromptLogprobs.joined([])] == []
     with pytest.raises(ValueError, match="length"):
         dataclasses.replace(kept, ranks=kept.ranks[:5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_greedy_rows_take_the_first_of_the_best_and_broken_ones_none(dtype: torch.dtype) -> None:
+    logits_BV = logits(7).to(dtype)
+    logits_BV[1, [70, 20, 90]] = 50.0
+    logits_BV[2, 3] = math.nan
+    logits_BV[3] = -math.inf
+    logits_BV[4, 5] = math.inf
+    logits_BV[5, : V - 1] = -math.inf
+    before = logits_BV.clone()
+    # Also of a part of a tensor, whose rows are not next to each other.
+    for given_BV in (logits_BV, torch.cat([logits_BV, logits_BV], dim=1)[:, :V]):
+        ids_B, nan_B = greedy(given_BV)
+        assert nan_B.tolist() == [False, False, True, True, True, False, False]
+        assert ids_B.tolist() == [int(before[0].argmax()), 20, 0, 0, 0, V - 1, int(before[6].argmax())]
+        assert (ids_B.dtype, nan_B.dtype) == (torch.int64, torch.bool)
+    assert torch.equal(logits_BV.nan_to_num(), before.nan_to_num())
+
+
+def test_tokens_are_kept_of_rows_whose_choices_depend_on_them_alone() -> None:
+    sampler = make()
+    sampler.admit(0, Sampling(), (1, 2), 2)
+    sampler.admit(1, Sampling(logit_bias=((3, 1.0),)), (1, 2), 2)
+    sampler.admit(2, Sampling(frequency_penalty=2.0), (1, 2), 2)
+    plain = sampler._rows.compose([0, 1], [2, 2])
+    assert not plain.keeps_tokens
+    best = 9
+    logits_3V = torch.zeros(3, V)
+    logits_3V[:, best] = 1.0
+    logits_3V[:, best + 1] = 0.5
+    for length, wanted in ((2, [best] * 3), (3, [best, best, best + 1])):
+        out = sampler.sample(logits_3V, [0, 1, 2], [length] * 3)
+        assert out.ids_B.tolist()[0::2] == wanted[0::2]
+        sampler.append([0, 1, 2], out.ids_B)
