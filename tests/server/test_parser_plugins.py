@@ -229,3 +229,24 @@ def test_a_parser_of_reasoning_names_its_marks(files: Path) -> None:
     assert found is not None
     with pytest.raises(ConfigError, match="'none' cannot be made"):
         marks_of("none", found, Tokenizer())
+
+
+def test_the_base_of_a_reasoning_parser_knows_its_tokens(files: Path) -> None:
+    class Known(Tokenizer):
+        def get_vocab(self) -> dict[str, int]:
+            return {"<seed>": 7, "</seed>": 8}
+
+    kind: Any = plugged(files).reasoning_plugin
+    parser = kind(Known())
+    assert (parser.start_token_id, parser.end_token_id) == (7, 8)
+    assert [parser.is_reasoning_end(ids) for ids in ([1, 8, 2], [8, 7, 1], [], [1])] == [True, False, False, False]
+    assert parser.is_reasoning_end_streaming([7, 1, 8], [8])
+    assert not parser.is_reasoning_end_streaming([7, 8, 1], [1])
+    assert parser.extract_content_ids([7, 1, 8, 2, 8]) == [2, 8]
+    assert parser.extract_content_ids([7, 1]) == []
+    assert parser.count_reasoning_tokens([0, 7, 1, 7, 2, 8, 3, 8, 4, 8]) == 3
+    assert parser.extract_reasoning("<seed></seed>", None) == ("", None)
+    # Marks of several tokens are found in the text.
+    assert kind(Tokenizer()).end_token_id is None
+    with pytest.raises(ValueError, match="model tokenizer must be passed"):
+        kind(None)
