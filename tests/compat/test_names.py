@@ -176,7 +176,7 @@ def test_a_name_that_nothing_has() -> None:
 
 @pytest.mark.parametrize("name", ["StructuredOutputsParams", "GuidedDecodingParams"])
 def test_a_grammar_may_come_with_options_of_vllms_backends(name: str) -> None:
-    """They are no grammar beside it."""
+    """They are no further grammars."""
     from beheld.compat import grammars
     from beheld.structured.compile import grammar_of
 
