@@ -380,6 +380,14 @@ def test_a_template_of_coder_s_calls_is_not_taken_for_hermes_s(name: str) -> Non
     assert form_of(WRITTEN["hermes"][0], stated) == "hermes"
 
 
+def test_a_family_that_states_hermes_alone_reads_the_calls_that_its_template_shows() -> None:
+    for form in ("hermes", "qwen3_coder", "glm45"):
+        assert form_of(WRITTEN[form][0], ("hermes",)) == form
+    # One that is stated is not taken for another of the same marks.
+    for form in ("jamba", "hunyuan_a13b"):
+        assert form_of(WRITTEN["jamba"][0], (form,)) == form
+
+
 @pytest.mark.parametrize("again", ["", "<think>", "\n<think>"])
 def test_reasoning_that_stays_in_the_answer_keeps_its_marks(again: str) -> None:
     """Of an answer that the prompt has begun; the model may write the mark once more."""

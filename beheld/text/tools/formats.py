@@ -274,7 +274,18 @@ def form_of(template: str | None, stated: Collection[str] = ()) -> str | None:
     if template is None:
         return None
     for name in (*stated, *FORMATS):
-        marks = FORMATS[name].template
-        if marks and all(mark in template for mark in marks):
-            return name
+        if _teaches(template, name):
+            own = FORMATS[name]
+            # A template may show all marks of a format and be of one that has more: Qwen3-Coder's has Hermes'.
+            finer = (
+                other
+                for other, form in FORMATS.items()
+                if own.marks and {*form.marks} > {*own.marks} and form.template != own.template
+            )
+            return next((other for other in finer if _teaches(template, other)), name)
     return None
+
+
+def _teaches(template: str, name: str) -> bool:
+    marks = FORMATS[name].template
+    return bool(marks) and all(mark in template for mark in marks)
