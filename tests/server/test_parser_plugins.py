@@ -102,6 +102,15 @@ def options(*words: str) -> ServerOptions:
     return command.server_options(arguments, None, {})
 
 
+def test_a_model_that_is_served_by_another_name_shows_its_own(tmp_path: Path) -> None:
+    """Of a folder, the last part alone."""
+    parser = Parser(prog="beheld serve")
+    command.add_arguments(parser)
+    for model, root in (("some/model", "some/model"), (str(tmp_path), tmp_path.name), (None, "mote")):
+        found = command.server_options(parser.parse_args([]), model, {"served_model_name": ["other"]})
+        assert (found.names, found.root) == (("other",), root)
+
+
 def plugged(files: Path) -> ServerOptions:
     calls, thoughts = str(files / "plugged_calls.py"), str(files / "plugged_thoughts.py")
     words = ("--tool-parser-plugin", calls, "--tool-call-parser", "ours")
