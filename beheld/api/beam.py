@@ -145,7 +145,9 @@ def _searched(
         best = search.best()
         for sequence in best:
             sequence.lora_request = lora
-            sequence.text = tokenizer.decode(sequence.tokens)
+            if sequence.finish_reason == "stop" and not params.include_stop_str_in_output:
+                sequence.tokens.pop()
+            sequence.text = tokenizer.decode(sequence.tokens, skip_special_tokens=params.skip_special_tokens)
         outputs.append(BeamSearchOutput(best))
     return outputs
 

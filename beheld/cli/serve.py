@@ -316,7 +316,8 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     # `--root-path /` is none.
     said |= {"root_path": ""} if said.get("root_path") == "/" else {}
     said = with_plugins(said)
-    return ServerOptions(names=tuple(names), aliases=alias, loras=loras, api_keys=keys, allowed_hosts=hosts, **said)
+    said |= {"names": tuple(names), "root": _names(model)[0], "aliases": alias}
+    return ServerOptions(loras=loras, api_keys=keys, allowed_hosts=hosts, **said)
 
 
 def _words(given: Sequence[str], name: str) -> tuple[str, ...]:

@@ -152,14 +152,62 @@ class ReasoningParser(_Parser):
         """Reasoning and answer of a whole text: without the end's mark, all is reasoning."""
         begin, end = self.reasoning_start_str or "", self.reasoning_end_str or ""
         before, mark, after = model_output.removeprefix(begin).partition(end)
-        return (before or None, after or None) if mark else (model_output.removeprefix(begin), None)
+        return (before, after or None) if mark else (model_output.removeprefix(begin), None)
 
 
 class MarkedReasoningParser(ReasoningParser):
-    """One whose `start_token` and `end_token` delimit reasoning."""
+    """One whose `start_token` and `end_token` delimit reasoning.
+
+    Raises:
+        ValueError: it has no tokenizer, or names no marks.
+    """
 
     start_token: str
     end_token: str
+
+    def __init__(self, tokenizer: Any, *given: Any, **options: Any) -> None:
+        super().__init__(tokenizer)
+        name = type(self).__name__
+        if not tokenizer:
+            raise ValueError(f"{name}: the model tokenizer must be passed first.")
+        if not self.start_token or not self.end_token:
+            raise ValueError(f"{name}: start_token and end_token must be defined.")
+
+    @cached_property
+    def start_token_id(self) -> int | None:
+        """The id of the first mark; None if it is no token, which is no hindrance: texts are split."""
+        return self.vocab.get(self.start_token)
+
+    @cached_property
+    def end_token_id(self) -> int | None:
+        """The same of the second mark."""
+        return self.vocab.get(self.end_token)
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether the last mark among the tokens ends reasoning."""
+        marks = (self.start_token_id, self.end_token_id)
+        return next((token == marks[1] for token in reversed(input_ids) if token in marks), False)
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
+        """Whether reasoning ends among the newest tokens."""
+        return self.end_token_id in delta_ids
+
+    def extract_content_ids(self, input_ids: list[int]) -> list[int]:
+        """The tokens after the first mark that ends reasoning."""
+        end = self.end_token_id
+        return input_ids[input_ids.index(end) + 1 :] if end is not None and end in input_ids else []
+
+    def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
+        """The number of tokens between the marks, which may be nested."""
+        depth = count = 0
+        for token in token_ids:
+            if token == self.start_token_id:
+                depth += 1
+            elif token == self.end_token_id:
+                depth = max(0, depth - 1)
+            else:
+                count += depth > 0
+        return count
 
 
 class DeepSeekR1ReasoningParser(MarkedReasoningParser):

@@ -3,8 +3,9 @@
 The search asks for the likeliest next tokens of each kept sequence and never computes itself; its caller (LLM)
 makes one request for each sequence and position, whose prefix the cache holds.
 
-Names and scores follow vLLM's. Two things differ from transformers' beam search: the length in the penalty counts the
-prompt, and the search goes on to `max_tokens` while a sequence is unfinished.
+Names and scores follow vLLM's, and so transformers': the sum of log-probabilities over the number of the answer's
+tokens, with the one that ends it. Unlike transformers' search, this one goes on to `max_tokens` while a sequence is
+unfinished.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class BeamSearchParams:
         ignore_eos: go on after a token that ends answers.
         temperature: accepted; sequences are compared by the raw log-probabilities.
         length_penalty: the exponent of the length that divides the sum of log-probabilities; greater favours longer.
-        include_stop_str_in_output: accepted; there are no stop strings.
+        include_stop_str_in_output: whether a sequence's tokens include the one that ended it.
+        skip_special_tokens: whether texts leave out special tokens.
 
     Raises:
         ParamsError: a value is out of range.
@@ -41,6 +43,7 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         self.beam_width = int(whole("beam_width", self.beam_width, 1) or 1)
@@ -54,7 +57,7 @@ class BeamSearchSequence:
 
     Attributes:
         tokens: the prompt's ids and the answer's.
-        logprobs: for each token of the answer, the candidates at its position.
+        logprobs: for each token of the answer, with the one that ended it, the candidates at its position.
         cum_logprob: the sum of the answer's log-probabilities.
         text: all tokens as text, of a result.
         finish_reason: "stop" after a token that ends answers, else "length".
@@ -121,7 +124,7 @@ class BeamSearch:
         grown: list[_Growth] = []
         for beam, likely in zip(self.beams, candidates, strict=True):
             for token, entry in sorted(likely.items(), key=lambda pair: -pair[1].logprob)[: self.num_candidates]:
-                score = self._score(beam.cum_logprob + entry.logprob, len(beam.tokens) + (token not in self.eos_ids))
+                score = self._score(beam.cum_logprob + entry.logprob, len(beam.logprobs) + 1)
                 (ended if token in self.eos_ids else grown).append((score, beam, token, likely))
         self._ended = self._best([*self._ended, *self._longer(ended)])
         self.beams = self._longer(grown)
@@ -150,12 +153,12 @@ class BeamSearch:
 
     def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
         def score(one: BeamSearchSequence) -> float:
-            return self._score(one.cum_logprob, len(one.tokens) - (one.tokens[-1] in self.eos_ids))
+            return self._score(one.cum_logprob, len(one.logprobs))
 
         return sorted(sequences, key=score, reverse=True)[: self.params.beam_width]
 
     def _score(self, cum_logprob: float, length: int) -> float:
-        """The score of a sequence of `length` tokens without the one that ends it."""
+        """The score of an answer of `length` tokens, with the one that ends it."""
         score: float = cum_logprob / length**self.params.length_penalty
         return score
 

@@ -555,6 +555,8 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "beheld",
+            "root": (self.options.root or name) if name in self.options.names else name,
+            "permission": [],
             # The model that an adapter adapts.
             "parent": None if name in self.options.names else self.options.names[0],
             "max_model_len": config.max_model_len,

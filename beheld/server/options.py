@@ -41,6 +41,7 @@ class ServerOptions:
 
     Attributes:
         names: the model's names in requests; responses use the first.
+        root: the model's own name, where requests call it otherwise: its repository, or the last part of its path.
         aliases: further names that requests may use and that are not listed.
         max_answers: the most answers of one request: n times its prompts.
         max_tools: the most tools in one request.
@@ -269,6 +270,7 @@ class ServerOptions:
         False, "enable-tokenizer-info-endpoint", "`/tokenizer_info`, the tokenizer's configuration", shown="off"
     )
     names: tuple[str, ...] = ("mote",)
+    root: str | None = None
     # An answer of the model, and what the page says below it.
     advice: tuple[str, str] | None = None
     aliases: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from beheld.core.errors import ParamsError, first_line
@@ -41,7 +42,9 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
     Raises:
         ParamsError: there is not exactly one, or it is too large.
     """
-    given = {name: value for name, value in vars(asked).items() if value not in (None, False)}
+    # A script's own class holds further options.
+    found = {field.name: getattr(asked, field.name) for field in fields(StructuredOutputs)}
+    given = {name: value for name, value in found.items() if value not in (None, False)}
     if len(given) != 1:
         raise ParamsError(
             "Give exactly one of json, json_object, regex, choice, grammar and structural_tag.",

@@ -28,6 +28,8 @@ class ReasoningMarks:
         closely: with `verbatim`, blanks before the closing mark belong to neither part, and those before an
             opening mark that the prompt holds already to the reasoning.
         lone: whether a closing mark at the beginning that nothing opened is left out.
+        joined: whether reasoning and its marks stay in the answer, which then begins with the opening mark even where
+            the prompt holds that already.
         whole: splits a whole answer into reasoning and answer, in place of the marks.
         spellings: further pairs of a first and a second mark.
         around: marks that may stand around the answer; they are no part of it.
@@ -43,6 +45,7 @@ class ReasoningMarks:
     verbatim: bool = False
     closely: bool = False
     lone: bool = False
+    joined: bool = False
     whole: Callable[[str], tuple[str, str]] | None = None
     spellings: tuple[tuple[str, str], ...] = ()
     around: tuple[tuple[str, str], ...] = ()
@@ -91,8 +94,10 @@ FORMATS: dict[str, ReasoningMarks] = {
     "apertus": _tags("<|inner_prefix|>", "<|inner_suffix|>"),
     "mistral": _tags("[THINK]", "[/THINK]"),
     "cohere": ReasoningMarks(*_COHERE, (*_COHERE, *itertools.chain(*_COHERE_ANSWER)), around=_COHERE_ANSWER),
-    # In words, which quantized models shorten.
-    "granite": ReasoningMarks(*_WORDS[0], (), spellings=_WORDS[1:], shown=_WORDS[0]),
+    # MiniMax's clients send an answer back with its reasoning, as its models want it.
+    "minimax_m2_append_think": ReasoningMarks("<think>", "</think>", ("<think>", "</think>"), joined=True),
+    # In words, which quantized models shorten. Templates leave the reasoning out of later turns.
+    "granite": ReasoningMarks(*_WORDS[0], (), verbatim=True, spellings=_WORDS[1:], shown=_WORDS[0]),
     "gemma4": ReasoningMarks("<|channel>", "<channel|>", ("<|channel>", "<channel|>"), label="thought\n", again=True),
     "openai": ReasoningMarks("<|channel|>", "<|end|>", ("<|channel|>", "<|message|>"), channels=ChannelSplit),
     # Messages with addresses; the two differ in what one without is.
@@ -138,9 +143,42 @@ class Splitter(Protocol):
 def splitter(marks: ReasoningMarks, *, inside: bool, calls: Collection[str] = (), nonempty: bool = False) -> Splitter:
     """A splitter of one answer; see ReasoningSplit, and with `nonempty` NonemptySplit."""
     made = ReasoningSplit(marks, inside=inside, calls=calls) if marks.channels is None else marks.channels()
+    if marks.joined:
+        made = JoinedSplit(marks.open if inside else "")
     if marks.whole is not None:
         made = WholeSplit(marks.whole)
     return NonemptySplit(made) if nonempty else made
+
+
+class JoinedSplit:
+    """A splitter that leaves the reasoning in the answer.
+
+    Args:
+        begun: what the prompt holds of the answer.
+    """
+
+    undecided = False
+
+    def __init__(self, begun: str) -> None:
+        self._begun = begun
+        self._beginning: Beginning | None = Beginning(begun) if begun else None
+
+    def push(self, text: str) -> tuple[str, str]:
+        """As Splitter. Some models write the opening mark once more."""
+        if self._beginning is None:
+            return "", text
+        found = self._beginning.push(text)
+        if found is None:
+            return "", ""
+        self._beginning = None
+        blanks, _, rest = found
+        return "", self._begun + blanks + rest
+
+    def finish(self) -> tuple[str, str]:
+        """As Splitter."""
+        rest = "" if self._beginning is None else self._begun + self._beginning.rest()
+        self._beginning = None
+        return "", rest
 
 
 class WholeSplit:

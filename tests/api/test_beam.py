@@ -1,4 +1,4 @@
-"""Beam search gives transformers' sequences where both definitions agree: answers of one length."""
+"""Beam search gives transformers' sequences where both go on as long: in answers of one length."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from beheld import LLM
+from beheld.api.beam import beam_search
 from beheld.core.beams import BeamSearch, BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
@@ -28,7 +29,8 @@ def test_sequences_are_those_of_transformers(llm: LLM, width: int) -> None:
     model.generation_config.eos_token_id = None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     found = llm.beam_search(
-        [{"prompt": text} for text in PROMPTS], BeamSearchParams(beam_width=width, max_tokens=8, ignore_eos=True)
+        [{"prompt": text} for text in PROMPTS],
+        BeamSearchParams(beam_width=width, max_tokens=8, ignore_eos=True, skip_special_tokens=width != 4),
     )
     for text, output in zip(PROMPTS, found, strict=True):
         ids = tokenizer(text, return_tensors="pt").input_ids
@@ -42,7 +44,9 @@ def test_sequences_are_those_of_transformers(llm: LLM, width: int) -> None:
             pad_token_id=0,
         )
         assert [sequence.tokens for sequence in output.sequences] == theirs.tolist()
-        assert [sequence.text for sequence in output.sequences] == tokenizer.batch_decode(theirs)
+        assert [sequence.text for sequence in output.sequences] == tokenizer.batch_decode(
+            theirs, skip_special_tokens=width != 4
+        )
         assert all(sequence.finish_reason == "length" for sequence in output.sequences)
         scores = [sequence.cum_logprob for sequence in output.sequences]
         assert scores == sorted(scores, reverse=True)
@@ -64,12 +68,31 @@ def test_an_ended_sequence_competes_with_longer_ones() -> None:
     assert [(s.tokens, s.finish_reason) for s in search.best()] == [([7, 1, 3], "length"), ([7, 0], "stop")]
 
 
-def test_an_eos_that_leads_is_counted_without_itself() -> None:
-    """The token that ends an answer does not lengthen it."""
-    search = BeamSearch([7, 7], BeamSearchParams(beam_width=2, max_tokens=1), [0], 100)
-    search.take([{0: Logprob(-1.5), 1: Logprob(-2.0)}])
-    # -1.5 over 2 tokens is less than -2 over 3.
-    assert [s.tokens[-1] for s in search.best()] == [1, 0]
+def test_the_length_is_the_answer_s_with_the_token_that_ends_it() -> None:
+    """As transformers counts it: a long prompt evens nothing out."""
+    search = BeamSearch([7] * 50, BeamSearchParams(beam_width=2, max_tokens=2), [0], 100)
+    search.take([{0: Logprob(-1.5), 1: Logprob(-2.0), 2: Logprob(-9.0)}])
+    search.take([{3: Logprob(-0.5)}, {3: Logprob(-0.1)}])
+    # -1.5 over 1 token is less than -2.5 over 2, though not over 51 and 52.
+    assert [s.tokens[50:] for s in search.best()] == [[1, 3], [0]]
+    ended = BeamSearch([7] * 50, BeamSearchParams(beam_width=1, max_tokens=2), [0], 100)
+    ended.take([{1: Logprob(-1.0), 2: Logprob(-8.0)}])
+    # The one that ends an answer counts.
+    ended.take([{0: Logprob(-1.0), 3: Logprob(-1.1)}])
+    assert [s.tokens[50:] for s in ended.best()] == [[1, 0]]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_token_that_ends_a_sequence_is_left_out_unless_it_is_asked_for(kept: bool) -> None:
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128) as plain:
+        ids = plain.get_tokenizer().encode(PROMPTS[0])
+        best = plain.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=1, max_tokens=2, ignore_eos=True))[0]
+        second = best.sequences[0].tokens[-1]
+        params = BeamSearchParams(beam_width=1, max_tokens=4, include_stop_str_in_output=kept)
+        found = beam_search(plain, [PROMPTS[0]], params, None, None, [second], plain._config)[0].sequences[0]
+    assert found.finish_reason == "stop"
+    assert len(found.logprobs) == 2
+    assert found.tokens == [*ids, best.sequences[0].tokens[-2], *([second] if kept else [])]
 
 
 def test_what_is_refused(llm: LLM) -> None:

@@ -20,6 +20,9 @@ FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen2.5-1.5B-Instruct": "qwen2",
     "Qwen/Qwen3-0.6B": "qwen2",
     "Qwen/Qwen3-4B": "qwen2",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "qwen2",
+    "mistralai/Mistral-7B-Instruct-v0.1": "llama",
+    "mistralai/Ministral-8B-Instruct-2410": "llama",
     "HuggingFaceH4/zephyr-7b-beta": "llama",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
     "hmellor/tiny-random-LlamaForCausalLM": "llama",
@@ -48,7 +51,7 @@ FAMILIES: Mapping[str, str] = {
 }
 # Model -> those that its configuration names.
 BESIDE: Mapping[str, tuple[str, ...]] = {
-    "fixie-ai/ultravox-v0_5-llama-3_2-1b": ("meta-llama/Llama-3.2-1B-Instruct",),
+    "fixie-ai/ultravox-v0_5-llama-3_2-1b": ("meta-llama/Llama-3.2-1B-Instruct", "openai/whisper-large-v3-turbo"),
 }
 # Models whose tests want reasoning, an answer or a call, and an end -> what a checkpoint in their place says.
 SCRIPTED: Mapping[str, tuple[str, ...]] = {

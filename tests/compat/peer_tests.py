@@ -114,7 +114,7 @@ def lay_out(source: Path, folder: Path) -> Path:
         *(("utils.py", "utils.py"), ("peer_conftest.py", "conftest.py"), ("peer_model_utils.py", "models/utils.py")),
     ):
         shutil.copy(SHIM / name, tests / place)
-    for path in (source / "examples" / "pooling").rglob("*.jinja"):
+    for path in (source / "examples").rglob("*.jinja"):
         copy = folder / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)

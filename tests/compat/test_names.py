@@ -173,3 +173,16 @@ def test_a_name_that_nothing_has() -> None:
 
     assert len(random_uuid()) == 32
     assert random_uuid() != random_uuid()
+
+
+@pytest.mark.parametrize("name", ["StructuredOutputsParams", "GuidedDecodingParams"])
+def test_a_grammar_may_come_with_options_of_vllms_backends(name: str) -> None:
+    """They are no further grammars."""
+    from beheld.compat import grammars
+    from beheld.structured.compile import grammar_of
+
+    options: dict[str, Any] = {"disable_any_whitespace": True, "disable_additional_properties": True}
+    given = getattr(grammars, name)(json={"type": "integer"}, whitespace_pattern=" ", **options)
+    assert grammar_of(given).text == '{"type": "integer"}'
+    with pytest.raises(ParamsError, match="exactly one"):
+        grammar_of(getattr(grammars, name)(**options))

@@ -189,7 +189,9 @@ def test_many_at_once_get_each_their_own(running: Running) -> None:
 
 def test_models_and_errors_have_openais_form(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").model_extra["max_model_len"] == 2048  # type: ignore[index]
+    card = client.models.retrieve("tiny").model_extra
+    assert card is not None
+    assert (card["max_model_len"], card["root"], card["permission"]) == (2048, "tiny", [])
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="other", messages=talk())  # type: ignore[arg-type]
     assert missing.value.param == "model"

@@ -102,6 +102,15 @@ def options(*words: str) -> ServerOptions:
     return command.server_options(arguments, None, {})
 
 
+def test_a_model_that_is_served_by_another_name_shows_its_own(tmp_path: Path) -> None:
+    """Of a folder, the last part alone."""
+    parser = Parser(prog="beheld serve")
+    command.add_arguments(parser)
+    for model, root in (("some/model", "some/model"), (str(tmp_path), tmp_path.name), (None, "mote")):
+        found = command.server_options(parser.parse_args([]), model, {"served_model_name": ["other"]})
+        assert (found.names, found.root) == (("other",), root)
+
+
 def plugged(files: Path) -> ServerOptions:
     calls, thoughts = str(files / "plugged_calls.py"), str(files / "plugged_thoughts.py")
     words = ("--tool-parser-plugin", calls, "--tool-call-parser", "ours")
@@ -229,3 +238,24 @@ def test_a_parser_of_reasoning_names_its_marks(files: Path) -> None:
     assert found is not None
     with pytest.raises(ConfigError, match="'none' cannot be made"):
         marks_of("none", found, Tokenizer())
+
+
+def test_the_base_of_a_reasoning_parser_knows_its_tokens(files: Path) -> None:
+    class Known(Tokenizer):
+        def get_vocab(self) -> dict[str, int]:
+            return {"<seed>": 7, "</seed>": 8}
+
+    kind: Any = plugged(files).reasoning_plugin
+    parser = kind(Known())
+    assert (parser.start_token_id, parser.end_token_id) == (7, 8)
+    assert [parser.is_reasoning_end(ids) for ids in ([1, 8, 2], [8, 7, 1], [], [1])] == [True, False, False, False]
+    assert parser.is_reasoning_end_streaming([7, 1, 8], [8])
+    assert not parser.is_reasoning_end_streaming([7, 8, 1], [1])
+    assert parser.extract_content_ids([7, 1, 8, 2, 8]) == [2, 8]
+    assert parser.extract_content_ids([7, 1]) == []
+    assert parser.count_reasoning_tokens([0, 7, 1, 7, 2, 8, 3, 8, 4, 8]) == 3
+    assert parser.extract_reasoning("<seed></seed>", None) == ("", None)
+    # Marks of several tokens are found in the text.
+    assert kind(Tokenizer()).end_token_id is None
+    with pytest.raises(ValueError, match="model tokenizer must be passed"):
+        kind(None)

@@ -36,6 +36,15 @@ WRONG = (
 )
 
 
+ANY = {"type": "any_text"}
+NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+YES = {"type": "const_string", "value": "yes"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "or", "elements": [nested(depth - 1)]} if depth else YES
+
+
 def matcher(way: str, given: Any) -> Any:
     return compiler(way).matcher(grammar_of(StructuredOutputs(structural_tag=given)))
 
@@ -72,7 +81,16 @@ def test_the_newer_form_may_want_one_tag_and_end_after_it() -> None:
         ({"structures": [{"begin": "<a>", "end": "</a>"}], "triggers": ["<"]}, "needs begin, schema and end"),
         ({"structures": [{"begin": "<a>", "schema": {}, "end": "<"}], "triggers": ["["]}, "none of the triggers"),
         ({"structures": [{"begin": "<a>", "schema": {}, "end": "<"}], "triggers": [""]}, "no text"),
-        ({"format": {"type": "tag"}}, "only triggered_tags"),
+        ({"format": {"type": "tag"}}, "a tag begin, content and end"),
+        ({"format": {"type": "dance"}}, "'dance' is no structural format"),
+        ({"format": 1}, "no object"),
+        ({"format": {"type": "sequence", "elements": [ANY, ANY]}}, "must be followed"),
+        ({"format": {"type": "sequence", "elements": [ANY, {"type": "const_string", "value": ""}]}}, "needs a value"),
+        ({"format": {"type": "or", "elements": [{"type": "sequence", "elements": [1]}]}}, "no structural format"),
+        ({"format": {"type": "tag", "begin": "<a>", "content": ANY, "end": ""}}, "needs an end"),
+        ({"format": {"type": "regex"}}, "needs a pattern"),
+        ({"format": {"type": "tags_with_separator", "tags": [1], "separator": ","}}, "no object"),
+        ({"format": nested(40)}, "nested more than 32 deep"),
     ],
 )
 def test_other_forms_are_refused(given: Any, words: str) -> None:
@@ -118,3 +136,66 @@ def test_what_cannot_be_written_as_json_is_refused() -> None:
         deep = [deep]
     with pytest.raises(ParamsError, match="nested too deep"):
         grammar_of(StructuredOutputs(json={"enum": deep}))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("form", "fits", "wrong"),
+    [
+        (ANY, ["", "a\nb"], []),
+        (YES, ["yes"], ["", "yes!", "no"]),
+        ({"type": "regex", "pattern": "a/b+\\d\\/"}, ["a/bb1/"], ["ab1/", "a/b1"]),
+        ({"type": "or", "elements": [YES, NUMBER, nested(3)]}, ["yes", "12"], ["no", "yes12"]),
+        ({"type": "or", "elements": [NUMBER, ANY]}, ["12", "yes"], []),
+        ({"type": "sequence", "elements": [YES, NUMBER]}, ["yes12"], ["yes", "12yes"]),
+        ({"type": "sequence", "elements": [YES, ANY]}, ["yes", "yes, 1"], ["no"]),
+        (
+            {"type": "tag", "begin": "<tool_call>", "content": ANY, "end": "</tool_call>"},
+            ["<tool_call>x y</tool_call>", "<tool_call></tool_call>"],
+            ["<tool_call>x", "x", "<tool_call>x</tool_call>y"],
+        ),
+        (
+            {"type": "sequence", "elements": [ANY, {"type": "const_string", "value": "</tool_call>"}, NUMBER]},
+            ["so</tool_call>12", "</tool_call>3"],
+            ["so</tool_call>x", "so"],
+        ),
+        (
+            {
+                "type": "sequence",
+                "elements": [ANY, {"type": "tag", "begin": "[", "content": NUMBER, "end": ["]", ")"]}],
+            },
+            ["so [12]", "[3)"],
+            ["so [x]", "so", "[1] "],
+        ),
+        (
+            {
+                "type": "triggered_tags",
+                "triggers": ["hello"],
+                "tags": [{"begin": "hello_flag", "content": ANY, "end": "hello"}],
+            },
+            ["a", "hello_flag x hello b"],
+            ["hello b"],
+        ),
+        (
+            {
+                "type": "tags_with_separator",
+                "separator": "\n",
+                "at_least_one": True,
+                "tags": [
+                    {"begin": "<a>", "content": NUMBER, "end": ["</a>", ""]},
+                    {"begin": "<b>", "content": {"type": "sequence", "elements": [YES, ANY]}, "end": "</b>"},
+                ],
+            },
+            ["<a>1</a>", "<a>1</a>\n<a>2\n<b>yes?</b>"],
+            ["", "<a>1</a><a>2</a>", "<a>1</a>\n", "<b>?</b>"],
+        ),
+    ],
+)
+def test_formats_are_followed(way: str, form: Any, fits: list[str], wrong: list[str]) -> None:
+    for text in fits:
+        made = matcher(way, {"type": "structural_tag", "format": form})
+        assert taken(made, way, text), text
+        assert made.is_accepting(), text
+    for text in wrong:
+        made = matcher(way, {"format": form})
+        assert not (taken(made, way, text) and made.is_accepting()), text

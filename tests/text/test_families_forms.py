@@ -209,7 +209,7 @@ THOUGHTS = {
     "minimax_m3": f"<mm:think>{THOUGHT}</mm:think>",
     "longcat": f"<longcat_think>\n{THOUGHT}\n</longcat_think>\n",
     "apertus": f"<|inner_prefix|>{THOUGHT}<|inner_suffix|>",
-    "granite": f"Here is my thought process:\n\n{THOUGHT}\n\nHere is my response:\n\n",
+    "granite": f"Here is my thought process:{THOUGHT}Here is my response:",
     "muse": f"{_MUSE}to=self<|message|>{THOUGHT}<|eom|>",
     "muse_glimmer": f" to=self<|message|>{THOUGHT}<|eom|>",
     "mistral": f"[THINK]{THOUGHT}[/THINK]",
@@ -299,8 +299,8 @@ def test_a_template_shows_its_reasoning_to_families_that_state_none(thoughts: st
 
 def test_every_format_is_tested() -> None:
     assert WRITTEN.keys() == FORMATS.keys()
-    # These are `think` with more of its blanks: test_tools_and_reasoning.py.
-    assert THOUGHTS.keys() | {"olmo3", "step3p5"} == reasoning.FORMATS.keys()
+    # These are `think` with more of its blanks (test_tools_and_reasoning.py), or without a split.
+    assert THOUGHTS.keys() | {"olmo3", "step3p5", "minimax_m2_append_think"} == reasoning.FORMATS.keys()
 
 
 def test_a_template_that_nobody_states_keeps_the_marks_of_the_answer() -> None:
@@ -349,7 +349,8 @@ def test_channels_that_are_no_reasoning_are_the_answer() -> None:
         ("ernie45", "<think>hm</think>\n\n<response>\nSoon.\n", ("hm", "Soon.\n", [])),
         ("ernie45", "<think>hm</think>\n<resp", ("hm", "<resp", [])),
         ("cohere", "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>Soon.<|END_TEXT|>", ("hm", "Soon.", [])),
-        ("granite", "Here's my thought process: hm Here's my response: Soon.", ("hm", "Soon.", [])),
+        ("granite", "Here's my thought process: hm Here's my response: Soon.", (" hm ", " Soon.", [])),
+        ("minimax_m2_append_think", "<think>hm</think>\nSoon.", ("", "<think>hm</think>\nSoon.", [])),
         ("granite", "Here is my thought.", ("", "Here is my thought.", [])),
         ("granite", "Here is my response: Soon.", ("", "Here is my response: Soon.", [])),
         ("minimax_m3", "</mm:think>\nSoon.", ("", "Soon.", [])),
@@ -377,3 +378,24 @@ def test_a_template_of_coder_s_calls_is_not_taken_for_hermes_s(name: str) -> Non
     stated = FAMILIES[f"beheld.families.{name}"].calls
     assert form_of(WRITTEN["qwen3_coder"][0], stated) == "qwen3_coder"
     assert form_of(WRITTEN["hermes"][0], stated) == "hermes"
+
+
+def test_a_family_that_states_hermes_alone_reads_the_calls_that_its_template_shows() -> None:
+    for form in ("hermes", "qwen3_coder", "glm45"):
+        assert form_of(WRITTEN[form][0], ("hermes",)) == form
+    # One that is stated is not taken for another of the same marks.
+    for form in ("jamba", "hunyuan_a13b"):
+        assert form_of(WRITTEN["jamba"][0], (form,)) == form
+
+
+@pytest.mark.parametrize("again", ["", "<think>", "\n<think>"])
+def test_reasoning_that_stays_in_the_answer_keeps_its_marks(again: str) -> None:
+    """Of an answer that the prompt has begun; the model may write the mark once more."""
+    marks = reasoning.FORMATS["minimax_m2_append_think"]
+    text = f"{again}hm</think>\n\nSoon.<think>"
+    expected = ("", f"<think>{again.removesuffix('<think>')}hm</think>\n\nSoon.<think>")
+    for pieces in ([text], [*text]):
+        split = reasoning.splitter(marks, inside=True)
+        parts = [*map(split.push, pieces), split.finish()]
+        assert tuple("".join(part) for part in zip(*parts, strict=True)) == expected
+    assert reasoning.splitter(marks, inside=True).finish() == ("", "<think>")

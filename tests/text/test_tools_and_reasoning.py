@@ -40,7 +40,8 @@ SCHEMAS: Schemas = {
 }
 MARKS = (
     "<tool_call>", "</tool_call>", "<tool", "_call>", "<think>", "</think>", "<", "</", "[TOOL_CALLS]", "[ARGS]",
-    "[CALL_ID]", "<function=", "f>", "</function>", "<parameter=", "at>", "</parameter>", "<arg_key>", "</arg_key>",
+    '<function name="f">', '<param name="at">', "</param>", "<![CDATA[", "]]>", "[CALL_ID]",
+    "<function=", "f>", "</function>", "<parameter=", "at>", "</parameter>", "<arg_key>", "</arg_key>",
     "<arg_value>",     "</arg_value>", "<|python_tag|>", "```json", "```", "f(", "at='", "')", "f", "look", ";",
 )  # fmt: skip
 FRAGMENTS = st.sampled_from(
@@ -219,9 +220,28 @@ SKY = '"the \\"sky\\""'
         ("minicpm5", '<functionname="look"><paramname="days">3</param></function>', "", [Piece("look", '{"days": 3}')]),
         ("minicpm5", '<function name="look"><param name="at">a]]</param></function>', "",
          [Piece("look", '{"at": "a]]"}')]),
+        ("minicpm5", '<function\u0120name="look"><param\u0120name="days">3</param></function>', "",
+         [Piece("look", '{"days": 3}')]),
+        ("minicpm5", '<function name="look"><param name="at"><![CDATA[</param> <param name="at">x</function> '
+         '<function name="f">]]></param><param name="days">2</param></function> So.', "So.",
+         [Piece("look", '{"at": "</param> <param name=\\"at\\">x</function> <function name=\\"f\\">", "days": 2}')]),
+        ("minicpm5", '<function name="look"><param name="at"><![CDATA[a]]]]><![CDATA[>b]]></param></function>', "",
+         [Piece("look", '{"at": "a]]>b"}')]),
+        ("minicpm5", '<function name="look"><param name="at"><![CDATA[a</param></function>', "",
+         [Piece("look", '{"at": "a</param></function>')]),
+        # An argument that stands twice.
+        ("minicpm5", '<function name="look"><param name="arguments">{"days": 1}</param><param name="days">2</param>'
+         '<param name="at">a</param></function>', "", [Piece("look", '{"days": 1, "at": "a"}')]),
+        ("qwen3_coder", QWEN.replace("</function>", "<parameter=at>\nthe sea\n</parameter>\n</function>"), "", [LOOK]),
+        ("glm45", GLM.replace("</tool_call>", "<arg_key>at</arg_key><arg_value>sea</arg_value><arg_key>days</arg_key>"
+         "<arg_value>2</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>"), "",
+         [Piece("look", '{"at": "the \\"sky\\"", "days": 2}')]),
         ("minicpm5", '<function name="look"><param name="at"><![CD', "", [Piece("look", '{"at": ')]),
         ("minicpm5", '<function name="look"><param name="arguments">{"days": 1}</param></function>', "",
          [Piece("look", '{"days": 1}')]),
+        ("gigachat3", 'I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "f", "arguments": {"x": "</s>"}}'
+         "</s>", "I look.", [Piece("f", '{"x": "</s>"}')]),
+        ("gigachat3", "</s> <|function_call|>no</s>", "</s> <|function_call|>no</s>", []),
         ("apertus", 'I look. <|tools_prefix|>[{"f": {}}, {"g": {"x": [1]}}]<|tools_suffix|>', "I look.",
          [Piece("f", "{}"), Piece("g", '{"x": [1]}')]),
         ("apertus", '<|tools_prefix|>[{"f": {"x": 1}, "y": 2}]<|tools_suffix|>',

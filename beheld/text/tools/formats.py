@@ -12,9 +12,11 @@ from beheld.text.tools.call import CallBody, Schemas, ToolReader
 from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.marked import MarkedReader, Region
 from beheld.text.tools.tagged import (
+    CDATA,
     GLM,
     HUNYUAN,
     MINICPM5,
+    MINICPM5_CALLS,
     MINIMAX,
     MUSE,
     QWEN3,
@@ -105,7 +107,7 @@ _MINIMAX = {'<invoke name="': Region("</invoke>", '<invoke name="')}
 _MINIMAX_ALL = "<minimax:tool_call>", "</minimax:tool_call>"
 _M3 = {nested.INVOKE: Region(f"{nested.MARK}</invoke>")}
 _M3_ALL = f"{nested.MARK}<tool_call>", f"{nested.MARK}</tool_call>"
-_MINICPM5 = {mark: Region("</function>", mark) for mark in ('<function name="', '<functionname="')}
+_MINICPM5 = {mark: Region("</function>", mark, CDATA) for mark in MINICPM5_CALLS}
 _MUSE = {CALLED[0]: Region(CALLED[1])}
 # GigaChat's calls are a message of their own to another, or follow a mark.
 _GIGACHAT_ROLE, _GIGACHAT_CALL = "function call<|role_sep|>\n", "<|function_call|>"
@@ -162,7 +164,8 @@ FORMATS: dict[str, CallFormat] = {
         "<start_function_call>", "<end_function_call>", lambda schemas: gemma.GemmaCall(gemma.ESCAPE, schemas)
     ),
     "gigachat3": CallFormat(
-        lambda schemas: MarkedReader(_GIGACHAT, JsonCalls, frame=_GIGACHAT_ENDS[:1]),
+        # The end token has a text where it does not end the answer (`ignore_eos`).
+        lambda schemas: MarkedReader(_GIGACHAT, JsonCalls, "</s>", _GIGACHAT_ENDS[:1]),
         (_GIGACHAT_ENDS[0], *_GIGACHAT),
         (_GIGACHAT_CALL, "<|role_sep|>"),
         ("<|role_sep|>", "function"),
@@ -271,7 +274,18 @@ def form_of(template: str | None, stated: Collection[str] = ()) -> str | None:
     if template is None:
         return None
     for name in (*stated, *FORMATS):
-        marks = FORMATS[name].template
-        if marks and all(mark in template for mark in marks):
-            return name
+        if _teaches(template, name):
+            own = FORMATS[name]
+            # A template may show all marks of a format and be of one that has more: Qwen3-Coder's has Hermes'.
+            finer = (
+                other
+                for other, form in FORMATS.items()
+                if own.marks and {*form.marks} > {*own.marks} and form.template != own.template
+            )
+            return next((other for other in finer if _teaches(template, other)), name)
     return None
+
+
+def _teaches(template: str, name: str) -> bool:
+    marks = FORMATS[name].template
+    return bool(marks) and all(mark in template for mark in marks)

@@ -16,10 +16,12 @@ class Region:
     Attributes:
         close: the mark that ends it; if it is also an opening mark, the next region begins with it.
         given: text that the body gets first.
+        quotes: marks between which no other mark counts.
     """
 
     close: str
     given: str = ""
+    quotes: tuple[str, str] | None = None
 
 
 class MarkedReader:
@@ -52,11 +54,13 @@ class MarkedReader:
         self._frame = frame
         # Text within the frame before the next call, while that is open.
         self._noise: list[str] | None = None
-        self._marks = (*regions, *(() if stray is None else (stray,)), *frame)
+        self._strays = () if stray is None else (stray,)
+        self._marks = (*regions, *self._strays, *frame)
         self._seeker = Seeker()
         self._words = Trimmed()
-        # The open region: its body, its opening mark and its closing one.
-        self._open: tuple[CallBody, str, str] | None = None
+        # The open region: its body, its opening mark and the region.
+        self._open: tuple[CallBody, str, Region] | None = None
+        self._quoted = False
         # The opening mark and the whitespace before it; they are text if no call follows.
         self._undecided = ""
         self._spelled = False
@@ -135,7 +139,7 @@ class MarkedReader:
     def _enter(self, mark: str, shown: list[str], pieces: list[Piece]) -> None:
         region = self._regions[mark]
         body = self._make()
-        self._open = body, mark, region.close
+        self._open = body, mark, region
         # If the body reads the mark itself, the mark must not appear twice.
         self._undecided = self._words.rest() + self._noise_so_far() + mark.removesuffix(region.given)
         self._spelled = False
@@ -148,14 +152,24 @@ class MarkedReader:
         stands again, unless that is in a call's arguments.
         """
         assert self._open is not None
-        body, opening, close = self._open
-        before, mark, after = self._seeker.seek(text, (close, opening))
+        body, opening, region = self._open
+        close, begun, ended = region.close, *(region.quotes or ("", ""))
+        marks = (ended,) if self._quoted else (close, opening, *((begun,) if begun else ()), *self._strays)
+        before, mark, after = self._seeker.seek(text, marks)
         if self._region is not None:
             self._region.append(before)
         self._take(body, body.push(before), shown, pieces)
         if mark is None:
             return ""
-        if mark != close and not body.complete:
+        if mark in (region.quotes or ()):
+            self._quoted = mark == begun
+            if self._region is not None:
+                self._region.append(mark)
+            self._take(body, body.push(mark), shown, pieces)
+            return after
+        if mark in self._strays and mark != close and body.called and body.complete:
+            return after
+        if mark != close and (mark in self._strays or not body.complete):
             self._take(body, body.push(mark), shown, pieces)
             return after
         self._take(body, body.end(), shown, pieces)

@@ -38,6 +38,7 @@ class Tags:
         frame: texts before and behind a value that are not part of it, if they are there.
         types: tag that ends a key -> the schema of a value whose own says no type; without it, any type may be read.
         wrappers: keys of a value that may hold all arguments, where the schema has no such key.
+        quotes: marks in a value between which every tag is text; they are no part of it.
     """
 
     first: str
@@ -45,6 +46,7 @@ class Tags:
     frame: tuple[str, str] = ("", "")
     types: Mapping[str, Any] = field(default_factory=dict)
     wrappers: frozenset[str] = frozenset()
+    quotes: tuple[str, str] | None = None
 
 
 GLM = Tags(
@@ -87,17 +89,22 @@ def _named(invoke: str, parameter: str, last: str = "done") -> dict[str, dict[st
 
 
 MINIMAX = Tags("head", _named("invoke", "parameter"), types={'">': _WORDS})
+CDATA = "<![CDATA[", "]]>"
+# The blank in its tags is sometimes missing, or spelled as byte-level vocabularies write it.
+MINICPM5_CALLS = tuple(f'<function{blank}name="' for blank in (" ", "", "\u0120"))
 _MINICPM5 = _named("function", "param")
-# The blank in its tags is sometimes missing.
+_MINICPM5_KEYS = {f'<param{blank}name="': "key" for blank in (" ", "", "\u0120")}
 MINICPM5 = Tags(
     "head",
     _MINICPM5
     | {
-        "head": {'<function name="': "name", '<functionname="': "name"},
-        "between": _MINICPM5["between"] | {'<paramname="': "key"},
+        "head": dict.fromkeys(MINICPM5_CALLS, "name"),
+        "between": _MINICPM5["between"] | _MINICPM5_KEYS,
+        "value": _MINICPM5["value"] | _MINICPM5_KEYS | {CDATA[0]: "quoted"},
+        "quoted": {CDATA[1]: "value"},
     },
-    ("<![CDATA[", "]]>"),
     wrappers=frozenset(("arguments", "properties")),
+    quotes=CDATA,
 )
 # What stands before the call is its message's header; further calls may follow in the message.
 _MUSE = _named("atem:invoke", "atem:parameter", "tail")
@@ -142,6 +149,7 @@ class TaggedCalls:
         self._properties: Mapping[str, Any] = {}
         self._opened = self._closed = self._behind = False
         self._value = Value({}, tags.frame)
+        self._keys: set[str] = set()
         # What begins a value that may hold all arguments.
         self._wrapped = ""
 
@@ -153,7 +161,12 @@ class TaggedCalls:
     @property
     def complete(self) -> bool:
         """As CallBody."""
-        return self._state != "value"
+        return not self._valued
+
+    @property
+    def _valued(self) -> bool:
+        """Whether the text is a value's."""
+        return self._state in ("value", "quoted")
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
         """As CallBody."""
@@ -163,11 +176,13 @@ class TaggedCalls:
             before, tag, text = self._seeker.seek(text, ends)
             if not self._called:
                 self._raw += (before, tag or "")
-            if self._state == "value":
+            if self._valued:
                 pieces += _pieces_of(self._value.push(before))
             else:
                 self._held.append(before)
-            if tag is not None:
+            if tag is not None and tag in (self._tags.quotes or ()):
+                self._state = ends[tag]
+            elif tag is not None:
                 self._leave(tag, pieces)
                 self._state = ends[tag]
                 self._held = []
@@ -183,7 +198,7 @@ class TaggedCalls:
         words, pieces = self.push("")
         rest = self._seeker.rest()
         self._raw.append("" if self._called else rest)
-        if self._state == "value":
+        if self._valued:
             pieces += [*_pieces_of(self._value.push(rest)), *self._ended_value()]
         return self._ended(rest, pieces, words)
 
@@ -193,7 +208,9 @@ class TaggedCalls:
         self._raw.append("" if self._called else rest)
         if self._called and self._state not in ("between", "done", "tail"):
             begun, self._wrapped = self._wrapped, ""
-            return "", _pieces_of(begun + self._value.push(rest)) if self._state == "value" else []
+            if any(mark.startswith(rest) for mark in self._tags.quotes or ()):
+                rest = ""
+            return "", _pieces_of(begun + self._value.push(rest)) if self._valued else []
         return self._ended(rest, [], "")
 
     def _ended(self, rest: str, pieces: list[Piece], words: str) -> tuple[str, list[Piece]]:
@@ -223,12 +240,16 @@ class TaggedCalls:
             begun = (", " if self._opened else "{") + json_text(key) + ": "
             schema = self._properties.get(key)
             self._value = Value(schema if types_of(schema) else self._tags.types.get(tag, schema), self._tags.frame)
-            if key in self._tags.wrappers and self._properties and key not in self._properties and not self._opened:
+            if key in self._keys:
+                # A stream has sent the first already.
+                self._value = Nothing({}, self._tags.frame)
+            elif key in self._tags.wrappers and self._properties and key not in self._properties and not self._opened:
                 # Whether it holds all arguments shows at its end.
                 self._wrapped, self._value = begun, Value(None, self._tags.frame)
             else:
                 pieces += _pieces_of(begun)
                 self._opened = True
+            self._keys.add(key)
         elif self._state == "value":
             pieces += self._ended_value()
 
@@ -239,6 +260,7 @@ class TaggedCalls:
             inner = parsed(text)
             holds = isinstance(inner, dict) and not inner.keys() - self._properties.keys()
             self._opened = not holds or bool(inner)
+            self._keys |= inner.keys() if holds else set()
             text = text.strip()[:-1].rstrip() if holds else begun + text
             return _pieces_of(text if self._opened else "")
         return _pieces_of(text)
@@ -247,6 +269,7 @@ class TaggedCalls:
         pieces.append(Piece(name, ""))
         self._called, self._raw = True, []
         self._opened = self._closed = False
+        self._keys = set()
         properties = self._schemas.get(name, {}).get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
 
@@ -278,6 +301,8 @@ class Value:
 
     def push(self, text: str) -> str:
         """Add text; returns the JSON that is now certain."""
+        if not text:
+            return ""
         if self._head is not None:
             text = self._head + text
             if len(text) < len(self._before) and self._before.startswith(text):
@@ -307,6 +332,18 @@ class Value:
     def _open(self) -> str:
         opened, self._opened = self._opened, True
         return "" if opened else '"'
+
+
+class Nothing(Value):
+    """The value of an argument that stands a second time: it is left out."""
+
+    def push(self, text: str) -> str:
+        """As Value."""
+        return ""
+
+    def end(self) -> str:
+        """As Value."""
+        return ""
 
 
 def typed(text: str, types: frozenset[str] | set[str]) -> str:

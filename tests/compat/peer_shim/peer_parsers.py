@@ -219,6 +219,8 @@ class ReasoningParser(_Inside):
         self._effort = options.get("reasoning_effort")
         self._split: reasoning.Splitter | None = None
         self._later = ""
+        # Some helpers want reasoning and answer in messages of their own, as our chunks have them.
+        self.apart = False
 
     @cached_property
     def vocab(self) -> dict[str, int]:
@@ -240,9 +242,8 @@ class ReasoningParser(_Inside):
             # Some tests begin in the middle.
             self._split.push(given["previous_text"] or "")
         thought, said = self._split.push(given["delta_text"])
-        # As in our chunks, reasoning and answer are never in one message.
         self._later += said
-        return self._message((thought, "" if thought else self._take()))
+        return self._message((thought, "" if thought and self.apart else self._take()))
 
     def finish(self) -> DeltaMessage | None:
         """The rest of an answer that came in pieces."""
@@ -262,13 +263,23 @@ class ReasoningParser(_Inside):
         if reasoning.FORMATS[self.form].channels:
             pytest.skip("inside vLLM: tokens of a prompt with channels")
         text = self._text(input_ids)
+        if reasoning.FORMATS[self.form].joined:
+            return reasoning.FORMATS[self.form].close in text
         # Earlier turns are no part of the answer.
         split.push(text[max(0, text.rfind(reasoning.FORMATS[self.form].open)) :])
         return bool(split.push("x")[1])
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
-        """The same."""
-        return self.is_reasoning_end(input_ids)
+        """The same, and not while the answer may still turn out to begin with reasoning."""
+        split = self._made()
+        split.push(self._text(input_ids))
+        return not (input_ids and split.undecided) and self.is_reasoning_end(input_ids)
+
+    @property
+    def reasoning_end_token_ids(self) -> list[int]:
+        """The token of the closing mark."""
+        assert self.form is not None
+        return [self.vocab[reasoning.FORMATS[self.form].close]]
 
     def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
         """The tokens of what is no reasoning."""
@@ -299,10 +310,32 @@ class ReasoningParser(_Inside):
         return reasoning.splitter(marks, inside=inside, calls=self.calls, nonempty=nonempty)
 
 
+class BaseThinkingReasoningParser(parsers.MarkedReasoningParser):
+    """The base of plug-ins, whose texts the server splits at the marks that they name."""
+
+    apart = False
+
+    def extract_reasoning_streaming(self, *words: Any, **named: Any) -> DeltaMessage | None:
+        """Split a piece of an answer, as the server does."""
+        given = dict(zip(("previous_text", "current_text", "delta_text"), words, strict=False)) | named
+        if not given["previous_text"]:
+            marks = reasoning.ReasoningMarks(self.start_token, self.end_token, (self.start_token, self.end_token))
+            self._split = reasoning.splitter(marks, inside=True)
+        return self._of(self._split.push(given["delta_text"]))
+
+    def finish(self) -> DeltaMessage | None:
+        """The rest of an answer that came in pieces."""
+        return self._of(self._split.finish())
+
+    def _of(self, parts: tuple[str, str]) -> DeltaMessage | None:
+        return DeltaMessage(reasoning=parts[0] or None, content=parts[1] or None) if any(parts) else None
+
+
 def finishing(feed: Callable[..., Any]) -> Callable[..., Any]:
     """A helper of vLLM's that feeds a parser piece by piece, and then adds the rest, which vLLM's parsers have not."""
 
     def fed(parser: Any, *words: Any, **named: Any) -> Any:
+        parser.apart = True
         made = feed(parser, *words, **named)
         rest = parser.finish()
         if rest is not None:
@@ -370,7 +403,7 @@ _REASONING = SAME["reasoning-parser"]
 _INSIDE = frozenset(
     (
         *("deepseek_r1", "qwen3", "glm45", "holo2", "nemotron_v3", "step3", "step3p5", "minimax_m2", "kimi_k2"),
-        *("ernie45", "olmo3", "granite_thinking_parser"),
+        *("ernie45", "olmo3", "granite_thinking_parser", "minimax_m2_append_think"),
     )
 )
 
@@ -444,7 +477,7 @@ _NAMES: dict[str, Any] = {
         detokenize_incrementally,
         *(FunctionCall, ToolCall, DeltaFunctionCall, DeltaToolCall, DeltaMessage, ExtractedToolCallInformation),
         *(FunctionDefinition, ChatCompletionToolsParam, ChatCompletionRequest, ResponsesRequest),
-        *(ToolParser, ReasoningParser, ToolParserManager, ReasoningParserManager),
+        *(ToolParser, ReasoningParser, ToolParserManager, ReasoningParserManager, BaseThinkingReasoningParser),
     )
 }
 

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -20,6 +21,11 @@ from beheld.compat import finder
 # The tests are of parsers, and no server runs.
 _PARSERS = bool(os.environ.get("PEER_PARSERS"))
 
+# Errors of tests that reach into vLLM: attributes of its classes, of mocks of them, and fixtures of its own tests.
+_INSIDE = re.compile(
+    r"'vllm\.[\w.]*' object has no attribute|__new__\(vllm\.|Mock object has no attribute|fixture '\w+' not found"
+    r"|AttributeError: __get__|SamplingParams\.verify\(\) takes|find_spec at \w+>\('gpt_oss'\)"
+)
 # File -> test -> (result, line).
 _RESULTS: dict[str, dict[str, tuple[str, str]]] = {}
 
@@ -146,6 +152,36 @@ def image_urls(request: Any, local_asset_server: _Pictures) -> list[str]:
     return [local_asset_server.url_for(name) for name in request.param]
 
 
+@pytest.fixture(scope="session")
+def num_gpus_available() -> int:
+    """vLLM's fixture of that name: one device."""
+    return 1
+
+
+@pytest.fixture(scope="session")
+def image_assets() -> Any:
+    """vLLM's fixture of that name."""
+    from tests.conftest import ImageTestAssets
+
+    return ImageTestAssets()
+
+
+@pytest.fixture(scope="session")
+def video_assets() -> Any:
+    """vLLM's fixture of that name."""
+    from tests.conftest import VideoTestAssets
+
+    return VideoTestAssets()
+
+
+@pytest.fixture(scope="session")
+def audio_assets() -> Any:
+    """vLLM's fixture of that name."""
+    from tests.conftest import AudioTestAssets
+
+    return AudioTestAssets()
+
+
 def pytest_runtest_logreport(report: Any) -> None:
     """Keep what came of each phase of a test; the worst counts."""
     file, _, name = report.nodeid.partition("::")
@@ -160,7 +196,7 @@ def pytest_runtest_logreport(report: Any) -> None:
         results[name] = "passed", ""
     elif report.failed:
         absent = "ABSENT:" in line or "neither in the local cache" in line
-        results[name] = ("absent" if absent else "failed"), short
+        results[name] = ("absent" if absent else "inside" if _INSIDE.search(line) else "failed"), short
     elif report.when == "call":
         results[name] = "passed", ""
     # A file that is stopped keeps what ended.

@@ -28,6 +28,8 @@ class VllmRunner:
     def __init__(self, model_name: str, *, max_model_len: int | None = 1024, seed: int = 0, **options: Any) -> None:
         for name in _LEFT_OUT:
             options.pop(name, None)
+        if (tokenizer := options.pop("tokenizer_name", None)) is not None:
+            options["tokenizer"] = tokenizer
         try:
             self.llm = ScriptLLM(model_name, max_model_len=max_model_len, seed=seed, **options)
         except UserError as error:
