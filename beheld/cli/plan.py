@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from beheld.tools.plan import plan
 
-    given = {name: getattr(arguments, name) for name in ("trust_remote_code", "dtype", "kv_cache_dtype", "quantization")}
+    names = ("trust_remote_code", "dtype", "kv_cache_dtype", "quantization")
+    given = {name: getattr(arguments, name) for name in names}
     args = EngineArgs(model=arguments.model, **given)
     wanted = arguments.tp * arguments.pp
     count, gpu_bytes = arguments.gpus or (wanted, None)
