@@ -83,7 +83,7 @@ Ts = TypeVarTuple("Ts")
 Messages = Sequence[Mapping[str, Any]]
 
 
-# Parts of one text that the engine has at a time.
+# How many parts of one text the engine has at a time.
 _PARTS_AT_ONCE = 4
 
 
@@ -95,7 +95,7 @@ class Pieces(StrEnum):
     FINAL = "final"
 
 
-# Texts that one job in a thread prepares: few milliseconds, in which other clients' texts wait for another thread.
+# How many texts one job in a thread prepares: it takes a few milliseconds, and other clients' texts wait for it.
 _RUN = 64
 
 _KINDS = {
@@ -129,11 +129,12 @@ def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Rem
 
 
 def _read_at_end(request: Request, params: Params) -> Request:
-    """The request of an answer that is read once it is complete; stop strings are found here, token by token."""
+    """The request of an answer that is read only once it is complete."""
     if not isinstance(params, SamplingParams):
-        # Of vectors, the first event is the end.
+        # A pooled request ends with its first event.
         return request
-    # Of the resolved parameters: tokens that are named ask for a report, too.
+    # As resolved: `logprob_token_ids` alone asks for log-probabilities, too. Stop strings are searched for here, in the
+    # text of each token.
     reports = isinstance(request.params, Sampling) and request.params.logprobs is not None
     return replace(request, restartable=True, at_end=not (params.stop or reports))
 
@@ -215,9 +216,9 @@ class AsyncLLM:
         # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
         self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        # What the engine lacks, by its last word.
+        # What the engine lacks, as it last reported.
         self._lacks = frozenset[EnginePart]()
-        # The numbers of the orders to wake up that are not answered.
+        # The numbers of the messages to wake up that are not answered yet.
         self._waking = set[int]()
         self._woken_s = -math.inf
         self._numbers = remote.place.numbers()
@@ -562,7 +563,7 @@ class AsyncLLM:
         return stats
 
     def engine_reports(self) -> tuple[EngineReport, ...]:
-        """What each of several engines does; of one engine nothing."""
+        """The report of each engine if there are several; empty if there is one."""
         return self._engine.reports()
 
     async def add_lora(self, lora_request: LoRARequest) -> None:
@@ -627,11 +628,11 @@ class AsyncLLM:
 
     @property
     def waking_until(self) -> float:
-        """Until when it woke up, on the monotonic clock; infinity while it does, and may answer nothing for minutes."""
+        """When the last wake-up ended, on the monotonic clock; infinity during one, which may be silent for minutes."""
         return math.inf if self._waking else self._woken_s
 
     def _end_waking(self, number: int) -> None:
-        """An order was answered; nothing happens if it was another than to wake up."""
+        """Note that a message was answered; nothing happens unless it was one to wake up."""
         if number in self._waking:
             self._waking.remove(number)
             self._woken_s = time.monotonic()
@@ -872,7 +873,7 @@ class AsyncLLM:
         return live
 
     def _begin(self, request: Request, params: Params, started: float) -> _LiveRequest:
-        """Submit a prepared request, of which only the end is wanted."""
+        """Submit a prepared request whose answer is read only once it is complete."""
         self._check_alive()
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
         live = _LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
@@ -898,7 +899,7 @@ class AsyncLLM:
         reading = self._pools.of_reading(order.prompt, order.params, pool)
         try:
             if pool is self._pools.grammar and reading is self._pools.slow:
-                # Compilers are not waited for in a turn of those that keep the interpreter.
+                # Reading takes turns, because it keeps the interpreter lock; a wait for a compiler holds no turn.
                 read = await self._run_in(reading, order.client, inputs.read, order)
                 made = await self._run_in(pool, order.client, inputs.make_items, read)
                 return await self._run_in(pool, order.client, inputs.seal, made)
@@ -920,7 +921,7 @@ class AsyncLLM:
         grammar = has_grammar(order.params)
         read: ReadRequest | None = None
         if not (documents or grammar or reading is not pools.media or names_remote(order.prompt)):
-            # Most requests: one call of a thread costs the event loop a tenth of a millisecond and more.
+            # Most requests: one call of a thread in place of two; each costs the event loop a tenth of a millisecond.
             async with pools.media_turns.turn(client):
                 found = await self._run_media(pools.media, client, inputs.read_and_completed, order)
             if isinstance(found, Request):
@@ -952,7 +953,7 @@ class AsyncLLM:
                 job.add_done_callback(self._jobs.discard)
 
     async def _prepare_run(self, client: str, run: Sequence[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
-        """Prepare texts in a thread. Each has its own result or error; an error of the job is that of all."""
+        """Prepare texts in a thread. Each has its own result or error; if the job itself fails, all have its error."""
         made: Sequence[Request | BaseException]
         try:
             made = await self._run_in(self._pools.text, client, self._inputs.prepare_run, [order for order, _ in run])
@@ -1022,7 +1023,7 @@ class AsyncLLM:
         elif event.finish is not None:
             del self._live[event.request_id]
         elif live.pieces is Pieces.FINAL:
-            # Most events: nothing has ended, and nobody waits for less than the end.
+            # Most events: the request goes on, and only its end is waited for.
             return
         if live.pieces is not Pieces.FINAL or live.collector.finished:
             live.changed.set()

@@ -342,7 +342,7 @@ _WINDOWS = {"sliding": "sliding_window", "chunked": "attention_chunk_size", "con
 
 
 def _positions(text: Any, name: str) -> int | None:
-    """A setting that counts positions; checks of config.json let lists pass, for some settings are lists somewhere."""
+    """A setting that counts positions. Earlier checks let lists pass, which some models have for some settings."""
     found = getattr(text, name, None)
     if found is not None and not isinstance(found, int):
         raise refused(CONFIG, name, found, "a whole number")

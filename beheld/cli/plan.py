@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pp", type=count_of, default=1, metavar="M", help="stages of a pipeline, of N GPUs each")
     gpus = "the GPUs, as 2x80GiB or 2xH100: tells how much fits, and how fast it may be"
     parser.add_argument("--gpus", type=gpus_of, metavar="NxGIB", help=gpus)
+    parser.add_argument("--dtype", default="auto", help="the type of weights and activations")
     parser.add_argument("--kv-cache-dtype", default="auto", help="that of keys and values: fp8 and int8 take 8 bits")
     parser.add_argument("--quantization", help="how weights are rounded as they are loaded: fp8, int4, int8, nf4")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -31,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from beheld.tools.plan import plan
 
-    given = {name: getattr(arguments, name) for name in ("trust_remote_code", "kv_cache_dtype", "quantization")}
+    names = ("trust_remote_code", "dtype", "kv_cache_dtype", "quantization")
+    given = {name: getattr(arguments, name) for name in names}
     args = EngineArgs(model=arguments.model, **given)
     wanted = arguments.tp * arguments.pp
     count, gpu_bytes = arguments.gpus or (wanted, None)

@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 # Methods that quantize any checkpoint's weights as they are loaded: values of the option `quantization`.
 QUANTIZED_AT_LOAD = ("fp8", "int4", "int8", "nf4")
-# A checkpoint's method -> the one that quantizes in its numbers as weights are loaded, if it is asked for of others.
+# A checkpoint's method -> what the same name means for an unquantized checkpoint, whose weights are rounded at load.
 AT_LOAD_AS = {"bitsandbytes": "nf4"}
-# Methods that checkpoints may state: values of the option too, where the checkpoint states the same.
-# Those of them whose weights may stay in their bits.
+# Methods of checkpoints whose weights may stay in their bits.
 KEPT_BITS = ("auto-round", "awq", "compressed-tensors", "gptq")
+# Methods that checkpoints may state; the option takes them too, if the checkpoint states the same.
 QUANTIZED_CHECKPOINTS = (
     "auto-round", "awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "torchao",
 )  # fmt: skip

@@ -155,7 +155,7 @@ class DataParallelEngines:
         self._closing = threading.Event()
         self._dead = False
         self._threads: list[threading.Thread] = []
-        # A script may end without closing its engines. Where they are Ray's, it ends them; none has died then.
+        # A script may end without closing its engines. If Ray then ends them, none of them counts as dead.
         self._at_exit = ExitHook(functools.partial(_leave, self._closing, restarter))
 
     # ------------------------------------------------------------------ the interface of an engine
@@ -492,17 +492,17 @@ class DataParallelEngines:
 
 
 def _after_sleep(sent: list[Sleep | WakeUp], message: Sleep) -> list[Sleep | WakeUp]:
-    """What an engine that starts must be sent so that it is as the others are after another order to sleep."""
+    """Add a message to sleep to those that bring an engine that starts to the state of the others."""
     # It has no request to wait for.
     order = replace(message, mode=PauseMode.ABORT)
     if lost_at(order.level) & MEMORY:
-        # It gives all back, whatever came back before, and weights once the level of one order says so.
+        # It gives back all memory, whatever came back before, and the weights if any of the messages did.
         return [replace(order, level=max([order.level, *(each.level for each in sent if isinstance(each, Sleep))]))]
     return sent if sent and isinstance(sent[-1], Sleep) else [*sent, order]
 
 
 def _after_waking(sent: list[Sleep | WakeUp], message: WakeUp) -> list[Sleep | WakeUp]:
-    """The same after another order to wake up."""
+    """Add a message to wake up to them."""
     if sent and isinstance(sent[-1], WakeUp):
         return [*sent[:-1], replace(message, parts=sent[-1].parts | message.parts)]
     return [*sent, message] if sent else []

@@ -48,7 +48,7 @@ _DTYPE_WORDS = {"float": "float32", "half": "float16", "fp32": "float32", "bf16"
 # Words for keys and values in FP8; other engines mean the same type by both.
 _FLOAT8 = ("fp8", "fp8_e4m3")
 _MANY = 999
-# Weights of a model that computes a step of pooled prompts sooner than the host launches one of ordinary size.
+# With fewer weights than this, a model computes an ordinary step of pooled prompts sooner than the host launches it.
 _SMALL_TO_POOL = 1 << 29
 _PREPARE_THREADS = 6
 

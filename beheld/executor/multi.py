@@ -115,7 +115,7 @@ class MultiExecutor:
     ) -> None:
         self._local, self._group, self._ranks, self._watchdog = local, group, placed.ranks, watchdog
         self._ended = placed.ended
-        # A script may end without closing its engine. Without a reference to this executor, which may go before.
+        # A script may end without closing its engine. The hook does not refer to this executor, which may go before.
         self._at_exit = ExitHook(functools.partial(_leave, watchdog, placed.ended))
         self.config, self.capacity = local.config, local.capacity
         self._syncs = 0
@@ -123,7 +123,7 @@ class MultiExecutor:
         self._first_encoder = (local.config.pipeline_parallel_size - 1) * local.config.tensor_parallel_size
         self._shares_items = shares_items(local.config, info)
         self._waits = not group.lockstep and platform_of(local.config.device).synchronous
-        # By the ids of their plans.
+        # Steps that the first rank has not begun, by the ids of their plans.
         self._later: dict[int, Later] = {}
         watchdog.not_begun = self._later
 

@@ -285,10 +285,7 @@ class HFAdapter:
         return self._move(value) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     def _move(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        value = self._upload(value)
-        return value.to(self.dtype) if value.is_floating_point() else value
+        return tower_calls.moved(value, self._upload, self.dtype)
 
     def positions(
         self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None

@@ -144,7 +144,7 @@ def model_class_of(info: ModelInfo, hf_config: Any) -> Any:
     named = getattr(transformers, info.architecture, None)
     by_tokens = info.pooler is not None and info.pooler.scores == "tokens"
     if info.pooler is not None and info.pooler.scores == "head" and hasattr(named, "generate"):
-        # A generating class has no classes; its configuration's class with some may have.
+        # config.json names a class that generates. The class that classifies is its configuration's, if there is one.
         named = transformers.AutoModelForSequenceClassification._model_mapping.get(type(hf_config), None)
     if named is not None and not by_tokens and (info.pooler is not None or hasattr(named, "generate")):
         return named

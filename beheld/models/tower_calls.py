@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,14 @@ def signature(item: EncodeItem) -> tuple[str, Any]:
         for name, value in sorted(item.features.items())
     )
     return item.modality, shapes
+
+
+def moved(value: Any, upload: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Any:
+    """Return a feature on the device, floating-point ones in `dtype`; what is no tensor stays as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    value = upload(value)
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def concatenate(features: Sequence[Any]) -> dict[str, Any]:

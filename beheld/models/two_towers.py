@@ -55,7 +55,12 @@ class TwoTowersAdapter(EncoderAdapter):
     def encode(self, items: Sequence[EncodeItem]) -> list[Tensor]:
         """Return each image's vector (1, D); images of a size share a call."""
         out: list[Tensor | None] = [None] * len(items)
-        items = [replace(item, features={k: self._moved(v) for k, v in item.features.items()}) for item in items]
+        items = [
+            replace(
+                item, features={k: tower_calls.moved(v, self._upload, self.dtype) for k, v in item.features.items()}
+            )
+            for item in items
+        ]
         with self.surgery.passing():
             for modality, indices, options in tower_calls.combine(items):
                 result = self.model.get_image_features(**options, return_dict=True)
@@ -63,12 +68,6 @@ class TwoTowersAdapter(EncoderAdapter):
                 for i, vector_D in zip(indices, vectors_ID, strict=True):
                     out[i] = vector_D.unsqueeze(0).clone()
         return [vector for vector in out if vector is not None]
-
-    def _moved(self, value: object) -> object:
-        if not isinstance(value, Tensor):
-            return value
-        value = self._upload(value)
-        return value.to(self.dtype) if value.is_floating_point() else value
 
     def positions(
         self, token_ids: Sequence[int], spans: Sequence[SpanView], second: int | None = None

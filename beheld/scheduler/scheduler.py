@@ -66,8 +66,10 @@ _MOST_REDONE = 2
 
 
 class _Admitted(Enum):
-    """Whether a waiting sequence was admitted: yes; or not, since it waits for a prefix that another computes, its
-    share of the step is too small, or there is no room."""
+    """Whether a waiting sequence was admitted; if not, why.
+
+    POSTPONED: another sequence computes a prefix of it. SHARE: its share of the step is too small. ROOM: there is none.
+    """
 
     YES = auto()
     POSTPONED = auto()
@@ -100,7 +102,7 @@ class Scheduler:
         self._fair = FairShare(max(1, most_tokens // _TURNS), most_tokens)
         # Prompts that one step computes whole have no parts to be limited.
         self._pace = StepPace(config.max_step_s) if config.max_step_s is not None and config.chunked_prefill else None
-        # The last step's limit did not suffice for what a sequence must compute at once: the next step has none.
+        # What a sequence must compute at once exceeded the last step's limit: the next step has no limit.
         self._lifted = False
         # Clients for whose next sequence there was no room in the last step, those that wait longest first.
         self._short: dict[str, None] = {}
@@ -362,7 +364,7 @@ class Scheduler:
                 return
 
     def _make_place(self, step: StepBuilder) -> list[str]:
-        """Clients of which nothing runs because there is no row or no room: no others may admit a sequence.
+        """Clients without a running sequence, for want of a row or room: meanwhile no others may admit one.
 
         The client of which most sequences run loses one to them. In the next step another, if that did not suffice.
         """
@@ -385,7 +387,7 @@ class Scheduler:
             step.num_preempted += 1
 
     def _is_ready(self, client: str, level: int) -> bool:
-        """True if a waiting sequence of a client misses nothing but a place, and has that priority or a better one."""
+        """True if a waiting sequence of a client lacks only a place, and has that priority or a better one."""
         sequence = self._loras.peek(self._queue, client)
         return sequence is not None and sequence.num_in_flight == 0 and sequence.order[0] <= level
 
@@ -660,7 +662,7 @@ class Scheduler:
         return plan.id in self._flights
 
     def lose(self, digests: Iterable[bytes]) -> None:
-        """These items are not on the device, although they should be."""
+        """Note that these items are not on the device, although they should be."""
         for digest in digests:
             self._encoder_refs.lose(digest, self._running)
 

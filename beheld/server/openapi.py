@@ -57,7 +57,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     "/inference/v1/generate": ("Continue token ids by token ids.", GenerateRequest),
     **{path: (_POOLED[kind.__name__], kind) for path, kind in routes()},
-    "/invocations": ("What the route whose body it is answers, for SageMaker.", Invocation),
+    "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),
     "/v1/responses": ("Answer a conversation, in the form of OpenAI's Responses.", ResponsesRequest),

@@ -207,6 +207,18 @@ def test_plan_counts_keys_and_values_in_fewer_bits(capsys: Capture) -> None:
     assert "kv_cache_dtype='int3'" in told
 
 
+def test_plan_counts_weights_of_another_type(capsys: Capture) -> None:
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        status, text, _ = run(capsys, "plan", tiny.checkpoint("llama"), "--json", "--dtype", dtype)
+        assert status == 0
+        sizes[dtype] = json.loads(text)["model"]["weights_bytes"]
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    status, _, told = run(capsys, "plan", tiny.checkpoint("llama"), "--dtype", "float3")
+    assert status == 1
+    assert "dtype 'float3'" in told
+
+
 def test_plan_counts_weights_that_are_rounded_at_load(capsys: Capture) -> None:
     sizes = {}
     for kind in ("", "fp8", "nf4"):

@@ -295,6 +295,13 @@ def test_options_reach_both_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes[0] != sizes[1]
 
 
+@pytest.mark.parametrize("family", ["llava", "llama"])
+def test_text_alone_is_asked_as_the_template_reads_it(family: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """LLaVA's template reads a list of parts and drops a string; Llama's reads a string."""
+    assert main(["verify", str(tiny.checkpoint(family)), "--text-only", "--max-tokens", "1"]) == 0
+    assert "No stage differs." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

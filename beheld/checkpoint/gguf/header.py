@@ -142,8 +142,10 @@ class _HeaderReader:
         if inner not in _FORMATS and inner != _STRING:
             raise _broken(self._file, f"{name!r} is of an unknown type")
         width = 8 if inner == _STRING else struct.calcsize("<" + _FORMATS[inner])
-        if count > _MOST_ELEMENTS or count * width > self._size - self._place:
+        if count > _MOST_ELEMENTS:
             raise _broken(self._file, f"{name!r} claims {count} elements")
+        if count * width > self._size - self._place:
+            raise _broken(self._file, "it ends within its header")
         if inner == _STRING:
             return [self._string() for _ in range(count)]
         values = struct.unpack_from(f"<{count}{_FORMATS[inner]}", self._data, self._place)

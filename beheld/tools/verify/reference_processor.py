@@ -92,8 +92,18 @@ class Processor:
 
     def _rendered(self, question: Question, made: Trace) -> str:
         # Some templates read the item, none its contents.
-        parts = [{"type": kind, kind: "given"} for kind, items in question.media.items() for _ in items]
-        content = [*parts, {"type": "text", "text": question.text}] if parts else question.text
+        media = [{"type": kind, kind: "given"} for kind, items in question.media.items() for _ in items]
+        parts = [*media, {"type": "text", "text": question.text}]
+        text = self._templated(parts if media else question.text)
+        if question.text.strip() not in text and not media:
+            # Templates of some models with media, such as LLaVA's, read a list of parts and drop a plain string.
+            text = self._templated(parts)
+        if self._tokenizer.chat_template or getattr(self._parts, "chat_template", None):
+            made.rendered = self._family.begun(text, self._tokenizer)
+        return text
+
+    def _templated(self, content: str | list[dict[str, Any]]) -> str:
+        """Return the prompt of a user's turn with `content`."""
         messages = [{"role": "user", "content": content}]
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
         if getattr(self._parts, "chat_template", None):
@@ -102,8 +112,6 @@ class Processor:
             # Some processors ignore where older checkpoints keep the template, and some checkpoints have none.
             template = self._tokenizer.chat_template or self._family.template_text or None
             text = self._tokenizer.apply_chat_template(messages, chat_template=template, **options)
-        if self._tokenizer.chat_template or getattr(self._parts, "chat_template", None):
-            made.rendered = self._family.begun(text, self._tokenizer)
         return text
 
     def _media(self, question: Question) -> dict[str, Any]:
