@@ -1,10 +1,10 @@
 """Accepts connections at a socket from which several processes accept: each leaves them to those that have fewer.
 
 Woken for the same connection, one process may be the first for a hundred in a row, and clients keep their connections.
-So a front that has more of them than another waits a moment, in which that one accepts unless it is too busy. The
-numbers are in a file that all fronts map.
+So a front that has more of them than another waits a moment, in which that one accepts unless it is too busy. Those of
+the first front count for more. The numbers are in a file that all fronts map.
 
-    file    a number of connections of each front (8 bytes), or _AWAY
+    file    of each front what its connections count for (8 bytes), or _AWAY
 """
 
 from __future__ import annotations
@@ -63,8 +63,12 @@ class ConnectionCounts:
         self._coming += count
         self._tell()
 
+    @property
+    def _own(self) -> int:
+        return int((self._taken + self._coming) * self._place.weight)
+
     def _tell(self) -> None:
-        _SLOT.pack_into(self._numbers, _SLOT.size * self._place.number, self._taken + self._coming)
+        _SLOT.pack_into(self._numbers, _SLOT.size * self._place.number, self._own)
 
     def leave(self, number: int | None = None) -> None:
         """Tell the others that this front, or the one of this number, accepts no more."""
@@ -73,7 +77,7 @@ class ConnectionCounts:
     def others_have_fewer(self) -> bool:
         """Whether another front has clearly fewer connections than this one."""
         numbers = [number for (number,) in _SLOT.iter_unpack(self._numbers)]
-        return self._taken + self._coming > min(numbers) + _SLACK
+        return self._own > min(numbers) + _SLACK
 
 
 class CountedPlaces(Places):

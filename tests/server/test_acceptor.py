@@ -21,7 +21,8 @@ def counts_of(folder: Path, count: int) -> list[ConnectionCounts]:
 
 def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
     one, two, three = counts_of(tmp_path, 3)
-    one.set(7)
+    # They count for 7: the first front passes on what the others send.
+    one.set(4)
     # The others do not accept yet.
     assert not one.others_have_fewer()
     places = CountedPlaces(8, two)
