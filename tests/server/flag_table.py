@@ -44,7 +44,7 @@ OWN = (
     ),
     (
         "`--api-server-count`, `-asc`",
-        "1",
+        "1; with GPUs and four cores for each engine, as many as engines",
         "processes that speak HTTP and prepare requests, the engine being in a process of its own: "
         "[more requests a second](../how-to/several-engines.md#several-processes-that-speak-http)",
     ),

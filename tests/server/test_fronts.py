@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from beheld.cli import serve
 from beheld.cli.main import main
 from tests import tiny
 from tests.server.running import Running, data_url, talk
@@ -354,3 +355,28 @@ def test_a_dead_engine_ends_all_fronts_with_status_3(tmp_path: Path) -> None:
 def test_what_does_not_go_with_several_fronts(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--api-server-count", "2", *flags]) != 0
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "accelerated", "count"),
+    [
+        (["-dp", "3"], 12, True, 3),
+        (["-dp", "3"], 11, True, 1),
+        (["-dp", "3"], 12, False, 1),
+        (["-dp", "3", "--enable-lora", "--allow-runtime-lora-updating"], 64, True, 1),
+        (["-dp", "3", "--data-parallel-backend", "ray"], 64, True, 1),
+        (["-dp", "3", "-asc", "2"], 64, True, 2),
+        ([], 64, True, 1),
+    ],
+)
+def test_engines_with_gpus_get_a_front_each(
+    flags: list[str], cores: int, accelerated: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(serve, "has_accelerator", lambda device: accelerated)
+    monkeypatch.setattr(serve, "engine_options", lambda arguments: {k: v for k, v in vars(arguments).items() if v})
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(1) or 0)
+    monkeypatch.setattr(serve, "_serve_all", lambda model, options, server, count: seen.append(count) or 0)
+    assert main(["serve", *flags]) == 0
+    assert seen == [count]
