@@ -602,15 +602,16 @@ def describe(
         sizes["stage_bytes_per_token"] = info.hidden_size * element_bytes
     if config.tensor_parallel_size > 1:
         sizes["ranks"] = config.tensor_parallel_size
-        sizes["link_bytes_per_token"] = _link_bytes(info, config.tensor_parallel_size, size.num_sums, element_bytes)
+        sums, logits = _link_bytes(info, config.tensor_parallel_size, size.num_sums, element_bytes)
+        # Of a prompt's tokens only the last one has logits.
+        sizes |= {"prompt_link_bytes_per_token": sums, "link_bytes_per_token": sums + logits}
     return info, config, sizes
 
 
-def _link_bytes(info: ModelInfo, ranks: int, num_sums: int, element_bytes: int) -> int:
-    """What each rank sends for a token: rings that add hidden states up, and its part of the logits.
+def _link_bytes(info: ModelInfo, ranks: int, num_sums: int, element_bytes: int) -> tuple[int, int]:
+    """What each rank sends for a token: in rings that add hidden states up, and its part of the logits.
 
     A ring sends a vector's n-th part 2 (n - 1) times.
     """
     sums = 2 * (ranks - 1) * num_sums * info.hidden_size // ranks
-    logits = (ranks - 1) * info.vocab_size // ranks
-    return (sums + logits) * element_bytes
+    return sums * element_bytes, (ranks - 1) * info.vocab_size // ranks * element_bytes

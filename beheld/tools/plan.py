@@ -62,7 +62,7 @@ def _speeds(sizes: dict[str, Any], gpu_bytes: int, stages: int, engines: int) ->
     if gpu is None or not calibrated or not sizes.get("kv_tokens", 1):
         return {}
     cost = sizes["token_read_bytes"], sizes["token_products"]
-    made = expected(gpu, *cost, sizes["sums"], sizes.get("link_bytes_per_token", 0))
+    made = expected(gpu, *cost, sizes["sums"], sizes.get("prompt_link_bytes_per_token", 0))
     return {
         "expected_of": gpu.name,
         "expected_next_token_ms": made.next_token_s * 1e3,

@@ -51,7 +51,7 @@ def test_what_was_measured_is_what_a_plan_expects(
 ) -> None:
     made = planned(size, gpu, ranks)
     assert made["expected_next_token_ms"] == pytest.approx(milliseconds, rel=0.03)
-    assert made["expected_prefill_tokens_per_s"] == pytest.approx(tokens, rel=0.04)
+    assert made["expected_prefill_tokens_per_s"] == pytest.approx(tokens, rel=0.025)
 
 
 def test_a_shape_that_calibrates_nothing_is_within_a_tenth() -> None:

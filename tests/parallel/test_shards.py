@@ -82,6 +82,7 @@ def test_a_plan_tells_what_one_of_several_gpus_holds() -> None:
     # Three layers with two sums each, the embedding's, of 64 numbers; and half of 512 logits.
     size = {"float32": 4, "bfloat16": 2}[two["dtype"]]
     assert two["link_bytes_per_token"] == (7 * 64 + 256) * size
+    assert two["prompt_link_bytes_per_token"] == 7 * 64 * size
     assert two["kv_tokens"] == (int(0.9 * (1 << 34)) - two["weights_bytes"] - (3 << 30)) // two["kv_bytes_per_token"]
 
 
