@@ -116,10 +116,10 @@ def _package() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.path.remove(folder)
-            if given is None:
-                del os.environ["PYTHONPATH"]
-            else:
+            # The script may have taken out either.
+            sys.path[:] = [each for each in sys.path if each != folder]
+            os.environ.pop("PYTHONPATH", None)
+            if given is not None:
                 os.environ["PYTHONPATH"] = given
 
 

@@ -316,6 +316,21 @@ def test_processes_that_a_script_starts_import_the_same(tmp_path: Path, monkeypa
     assert (tmp_path / "said").read_text() == "vllm\n"
 
 
+@pytest.mark.parametrize("before", [None, "elsewhere"])
+def test_a_script_may_take_out_what_its_processes_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Some do, so that programs with a Python of their own find their own packages."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nos.environ.pop('PYTHONPATH')\nsys.path[:] = sys.path[:1]\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["run-vllm", str(script)]) == 0
+    assert os.environ.get("PYTHONPATH") == before
+
+
 def test_a_line_of_the_command_itself(tmp_path: Path) -> None:
     words = [sys.executable, "-P", "-m", "beheld", "run-vllm", "vllm", "serve", "--help"]
     # As an installed command, it takes nothing from the folder that it is called in.
