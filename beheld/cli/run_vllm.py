@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the script like `python SCRIPT ARGS...`, with `import vllm` giving beheld; returns 0 at its end.
 
-    Programs that the script starts find a command `vllm`, which is beheld, unless a real one is installed, and import
-    beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as `vllm serve
-    MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
+    Programs that the script starts find a command `vllm`, which is beheld, unless one of another Python is installed,
+    and import beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as
+    `vllm serve MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
 
     Raises:
         ConfigError: the file does not exist.

@@ -282,14 +282,16 @@ def test_programs_that_a_script_starts_find_a_command(tmp_path: Path, monkeypatc
     assert main(["run-vllm", str(script)]) == 0
     assert (tmp_path / "said").read_text().startswith("beheld ")
     assert os.environ["PATH"] == before
-    # A real one goes first.
+    # One of another Python goes first; that of a vllm in this one imports beheld as others do.
     own = tmp_path / "bin"
     own.mkdir()
-    (own / "vllm").write_text("#!/bin/sh\necho another\n")
-    (own / "vllm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{own}{os.pathsep}{before}")
-    assert main(["run-vllm", str(script)]) == 0
-    assert (tmp_path / "said").read_text() == "another\n"
+    same = f"#!{sys.executable}\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n"
+    for text, said in (("#!/bin/sh\necho another\n", "another\n"), (same, "beheld ")):
+        (own / "vllm").write_text(text)
+        (own / "vllm").chmod(0o755)
+        assert main(["run-vllm", str(script)]) == 0
+        assert (tmp_path / "said").read_text().startswith(said)
 
 
 def test_processes_that_a_script_starts_import_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
