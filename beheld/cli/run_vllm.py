@@ -48,9 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the script like `python SCRIPT ARGS...`, with `import vllm` giving beheld; returns 0 at its end.
 
-    Programs that the script starts find a command `vllm`, which is beheld, unless a real one is installed, and import
-    beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as `vllm serve
-    MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
+    Programs that the script starts find a command `vllm`, which is beheld, unless one of another Python is installed,
+    and import beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as
+    `vllm serve MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
 
     Raises:
         ConfigError: the file does not exist.
@@ -116,10 +116,10 @@ def _package() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.path.remove(folder)
-            if given is None:
-                del os.environ["PYTHONPATH"]
-            else:
+            # The script may have taken out either.
+            sys.path[:] = [each for each in sys.path if each != folder]
+            os.environ.pop("PYTHONPATH", None)
+            if given is not None:
                 os.environ["PYTHONPATH"] = given
 
 

@@ -113,6 +113,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.arg_utils": _ARGS,
     "vllm.entrypoints": {},
     "vllm.entrypoints.chat_utils": _TEMPLATE_FILE,
+    # What the command of a vllm in the same environment calls.
+    "vllm.entrypoints.cli": {},
+    "vllm.entrypoints.cli.main": {"main": "beheld.cli.main:command"},
     "vllm.entrypoints.llm": _LLM,
     "vllm.entrypoints.pooling": {},
     "vllm.entrypoints.pooling.utils": {

@@ -162,8 +162,8 @@ class MarkedReasoningParser(ReasoningParser):
         ValueError: it has no tokenizer, or names no marks.
     """
 
-    start_token: str
-    end_token: str
+    start_token: str = ""
+    end_token: str = ""
 
     def __init__(self, tokenizer: Any, *given: Any, **options: Any) -> None:
         super().__init__(tokenizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,20 @@ class Tokens:
         """The id of the mark's token; None if the mark is spelled like ordinary text."""
         ids = self._tokenizer.tokenize_str(mark, parse_special=True)
         return ids[0] if len(ids) == 1 and self._tokenizer.is_special_token(ids[0]) else None
+
+    def pieces(self, text: str) -> list[str | int]:
+        """The text, with the ids of its special tokens in place of what they stand for."""
+        whole = self(text)
+        if whole is not None:
+            return [whole]
+        made: list[str | int] = []
+        for token in self._tokenizer.tokenize_str(text, parse_special=True):
+            if self._tokenizer.is_special_token(token):
+                before, name, after = text.partition(self._tokenizer.decode_bytes([token]).decode(errors="replace"))
+                if name:
+                    made += [before, token] if before else [token]
+                    text = after
+        return [*made, text] if text else made
 
     @cached_property
     def _special(self) -> list[int]:
@@ -58,9 +73,14 @@ def words(tokens: Tokens, *marks: str) -> str:
 
 
 def written(mark: str, tokens: Tokens) -> str:
-    """A mark as an expression."""
-    token = tokens(mark)
-    return json.dumps(mark) if token is None else f"({json.dumps(mark)} | <[{token}]>)"
+    """A mark as an expression, whether its special tokens are written as such or spelled."""
+    pieces = tokens.pieces(mark)
+    spelled = json.dumps(mark)
+    return spelled if pieces == [mark] else f"({spelled} | {_joined(pieces)})"
+
+
+def _joined(pieces: Sequence[str | int]) -> str:
+    return " ".join(f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces)
 
 
 def up_to(mark: str, tokens: Tokens, rule: str, text: str = "TEXT") -> str:
@@ -72,7 +92,15 @@ def up_to(mark: str, tokens: Tokens, rule: str, text: str = "TEXT") -> str:
         rule: the rule's name.
         text: the terminal of the text.
     """
-    token = tokens(mark)
+    first, *rest = pieces = tokens.pieces(mark)
     lines = [f"{rule}_spelled[lazy]: {text} {json.dumps(mark)}"]
-    lines.append(f"{rule}: {rule}_spelled" + ("" if token is None else f" | {text} <[{token}]>"))
-    return "\n".join(lines)
+    if pieces == [mark]:
+        return "\n".join([*lines, f"{rule}: {rule}_spelled"])
+    if isinstance(first, str):
+        # The text ends with what the mark has before its first special token.
+        before = f"{rule.upper()}_BEFORE"
+        lines.append(f"{before}: {text} {json.dumps(first)}")
+        other = f"{before} {_joined(rest)}"
+    else:
+        other = f"{text} {_joined(pieces)}"
+    return "\n".join([*lines, f"{rule}: {rule}_spelled | {other}"])

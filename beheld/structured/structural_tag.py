@@ -110,7 +110,8 @@ class _Formats:
         for mark, tags in groups.items():
             name = f"mark_{len(self.rules)}"
             self.rules.append(up_to(mark, self._tokens, name))
-            rests = [f"{_quoted(tag.begin[len(mark) :])} {self._ended(tag.content, tag.ends, 1)}" for tag in tags]
+            parts = ((self._constant(tag.begin[len(mark) :]), self._ended(tag.content, tag.ends, 1)) for tag in tags)
+            rests = [" ".join(part) for part in parts]
             found.append(f"{name} ({' | '.join(rests)})")
         self.rules.append(f"one_{place}: words_{place} ({' | '.join(found)})")
         if asked.single:
@@ -126,7 +127,7 @@ class _Formats:
             value = given.get("value")
             if not isinstance(value, str):
                 raise _wrong("A const_string needs a value", _FORMAT)
-            return written(value, self._tokens) if value else '""'
+            return self._constant(value)
         if kind == "json_schema":
             return json_rule(_schema(given.get("json_schema")))
         if kind == "regex":
@@ -155,7 +156,7 @@ class _Formats:
         if kind == "sequence":
             *first, last = _elements(given)
             return f"({self._several(first, depth)} {self._ended(last, ends, depth + 1)})"
-        closing = " | ".join(written(end, self._tokens) if end else '""' for end in ends)
+        closing = " | ".join(self._constant(end) for end in ends)
         return f"{self._one(given, depth)} ({closing})"
 
     def _several(self, elements: Sequence[Any], depth: int) -> str:
@@ -177,8 +178,11 @@ class _Formats:
         separator = given.get("separator")
         if not isinstance(separator, str):
             raise _wrong("tags_with_separator needs a separator", _FORMAT)
-        more = "" if given.get("stop_after_first") else f" ({_quoted(separator)} ({tags}))*"
+        more = "" if given.get("stop_after_first") else f" ({self._constant(separator)} ({tags}))*"
         return f"(({tags}){more})" + ("" if given.get("at_least_one") else "?")
+
+    def _constant(self, text: str) -> str:
+        return written(text, self._tokens) if text else '""'
 
     def _regex(self, given: Mapping[str, Any]) -> str:
         pattern = given.get("pattern")
@@ -195,10 +199,6 @@ _SLASH = re.compile(r"(\\.)|[/\n]", re.DOTALL)
 
 def _with_slash(found: re.Match[str]) -> str:
     return found[1] or ("\\n" if found[0] == "\n" else "\\/")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text) if text else '""'
 
 
 def _kind(given: Any, depth: int) -> str:

@@ -282,14 +282,16 @@ def test_programs_that_a_script_starts_find_a_command(tmp_path: Path, monkeypatc
     assert main(["run-vllm", str(script)]) == 0
     assert (tmp_path / "said").read_text().startswith("beheld ")
     assert os.environ["PATH"] == before
-    # A real one goes first.
+    # One of another Python goes first; that of a vllm in this one imports beheld as others do.
     own = tmp_path / "bin"
     own.mkdir()
-    (own / "vllm").write_text("#!/bin/sh\necho another\n")
-    (own / "vllm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{own}{os.pathsep}{before}")
-    assert main(["run-vllm", str(script)]) == 0
-    assert (tmp_path / "said").read_text() == "another\n"
+    same = f"#!{sys.executable}\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n"
+    for text, said in (("#!/bin/sh\necho another\n", "another\n"), (same, "beheld ")):
+        (own / "vllm").write_text(text)
+        (own / "vllm").chmod(0o755)
+        assert main(["run-vllm", str(script)]) == 0
+        assert (tmp_path / "said").read_text().startswith(said)
 
 
 def test_processes_that_a_script_starts_import_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +316,21 @@ def test_processes_that_a_script_starts_import_the_same(tmp_path: Path, monkeypa
     (site / "vllm.py").write_text("class outputs:\n    class RequestOutput:\n        pass\n")
     assert main(["run-vllm", str(script), str(tmp_path / "own" / "bin" / "python")]) == 0
     assert (tmp_path / "said").read_text() == "vllm\n"
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere"])
+def test_a_script_may_take_out_what_its_processes_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    """Some do, so that programs with a Python of their own find their own packages."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nos.environ.pop('PYTHONPATH')\nsys.path[:] = sys.path[:1]\n")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONPATH", before)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["run-vllm", str(script)]) == 0
+    assert os.environ.get("PYTHONPATH") == before
 
 
 def test_a_line_of_the_command_itself(tmp_path: Path) -> None:

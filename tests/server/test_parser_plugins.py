@@ -14,6 +14,7 @@ import pytest
 from beheld.cli import serve as command
 from beheld.cli.main import main
 from beheld.cli.parser import Parser
+from beheld.compat.parsers import MarkedReasoningParser
 from beheld.core.errors import ConfigError
 from beheld.server.options import ServerOptions
 from beheld.server.parser_plugins import PluginReader, marks_of
@@ -259,3 +260,6 @@ def test_the_base_of_a_reasoning_parser_knows_its_tokens(files: Path) -> None:
     assert kind(Tokenizer()).end_token_id is None
     with pytest.raises(ValueError, match="model tokenizer must be passed"):
         kind(None)
+    unmarked = type("Unmarked", (MarkedReasoningParser,), {})
+    with pytest.raises(ValueError, match="Unmarked: start_token and end_token must be defined"):
+        unmarked(Tokenizer())

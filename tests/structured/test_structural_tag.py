@@ -199,3 +199,32 @@ def test_formats_are_followed(way: str, form: Any, fits: list[str], wrong: list[
     for text in wrong:
         made = matcher(way, {"format": form})
         assert not (taken(made, way, text) and made.is_accepting()), text
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_constant_texts_may_hold_special_tokens(way: str) -> None:
+    """Those of Hermes' calls do, in most tags of which they are the marks."""
+    begin, end = '<tool_call>\n{"name": "rain", "arguments": ', "}\n</tool_call>"
+    call = f'{begin}{{"place": "Rome"}}{end}'
+    schema = {"type": "json_schema", "json_schema": PLACE}
+    tag = {"type": "tag", "begin": begin, "content": schema, "end": end}
+    free = tag | {"content": ANY}
+    several = {"type": "tags_with_separator", "tags": [tag], "separator": "</tool_call><tool_call>"}
+    constant = {"type": "const_string", "value": call}
+    cases: list[tuple[Any, list[str], list[str]]] = [
+        ({"structures": [{"begin": begin, "schema": PLACE, "end": end}], "triggers": ["<tool_call>"]},
+         ["It rains.", f"a {call}\n{call} b"], ["<tool_call>rain", f"{begin}{{}}"]),
+        ({"format": tag}, [call], [f"a {call}", f"{begin}1{end}"]),
+        ({"format": free}, [call, f"{begin}}}\n{{}}{end}"], [f"{call} b"]),
+        ({"format": several}, [call, f"{call}</tool_call><tool_call>{call}"], [f"{call}{call}"]),
+        ({"format": {"type": "sequence", "elements": [ANY, tag]}}, [call, f"a\n{call}"], [f"{call} b"]),
+        ({"format": {"type": "sequence", "elements": [constant, YES]}}, [f"{call}yes"], [f"{call}no"]),
+    ]  # fmt: skip
+    for given, fits, wrong in cases:
+        for text in fits:
+            made = matcher(way, given)
+            assert taken(made, way, text), (given, text)
+            assert made.is_accepting(), (given, text)
+        for text in wrong:
+            made = matcher(way, given)
+            assert not (taken(made, way, text) and made.is_accepting()), (given, text)
