@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=int,
             default=None,
             metavar="N",
-            help="processes that speak HTTP (default: 1, or as many as engines if these have GPUs and four cores each); "
+            help="processes that speak HTTP (default: 1; as many as engines if these have GPUs and four cores each); "
             "with several, the engine is in a process of its own",
         ),
         group.add_argument(
