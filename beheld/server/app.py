@@ -142,7 +142,16 @@ class Service:
             "/metrics": lambda: self.metrics.text(None, self.admission.busy),
             "/load": lambda: str(self.admission.busy).encode(),
         }
-        self._forwarding = Forwarding(app, self.neighbours, operators, self.admission, self.clients.peer, figures)
+        guard = FrameGuard(app, self._crowded)
+        self._forwarding = Forwarding(
+            app,
+            self.neighbours,
+            operators,
+            self.admission,
+            self.clients.peer,
+            figures,
+            refuses=lambda scope: guard.refusal(scope) is not None,
+        )
         return self._forwarding
 
     def app(self) -> Starlette:

@@ -101,13 +101,14 @@ class FrameGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application, or respond with 400, 431 or 503."""
-        error = self._error(scope) if scope["type"] == "http" else None
+        error = self.refusal(scope) if scope["type"] == "http" else None
         if error is not None:
             await error.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _error(self, scope: Scope) -> HttpError | None:
+    def refusal(self, scope: Scope) -> HttpError | None:
+        """What a request is refused with, if it is."""
         headers = scope["headers"]
         names = [name for name, _ in headers]
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) + 4 for k, v in headers)

@@ -15,20 +15,22 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import h11
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from beheld.api.front_place import ALONE, FrontPlace
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import DIALECT, HttpError, dialect_of
+from beheld.server.http_protocol import Farewell
+from beheld.server.passage import ClientLeftError, PassageError, answer_of
 from beheld.utils.log import get_logger
-
-if TYPE_CHECKING:
-    import httpx
 
 logger = get_logger(__name__)
 
@@ -113,6 +115,7 @@ class Forwarding:
         admission: knows that a request is passed on.
         peer_of: the name of a request's connection.
         figures: by path, what this front has to add to the figures of another one that asks.
+        refuses: whether the application refuses a request by its frame, as it came.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Forwarding:
         admission: AdmissionControl,
         peer_of: Callable[[Scope], str],
         figures: Mapping[str, Callable[[], bytes]],
+        refuses: Callable[[Scope], bool],
     ) -> None:
         self._app = app
         self._neighbours = neighbours
@@ -130,7 +134,7 @@ class Forwarding:
         self._admission = admission
         self._peer_of = peer_of
         self._figures = figures
-        self._clients: dict[int, httpx.AsyncClient] = {}
+        self._refuses = refuses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application here or in another process."""
@@ -148,11 +152,11 @@ class Forwarding:
                 await Response(status_code=404)(scope, receive, send)
             return
         owner = self._neighbours.owner_of(scope["path"], self._operators)
-        if owner is None or owner == self._neighbours.place.number:
+        if owner is None or owner == self._neighbours.place.number or self._refuses(scope):
             await self._app(scope, receive, send)
             return
         with self._admission.passing():
-            await self._pass_on(owner, scope, receive, send)
+            await Farewell(partial(self._pass_on, owner))(scope, receive, send)
 
     async def _pass_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another front answer; the client's leaving ends the request there, too."""
@@ -172,38 +176,31 @@ class Forwarding:
     async def _answered(
         self, owner: int, scope: Scope, body: AsyncIterator[bytes], receive: Receive, send: Send
     ) -> None:
-        import httpx
-
         query = scope["query_string"]
         target = scope["raw_path"].split(b"?")[0] + (b"?" + query if query else b"")
         headers = [(name, value) for name, value in scope["headers"] if name not in (*_OF_CONNECTIONS, _HEADER)]
+        names = {name for name, _ in scope["headers"]}
+        if b"transfer-encoding" in names:
+            headers.append((b"transfer-encoding", b"chunked"))
+        if b"host" not in names:
+            # HTTP/1.0 may leave it out; an empty one is not more than none.
+            headers.append((b"host", b""))
         sender = {"client": scope.get("client"), "peer": self._peer_of(scope)}
         headers.append((_HEADER, json.dumps(sender).encode()))
-        url = httpx.URL("http://front", raw_path=target)
-        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
-        client = self._client(owner)
-        request = client.build_request(scope["method"], url, headers=headers, content=body if has_body else None)
-        if not has_body:
-            # The client's end is what comes next.
-            async for _ in body:
-                pass
         begun = False
         try:
-            answer = await client.send(request, stream=True)
-            try:
-                kept = [(name.lower(), value) for name, value in answer.headers.raw]
-                kept = [(name, value) for name, value in kept if name not in (*_OF_CONNECTIONS, b"date")]
-                begun = True
-                await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
-                async for piece in answer.aiter_raw():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-            finally:
-                await answer.aclose()
-        except ConnectionResetError:
-            return
-        except httpx.HTTPError as error:
-            logger.warning("Front %d does not answer (%s).", owner, type(error).__name__)
+            path = self._neighbours.path(owner)
+            async with aclosing(answer_of(path, scope["method"], target, headers, body)) as answer:
+                async for event in answer:
+                    if isinstance(event, h11.Data):
+                        await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+                        continue
+                    kept = [(k, v) for k, v in event.headers if k not in (*_OF_CONNECTIONS, b"date")]
+                    begun = True
+                    await send({"type": "http.response.start", "status": event.status_code, "headers": kept})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except PassageError as error:
+            logger.warning("Front %d does not answer (%s).", owner, error)
             if begun:
                 # The cut of the connection shows that the answer is not whole.
                 return
@@ -224,24 +221,21 @@ class Forwarding:
         return [each for each in found if each is not None]
 
     async def _ask(self, number: int, path: str) -> bytes | None:
-        import httpx
-
+        answer = answer_of(self._neighbours.path(number), "GET", path.encode(), [(b"host", b"")], _nothing())
         try:
-            answer = await self._client(number).get(f"http://front{path}", timeout=_ASK_S)
-        except httpx.HTTPError:
+            async with asyncio.timeout(_ASK_S), aclosing(answer):
+                events = [event async for event in answer]
+        except (TimeoutError, PassageError):
             return None
-        return answer.content if answer.status_code == 200 else None
+        if any(isinstance(event, h11.Response) and event.status_code != 200 for event in events):
+            return None
+        return b"".join(bytes(event.data) for event in events if isinstance(event, h11.Data))
 
-    def _client(self, number: int) -> httpx.AsyncClient:
-        import httpx
 
-        if number not in self._clients:
-            transport = httpx.AsyncHTTPTransport(
-                uds=str(self._neighbours.path(number)),
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            )
-            self._clients[number] = httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
-        return self._clients[number]
+async def _nothing() -> AsyncIterator[bytes]:
+    """The body of a request that has none."""
+    return
+    yield b""
 
 
 async def _body(receive: Receive, whole: asyncio.Event) -> AsyncIterator[bytes]:
@@ -250,7 +244,7 @@ async def _body(receive: Receive, whole: asyncio.Event) -> AsyncIterator[bytes]:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ConnectionResetError("the client left")
+                raise ClientLeftError
             if message.get("body"):
                 yield message["body"]
             if not message.get("more_body"):

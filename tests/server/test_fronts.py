@@ -280,6 +280,51 @@ def test_an_answer_of_a_client_that_leaves_is_aborted_over_both_fronts(fronted: 
     fronted.until(lambda: fronted.ask("GET", "/load", front=1)[1] == {"server_load": 0}, 10)
 
 
+def raw(fronted: Fronted, front: int, data: bytes, within_s: float = 10.0) -> tuple[int, bytes]:
+    """The status of the answer to these bytes, and all that came; the connection closes behind it."""
+    link = fronted.connect(front)
+    assert link.sock is not None
+    link.sock.settimeout(within_s)
+    link.sock.sendall(data)
+    found = b""
+    while piece := link.sock.recv(65536):
+        found += piece
+    link.close()
+    return int(found.split(b" ")[1]), found
+
+
+@pytest.mark.parametrize("front", [0, 1])
+def test_a_front_that_passes_on_is_as_strict_as_the_one_that_answers(fronted: Fronted, front: int) -> None:
+    head = b"Host: localhost\r\nAuthorization: Bearer key-one\r\nContent-Type: application/json\r\n"
+    body = b'{"input": "x", "max_output_tokens": 1}'
+    post, short = b"POST /v1/responses HTTP/1.1\r\n" + head, head + b"Connection: close\r\n"
+    # Two lengths, of which a proxy in front may take the other.
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    both = b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n" % len(body)
+    assert raw(fronted, front, post + both + chunked)[0] == 400
+    assert raw(fronted, front, b"POST /v1/responses HTTP/1.1\r\n" + short + both[-30:] + chunked)[0] == 200
+    # As many headers as there may be.
+    more = b"".join(b"x-%d: 1\r\n" % number for number in range(95))
+    many = b"POST /v1/responses HTTP/1.1\r\n" + short + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    assert raw(fronted, front, many)[0] == 200
+    # What is no part of a URL, but of a line that HTTP allows.
+    assert raw(fronted, front, b"GET /v1/responses/x#y?z#[ HTTP/1.1\r\n" + short + b"\r\n")[0] == 404
+    # Neither "..": a path is what the client has written.
+    assert raw(fronted, front, b"GET /v1/responses/../../metrics HTTP/1.1\r\n" + short + b"\r\n")[0] == 404
+    ancient = b"POST /v1/responses HTTP/1.0\r\nAuthorization: Bearer key-one\r\nContent-Type: application/json\r\n"
+    assert raw(fronted, front, ancient + b"Content-Length: %d\r\n\r\n" % len(body) + body)[0] == 200
+
+
+@pytest.mark.parametrize("front", [0, 1])
+def test_a_refusal_does_not_wait_for_the_body(fronted: Fronted, front: int) -> None:
+    for key, length, status in ((b"wrong", 1000, 401), (b"key-one", 1 << 40, 413)):
+        head = b"Host: localhost\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n" % key
+        sent = b"POST /v1/responses HTTP/1.1\r\n" + head + b"Content-Length: %d\r\n\r\n" % length + b"x" * 100
+        found, answer = raw(fronted, front, sent)
+        assert found == status
+        assert answer.lower().count(b"connection: close") == 1
+
+
 def test_killed_front_is_started_anew_while_the_other_serves(fronted: Fronted) -> None:
     path, chats = "/v1/chat/completions", [asked(number, 200, stream=True) for number in range(3)]
     expected = [streamed(fronted.begin("POST", path, chat, 0)) for chat in chats]
