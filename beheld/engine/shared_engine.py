@@ -128,9 +128,9 @@ class SharedEngine:
         view = EngineView(self, receive)
         with self._lock:
             self._views.append(view)
-            asleep = self._asleep
-        if asleep is not None:
-            receive(asleep)
+            if self._asleep is not None:
+                # Under the lock: what the engine says next must come after it.
+                receive(self._asleep)
         return view
 
     def send_of(self, view: EngineView, message: Message) -> None:
@@ -219,15 +219,20 @@ class SharedEngine:
             view.receive(Events(tuple(events)))
 
     def _share_out_unread(self, reply: Unread) -> None:
-        """A message to or from the engine could not be read: tell the front whose it was."""
+        """A message to or from the engine could not be read: tell the front whose it was.
+
+        Of a call all hear: it may have been one to wake up, which they know of.
+        """
         ids: dict[EngineView | None, list[str]] = {}
         with self._lock:
-            caller = None if reply.number is None else self._view_by_number.pop(reply.number, None)
             for name in reply.request_ids:
                 ids.setdefault(self._view_by_id.pop(name, None), []).append(name)
-        for view in ids.keys() | ({caller} if reply.number is not None else set()):
-            number = reply.number if view is caller else None
-            (self._receive if view is None else view.receive)(Unread(tuple(ids.get(view, ())), number))
+            if reply.number is not None:
+                self._view_by_number.pop(reply.number, None)
+                for each in (None, *self._views):
+                    ids.setdefault(each, [])
+        for view, names in ids.items():
+            (self._receive if view is None else view.receive)(Unread(tuple(names), reply.number))
 
     def _tell_others(self, view: EngineView | None, reply: Reply) -> None:
         """Send a reply to all fronts but one, of which None is the first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -183,10 +184,40 @@ def test_an_unreadable_message_concerns_those_whose_it_was(fronts: Any) -> None:
     views[0].send(submit("c"))
     views[1].send(Ping(2))
     engine.answer(Unread(("a", "c")))
-    engine.answer(Unread((), 2))
+    assert own == [Unread(("a",))]
+    assert others == [[Unread(("c",))], []]
+    engine.answer(Pong(2, stats()))
+    assert others[1] == [Pong(2, stats())]
+
+
+def test_all_fronts_hear_that_an_order_to_wake_up_was_unreadable(fronts: Any) -> None:
+    """Each believes that the engine wakes up until its number is answered, and meanwhile does not miss its answers."""
+    engine, shared, own, views, others = fronts
+    views[0].send(WakeUp(1, frozenset(EnginePart)))
+    shared.send(WakeUp(0, frozenset(EnginePart)))
+    engine.answer(Unread((), 1))
     engine.answer(Unread((), 0))
-    assert own == [Unread(("a",)), Unread((), 0)]
-    assert others == [[Unread(("c",))], [Unread((), 2)]]
+    unread = [Unread((), 1), Unread((), 0)]
+    assert own[-2:] == others[0][-2:] == others[1][-2:] == unread
+
+
+def test_what_a_new_front_hears_first_is_not_older_than_what_it_hears_next(fronts: Any) -> None:
+    engine, shared, _, _, _ = fronts
+    engine.answer(Asleep(0, frozenset({EnginePart.KV_CACHE})))
+    heard: list[Reply] = []
+    woken: list[threading.Thread] = []
+
+    def receive(reply: Reply) -> None:
+        if not woken:
+            # The engine wakes up just now.
+            woken.append(threading.Thread(target=engine.answer, args=(Asleep(2, frozenset()),)))
+            woken[0].start()
+            woken[0].join(0.2)
+        heard.append(reply)
+
+    shared.view(receive)
+    woken[0].join()
+    assert heard[-1] == Asleep(2, frozenset())
 
 
 def stats(**more: Any) -> EngineStats:
