@@ -47,7 +47,8 @@ class ConnectionCounts:
         self._taken = self._coming = 0
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if place.number == 0:
+            if place.number == 0 and not os.fstat(file).st_size:
+                # Once: when its server is made, the others may already accept.
                 os.write(file, _SLOT.pack(_AWAY) * place.count)
             self._numbers = mmap.mmap(file, _SLOT.size * place.count)
         finally:

@@ -89,6 +89,15 @@ def accepted(listener: Listener, counts: list[ConnectionCounts], taken: list[int
     return found
 
 
+def test_the_first_front_keeps_the_numbers_of_fronts_that_serve_before_it(tmp_path: Path) -> None:
+    """It makes the file for them; by the time it serves, they may have connections already."""
+    first, other = counts_of(tmp_path, 2)
+    other.set(0)
+    first = ConnectionCounts(tmp_path / "counts", FrontPlace(0, 2))
+    first.set(10)
+    assert first.others_have_fewer()
+
+
 def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_path: Path) -> None:
     with listener:
         taken = [20, 0, 10]
