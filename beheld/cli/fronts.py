@@ -35,6 +35,8 @@ _MAX_RESTART_S = 60.0
 _LONG_LIFE_S = 60.0
 # How long fronts have to end once this process has.
 _END_S = 2.0
+# The longest path of a Unix socket; Linux takes 107 bytes, others 103.
+_MAX_SOCKET_PATH = 103
 
 
 @dataclass(eq=False)
@@ -80,6 +82,13 @@ class Fronts:
                 param="api_server_count",
             ) from error
         self.neighbours = Neighbours(FrontPlace(0, count), self._folder, secrets.token_bytes(16))
+        if len(os.fsencode(self.neighbours.path(count - 1))) > _MAX_SOCKET_PATH:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ConfigError(
+                f"The folder for the sockets between fronts has too long a path: {self._folder}.",
+                f"Set TMPDIR to one of at most {_MAX_SOCKET_PATH - 30} bytes.",
+                param="api_server_count",
+            )
         self._counts = ConnectionCounts(self.neighbours.counts_path, self.neighbours.place)
         self._warmed = False
         self._ending = threading.Event()
@@ -235,4 +244,6 @@ class Fronts:
 def _terminate(front: _Front) -> None:
     # Not the id of another process, once it has ended and was waited for.
     if front.spawned.process.poll() is None:
-        os.kill(front.spawned.process.pid, signal.SIGTERM)
+        # `poll` does not know of the end while another thread waits for it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(front.spawned.process.pid, signal.SIGTERM)

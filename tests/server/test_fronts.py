@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,11 @@ from typing import Any
 import pytest
 
 from beheld.cli import serve
+from beheld.cli.front import CODEC
+from beheld.cli.fronts import _Front, _terminate
 from beheld.cli.main import main
+from beheld.engine.process import Spawned
+from beheld.sandbox.link import Link, pair
 from tests import tiny
 from tests.server.running import Running, data_url, talk
 from tests.server.test_process import children
@@ -425,3 +430,25 @@ def test_engines_with_gpus_get_a_front_each(
     monkeypatch.setattr(serve, "_serve_all", lambda model, options, server, count: seen.append(count) or 0)
     assert main(["serve", *flags]) == 0
     assert seen == [count]
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert main(["serve", str(tiny.checkpoint("qwen2_vl")), "--api-server-count", "2", "--port", "0"]) != 0
+    assert "Set TMPDIR to one of at most" in capsys.readouterr().err
+    assert not list(folder.glob("beheld-fronts-*"))
+
+
+def test_a_signal_meets_a_front_that_ends_just_now() -> None:
+    """Another thread waits for its process, and has not said yet that it has ended: no error in a signal's handler."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    with process._waitpid_lock:  # type: ignore[attr-defined]
+        os.waitpid(process.pid, 0)
+        ours, theirs = pair()
+        with ours, theirs:
+            _terminate(_Front(Spawned(process, ours), Link(ours, CODEC)))
+    process.wait()
