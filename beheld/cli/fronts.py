@@ -83,7 +83,7 @@ class Fronts:
             ) from error
         self.neighbours = Neighbours(FrontPlace(0, count), self._folder, secrets.token_bytes(16))
         if len(os.fsencode(self.neighbours.path(count - 1))) > _MAX_SOCKET_PATH:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self.remove_folder()
             raise ConfigError(
                 f"The folder for the sockets between fronts has too long a path: {self._folder}.",
                 f"Set TMPDIR to one of at most {_MAX_SOCKET_PATH - 30} bytes.",
@@ -151,6 +151,10 @@ class Fronts:
                 front.spawned.process.wait()
         for thread in self._threads:
             thread.join(_END_S)
+        self.remove_folder()
+
+    def remove_folder(self) -> None:
+        """Remove the folder of their sockets."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _begun(self, number: int, restarts: int) -> _Front:

@@ -8,9 +8,10 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from beheld.cli.flags import add_server_flags, apply_file, engine_options, server_values
@@ -81,13 +82,17 @@ def run(arguments: argparse.Namespace, actions: Sequence[argparse.Action]) -> in
     if count is None:
         count = _usual_fronts(arguments, options, server)
     several_fronts(count, arguments, server)
-    with _ended_by_signal():
+    with _ended_by_signal() as leaving:
         where = place_of(arguments, options, count)
-        return _serve(model, options, server, where) if count == 1 else _serve_all(model, options, server, count)
+        if count == 1:
+            return _serve(model, options, server, where)
+        return _serve_all(model, options, server, count, leaving)
 
 
-def _serve_all(model: str | None, options: dict[str, Any], server: ServerOptions, count: int) -> int:
-    """Serve with several fronts, of which this process is one."""
+def _serve_all(
+    model: str | None, options: dict[str, Any], server: ServerOptions, count: int, leaving: list[Callable[[], None]]
+) -> int:
+    """Serve with several fronts, of which this process is one; `leaving` is as of _ended_by_signal."""
     from beheld.cli.fronts import Fronts
     from beheld.core.config import EngineArgs
     from beheld.server.listen import listen
@@ -99,6 +104,7 @@ def _serve_all(model: str | None, options: dict[str, Any], server: ServerOptions
     fitting = replace(fit_bodies(server), advice=_advice(model, "process"))
     args = EngineArgs.from_keywords({"model": model, **options})
     fronts = Fronts(count, args, fitting, listener)
+    leaving.append(fronts.remove_folder)
     try:
         with paused_collector():
             from beheld.api.async_llm import AsyncLLM
@@ -225,15 +231,23 @@ def _spawned(options: dict[str, Any]) -> list[Spawned]:
 
 
 @contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Exit with status 0 on SIGTERM until the server sets its own draining handler."""
+def _ended_by_signal() -> Iterator[list[Callable[[], None]]]:
+    """Exit with status 0 on SIGTERM until the server sets its own draining handler, after calling what is in the list
+    that is given."""
+    leaving: list[Callable[[], None]] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield leaving
         return
-    # Not an exception, which an import in progress might catch. The engine's process ends with this one.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for each in leaving:
+            each()
+        # Not an exception, which an import in progress might catch. The engine's process ends with this one.
+        os._exit(0)
+
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        yield
+        yield leaving
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -427,7 +427,7 @@ def test_engines_with_gpus_get_a_front_each(
     monkeypatch.setattr(serve, "engine_options", lambda arguments: {k: v for k, v in vars(arguments).items() if v})
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(1) or 0)
-    monkeypatch.setattr(serve, "_serve_all", lambda model, options, server, count: seen.append(count) or 0)
+    monkeypatch.setattr(serve, "_serve_all", lambda model, options, server, count, leaving: seen.append(count) or 0)
     assert main(["serve", *flags]) == 0
     assert seen == [count]
 
@@ -452,3 +452,18 @@ def test_a_signal_meets_a_front_that_ends_just_now() -> None:
         with ours, theirs:
             _terminate(_Front(Spawned(process, ours), Link(ours, CODEC)))
     process.wait()
+
+
+def test_a_signal_during_the_start_leaves_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("qwen2_vl")), "--port", "0"]
+    process = subprocess.Popen([*command, "--api-server-count", "2"], env=os.environ | {"TMPDIR": str(tmp_path)})
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("beheld-fronts-*/connections")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    # Both processes load their libraries now.
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert not list(tmp_path.glob("beheld-fronts-*"))
