@@ -499,6 +499,7 @@ def test_ranks_that_find_no_place_to_meet_are_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(multi, "config_text", lambda hf_config: ("", ""))
     monkeypatch.setattr(multi, "config_of", lambda *given: None)
     monkeypatch.setattr(multi, "replace", lambda config, **changes: config)
+    monkeypatch.setattr(multi, "cuts", lambda *given: [])
     with pytest.raises(OSError, match="no such address"):
         multi.MultiExecutor.start(None, None, SimpleNamespace(device="cpu"), shrink=False)  # type: ignore[arg-type]
     assert made[0].calls == ["kill", "close", "wait"]

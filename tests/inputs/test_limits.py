@@ -179,7 +179,7 @@ def test_limits_leave_room_for_what_engines_hold_in_the_hosts_memory(
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
     found: list[int] = []
-    monkeypatch.setattr(start, "fit_media", lambda args, taken_bytes: found.append(taken_bytes))
+    monkeypatch.setattr(start, "fit_media", lambda args, taken_bytes, num_fronts: found.append(taken_bytes))
     args = EngineArgs(model="a", data_parallel_size=engines)
     config: Any = SimpleNamespace(device=device, kv_cache_bytes=4 << 20)
     start._settled(Mock(), args, Mock(path=str(tmp_path)), config)
