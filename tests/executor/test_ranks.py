@@ -500,8 +500,9 @@ def test_ranks_that_find_no_place_to_meet_are_ended(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(multi, "config_of", lambda *given: None)
     monkeypatch.setattr(multi, "replace", lambda config, **changes: config)
     monkeypatch.setattr(multi, "cuts", lambda *given: [])
+    config, info = SimpleNamespace(device="cpu", pipeline_parallel_size=1), SimpleNamespace(num_layers=2)
     with pytest.raises(OSError, match="no such address"):
-        multi.MultiExecutor.start(None, None, SimpleNamespace(device="cpu"), shrink=False)  # type: ignore[arg-type]
+        multi.MultiExecutor.start(None, info, config, shrink=False)  # type: ignore[arg-type]
     assert made[0].calls == ["kill", "close", "wait"]
     assert ended == ["ended"]
 
