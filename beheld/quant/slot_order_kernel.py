@@ -78,7 +78,9 @@ def slots(choices_TC: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     place_S = choices_TC.new_empty(num_slots, dtype=torch.int32)
     start_E1 = choices_TC.new_empty(experts + 1, dtype=torch.int32)
     block = min(_SLOTS, max(32, triton.next_power_of_2(num_slots)))
-    _slots[(experts + 1,)](choices_TC, order_S, place_S, start_E1, num_slots, experts, block, num_warps=8)
+    _slots[(experts + 1,)](
+        choices_TC, order_S, place_S, start_E1, num_slots, experts, block, num_warps=8, enable_fp_fusion=True
+    )
     return order_S, start_E1, place_S
 
 
@@ -94,5 +96,6 @@ def summed(y_SH: Tensor, place_S: Tensor | None, choices_TC: Tensor, shares_TC: 
     out_TH = y_SH.new_empty((tokens, width))
     block = min(_NUMBERS, triton.next_power_of_2(width))
     grid = (tokens, triton.cdiv(width, block))
-    _summed[grid](y_SH, place_S, choices_TC, shares_TC, out_TH, width, experts, choices, block, num_warps=4)
+    given = y_SH, place_S, choices_TC, shares_TC, out_TH, width, experts
+    _summed[grid](*given, choices, block, num_warps=4, enable_fp_fusion=True)
     return out_TH

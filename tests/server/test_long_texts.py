@@ -146,7 +146,7 @@ def test_89_threads_that_read_leave_the_interpreter_soon(monkeypatch: pytest.Mon
         def run(self, sockets: list[socket.socket]) -> None:
             seen.append(sys.getswitchinterval())
 
-    monkeypatch.setattr(serve, "make", lambda llm, options: (Served(), None))
+    monkeypatch.setattr(serve, "make", lambda *given: (Served(), None))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serve.run(mock.Mock(), ServerOptions(names=["a"]), listener)
     assert seen[0] <= 0.0005
