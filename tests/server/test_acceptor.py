@@ -103,8 +103,8 @@ def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_pat
         taken = [20, 0, 10]
         found = accepted(listener, counts_of(tmp_path, 3), taken, 45)
         totals = [own + more for own, more in zip(taken, found, strict=True)]
-        # The first has what is enough for it already.
-        assert found[0] == 0
+        # The first has what is enough for it already; it takes what the others leave for too long.
+        assert found[0] <= 3
         assert abs(totals[1] - totals[2]) <= 8
 
 

@@ -42,7 +42,7 @@ class Several:
         self.log = log
         with open(log, "wb") as file:
             self.process = subprocess.Popen([*command, *flags], stdout=file, stderr=file)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while (found := re.search(r"Serving \S+ at (http\S+)", log.read_text())) is None:
             assert self.process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
