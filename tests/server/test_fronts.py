@@ -202,8 +202,7 @@ def test_connections_spread_over_the_fronts(fronted: Fronted) -> None:
     held = [fronted.holder(link) for link in links]
     for link in links:
         link.close()
-    # Where one of them gets no processor time for a moment, the other takes what came meanwhile. Without counts, one took
-    # 57.
+    # Where one gets no processor time for a moment, the other takes what came meanwhile. Without counts, one took 57.
     assert min(held.count(0), held.count(1)) >= 8
 
 
