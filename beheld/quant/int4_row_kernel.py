@@ -30,6 +30,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from beheld.quant.lanes_kernel import LANE, four
+
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
 # A block's outputs; and words of 32 bits.
@@ -82,18 +84,6 @@ _HALF = tl.constexpr(tuple(_instructions(nibble, False, False) for nibble in ran
 _HALF_LOWS = tl.constexpr(tuple(_instructions(nibble, False, True) for nibble in range(4)))
 _OPERANDS = tl.constexpr(",".join(["=&f"] * 2 + ["r"] * 12 + ["f"] * 2))
 _OPERANDS_LOWS = tl.constexpr(",".join(["=&f"] * 3 + ["r"] * 12 + ["f"] * 3))
-_LANE = tl.constexpr(
-    "{.reg .pred p; .reg .u32 l; mov.u32 l, %laneid; setp.ne.u32 p, l, $1; selp.f32 $0, 0f7fc00000, 0f00000000, p;}"
-)
-
-
-@triton.jit
-def _four(word_M4):
-    """Return a word of each four."""
-    even_M2, odd_M2 = tl.split(tl.reshape(word_M4, [word_M4.shape[0], 2, 2]))
-    first_M, third_M = tl.split(even_M2)
-    second_M, fourth_M = tl.split(odd_M2)
-    return first_M, second_M, third_M, fourth_M
 
 
 @triton.jit
@@ -143,7 +133,7 @@ def _nibble(
     inside_M1 = here_M1
     if not WHOLE:
         inside_M1 = inside_M1 & (k_M + 32 * NIBBLE < num_inputs)[:, None]
-    x0, x1, x2, x3 = _four(tl.load(x_M4_ptr + 16 * NIBBLE, mask=inside_M1, other=0))
+    x0, x1, x2, x3 = four(tl.load(x_M4_ptr + 16 * NIBBLE, mask=inside_M1, other=0))
     if not ASSEMBLY:
         e0, l0 = _pair(x0, BRAIN)
         e1, l1 = _pair(x1, BRAIN)
@@ -219,14 +209,14 @@ def _row(
     if EARLY:
         gdc_wait()
     if ASSEMBLY:
-        acc_one_M = tl.inline_asm_elementwise(_LANE, "=f,r", [m_M % 32], dtype=tl.float32, is_pure=True, pack=1)
+        acc_one_M = tl.inline_asm_elementwise(LANE, "=f,r", [m_M % 32], dtype=tl.float32, is_pure=True, pack=1)
     else:
         acc_one_M = tl.zeros([32 * A], tl.float32)
     acc_two_M = acc_one_M
     x_M4_ptr = x_ptr + (c_M * 64 + m_M % 4 * 4)[:, None] + i_4[None, :]
     for at in range(0, num_blocks, A):
-        a0, a1, a2, a3 = _four(next_one_M4)
-        b0, b1, b2, b3 = _four(next_two_M4)
+        a0, a1, a2, a3 = four(next_one_M4)
+        b0, b1, b2, b3 = four(next_two_M4)
         scale_one = next_scale_one
         scale_two = next_scale_two
         here_M1 = (at + c_M < num_blocks)[:, None]

@@ -27,6 +27,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from beheld.quant.lanes_kernel import LANE, four
+
 # Triton's interpreter has no assembly.
 _ASSEMBLY = not triton.knobs.runtime.interpret
 # Steps at a time; and warps, for the first product and at most for the summed one.
@@ -77,18 +79,6 @@ def _instructions() -> str:
 
 _MULTIPLY = tl.constexpr(_instructions())
 _OPERANDS = tl.constexpr(",".join(["=&f"] * 4 + ["r"] * 28 + ["f"] * 4))
-_LANE = tl.constexpr(
-    "{.reg .pred p; .reg .u32 l; mov.u32 l, %laneid; setp.ne.u32 p, l, $1; selp.f32 $0, 0f7fc00000, 0f00000000, p;}"
-)
-
-
-@triton.jit
-def _four(word_M4):
-    """Return a word of each four."""
-    even_M2, odd_M2 = tl.split(tl.reshape(word_M4, [word_M4.shape[0], 2, 2]))
-    first_M, third_M = tl.split(even_M2)
-    second_M, fourth_M = tl.split(odd_M2)
-    return first_M, second_M, third_M, fourth_M
 
 
 @triton.jit
@@ -171,7 +161,7 @@ def _row(
     row_M = tl.minimum(choice_M, choices - 1) if SUMMED else choice_M * 0
     x_M4_ptr = x_ptr + (row_M * (num_inputs // 2) + k_M)[:, None] + i_4[None, :]
     if ASSEMBLY:
-        y0_M = tl.inline_asm_elementwise(_LANE, "=f,r", [m_M % 32], dtype=tl.float32, is_pure=True, pack=1)
+        y0_M = tl.inline_asm_elementwise(LANE, "=f,r", [m_M % 32], dtype=tl.float32, is_pure=True, pack=1)
     else:
         y0_M = tl.zeros([M], tl.float32)
     y1_M = y0_M
@@ -188,13 +178,13 @@ def _row(
         # The inputs are whole groups: of two, the second may be missing.
         low_M1 = (start * 16 + k_M < num_inputs // 2)[:, None]
         high_M1 = (start * 16 + k_M + 16 < num_inputs // 2)[:, None]
-        l0, l1, l2, l3 = _four(tl.load(x_M4_ptr, mask=low_M1, other=0))
-        l4, l5, l6, l7 = _four(tl.load(x_M4_ptr + 4, mask=low_M1, other=0))
-        u0, u1, u2, u3 = _four(tl.load(x_M4_ptr + 16, mask=high_M1, other=0))
-        u4, u5, u6, u7 = _four(tl.load(x_M4_ptr + 20, mask=high_M1, other=0))
+        l0, l1, l2, l3 = four(tl.load(x_M4_ptr, mask=low_M1, other=0))
+        l4, l5, l6, l7 = four(tl.load(x_M4_ptr + 4, mask=low_M1, other=0))
+        u0, u1, u2, u3 = four(tl.load(x_M4_ptr + 16, mask=high_M1, other=0))
+        u4, u5, u6, u7 = four(tl.load(x_M4_ptr + 20, mask=high_M1, other=0))
         x_M4_ptr += R * 64
-        a0, a1, a2, a3 = _four(one_M4)
-        b0, b1, b2, b3 = _four(two_M4)
+        a0, a1, a2, a3 = four(one_M4)
+        b0, b1, b2, b3 = four(two_M4)
         s0, s1 = _scales(one_M)
         s2, s3 = _scales(two_M)
         if ASSEMBLY:

@@ -195,7 +195,7 @@ def test_both_fronts_answer_as_one_process_does(fronted: Fronted, running: Runni
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert fronted.metric('beheld_kv_blocks{engine="1",state="all"}', front) == 400
-    # One router for all fronts: a repeated image finds its engine, whoever has prepared it.
+    # All fronts share one router, so a repeated image goes to its engine from each of them.
     repeated = fronted.metric('beheld_routing{count="num_repeated"}')
     assert repeated >= 19
     assert fronted.metric('beheld_routing{count="num_found"}') >= 0.95 * repeated
