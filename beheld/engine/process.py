@@ -18,18 +18,12 @@ from beheld.cluster.remote import start as start_elsewhere
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
-from beheld.core.outputs import TokenEvent
-from beheld.core.request import FinishReason
 from beheld.engine.codec import CODEC
-from beheld.engine.columns import EventColumns
-from beheld.engine.crossing import received_reply, sent_message, sent_reply, unread_frame
+from beheld.engine.crossing import sent_reply, unread_frame
 from beheld.engine.label import label_of
+from beheld.engine.linked_engine import LinkedEngine
 from beheld.engine.messages import (
-    Abort,
-    Close,
     Decisions,
-    Died,
-    Events,
     Failed,
     Message,
     Ready,
@@ -38,7 +32,6 @@ from beheld.engine.messages import (
     Tokenizer,
     Tried,
     TryItems,
-    Unread,
 )
 from beheld.engine.stats import EngineReport
 from beheld.platform.probe import begin_driver
@@ -108,7 +101,7 @@ def spawn(
         )
 
 
-class EngineProcess:
+class EngineProcess(LinkedEngine):
     """An engine in a new process; see messages.Engine for the meaning of its methods.
 
     Args:
@@ -125,14 +118,12 @@ class EngineProcess:
         EngineDeadError: the process ended during its start.
     """
 
+    _end_of_link = "its process has ended"
+
     def __init__(self, args: EngineArgs, spawned: Spawned | None = None, on_decided: OnDecided | None = None) -> None:
         begun = spawned or spawn()
         self._process = begun.process
-        self._link = begun.link()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._receive: Callable[[Reply], None] | None = None
-        self._threads: list[threading.Thread] = []
-        self._alive = True
+        super().__init__(begun.link())
         self._tokenizer: Callable[[], Tokenizer] | None = None
         try:
             self._link.send(args)
@@ -194,35 +185,13 @@ class EngineProcess:
         """The process id."""
         return self._process.pid
 
-    def start(self, receive: Callable[[Reply], None]) -> None:
-        """Start; a thread calls `receive`."""
-        assert not self._threads, "an engine starts once"
-        self._receive = receive
-        for work in (self._listen, self._send_all):
-            thread = threading.Thread(target=work, name="beheld-engine-link", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def send(self, message: Message) -> None:
-        """Send a message; another thread serializes it."""
-        self._outbox.put(message)
-
-    @property
-    def alive(self) -> bool:
-        """False after the engine died or was closed."""
-        return self._alive
-
     def reports(self) -> tuple[EngineReport, ...]:
         """It is one engine: nothing."""
         return ()
 
     def close(self) -> None:
         """End the process; kill it if it does not end in time."""
-        self._alive = False
-        self.send(Close())
-        self._outbox.put(None)
-        if self._threads:
-            self._threads[1].join(_CLOSE_S)
+        self._leave(_CLOSE_S)
         try:
             self._process.wait(_CLOSE_S if self._threads else 0.0)
         except subprocess.TimeoutExpired:
@@ -238,42 +207,7 @@ class EngineProcess:
         self._process.wait()
         self._link.close()
 
-    def _listen(self) -> None:
-        assert self._receive is not None
-        while True:
-            try:
-                reply: Reply | EventColumns | None = self._link.receive()
-            except FrameError as error:
-                reply = unread_frame(error)
-            except EOFError:
-                if self._alive:
-                    self._alive = False
-                    self._receive(Died("its process has ended"))
-                return
-            if reply is None:
-                continue
-            reply = received_reply(reply, self._link)
-            if isinstance(reply, Died):
-                self._alive = False
-            elif isinstance(reply, Unread) and reply.request_ids:
-                # Their lost events cannot be recovered, so abort them.
-                self.send(Abort(reply.request_ids))
-            self._receive(reply)
-
-    def _send_all(self) -> None:
-        assert self._receive is not None
-        while (message := self._outbox.get()) is not None:
-            try:
-                self._send_tokenizer_before(message)
-                self._link.send(sent_message(message), label=label_of(message))
-            except BeheldError as error:
-                assert isinstance(message, Submit)
-                ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
-                self._receive(Events(tuple(ends)))
-            except OSError:
-                return
-
-    def _send_tokenizer_before(self, message: Message) -> None:
+    def _before(self, message: Message) -> None:
         """Send the tokenizer before the first request with a grammar."""
         if self._tokenizer is None or not isinstance(message, Submit):
             return

@@ -16,11 +16,12 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from beheld.core.errors import BeheldError, StepError
+from beheld.core.errors import StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
-from beheld.engine.crossing import received_reply, sent_message, sent_reply, unread_frame
+from beheld.engine.crossing import sent_reply, unread_frame
 from beheld.engine.label import label_of
+from beheld.engine.linked_engine import LinkedEngine
 from beheld.engine.messages import (
     Abort,
     AddLoRA,
@@ -288,38 +289,18 @@ class FrontRelay:
                 return
 
 
-class RelayedEngine:
+class RelayedEngine(LinkedEngine):
     """The engine as a further front in its own process sees it; see messages.Engine.
 
     Args:
         link: the connection to the process that has the engine.
     """
 
+    _end_of_link = "the process that has it has ended"
+
     def __init__(self, link: Connection) -> None:
-        self._link = link
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._receive: Callable[[Reply], None] = lambda reply: None
+        super().__init__(link)
         self._reports: tuple[EngineReport, ...] = ()
-        self._alive = True
-        self._threads: list[threading.Thread] = []
-
-    def start(self, receive: Callable[[Reply], None]) -> None:
-        """Begin to send and to receive."""
-        assert not self._threads, "an engine starts once"
-        self._receive = receive
-        for work in (self._listen, self._send_all):
-            thread = threading.Thread(target=work, name="beheld-engine-link", daemon=True)
-            thread.start()
-            self._threads.append(thread)
-
-    def send(self, message: Message) -> None:
-        """Send a message; another thread serializes it."""
-        self._outbox.put(message)
-
-    @property
-    def alive(self) -> bool:
-        """False after the engine died or this front closed."""
-        return self._alive
 
     def reports(self) -> tuple[EngineReport, ...]:
         """What each of several engines did at the last ping."""
@@ -327,44 +308,12 @@ class RelayedEngine:
 
     def close(self) -> None:
         """Leave the engine; it aborts what is left of this front."""
-        self._alive = False
-        self.send(Close())
-        self._outbox.put(None)
-        if self._threads:
-            self._threads[1].join(_CLOSE_S)
+        self._leave(_CLOSE_S)
         self._link.close()
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                received: Reply | None = received_reply(self._link.receive(), self._link)
-            except FrameError as error:
-                received = unread_frame(error)
-                if received is not None and received.request_ids:
-                    # Their lost events cannot be recovered, so abort them.
-                    self.send(Abort(received.request_ids))
-            except EOFError:
-                if self._alive:
-                    self._alive = False
-                    self._receive(Died("the process that has it has ended"))
-                return
-            if isinstance(received, Died):
-                self._alive = False
-            elif isinstance(received, Pong):
-                self._reports = received.stats.engines
-            if received is not None:
-                self._receive(received)
-
-    def _send_all(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            try:
-                self._link.send(sent_message(message), label=label_of(message))
-            except BeheldError as error:
-                assert isinstance(message, Submit)
-                ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
-                self._receive(Events(tuple(ends)))
-            except OSError:
-                return
+    def _seen(self, reply: Reply) -> None:
+        if isinstance(reply, Pong):
+            self._reports = reply.stats.engines
 
 
 def link_to_main(descriptor: int, codec: Codec) -> Link:
