@@ -1,10 +1,11 @@
 """What is measured on two GPUs of one host, by one command: each figure in a process of its own, with a limit of time.
 
-    python -m benchmarks.several_gpus --out FOLDER [--only sums,engines,experts,...] [--within SECONDS] [--try]
+    python -m benchmarks.several_gpus --out FOLDER [--only sums,engines,...] [--within SECONDS] [--peer PATH] [--try]
 
 The jobs of a group start at once, for most of what a start takes is the host's; then one after another measures. Each
 job's lines are in a file of FOLDER as soon as they are printed, and are printed again at its end, shortened. What does
-not fit into --within seconds is ended. With --try, all of it runs on a CPU with a small model, to see that it can.
+not fit into --within seconds is ended. With --peer, folders that hold vLLM and what it needs, there are jobs in which
+vLLM runs. With --try, all of it runs on a CPU with a small model, to see that it can.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _MODULE = (sys.executable, "-m")
@@ -76,11 +77,15 @@ def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str, at_
     return Job(name, (*command, "--engines", str(count), *asked, *more), 200, gpus)
 
 
-def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
-    """Return the jobs by group."""
+def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
+    """Return the jobs by group; with `peer`, which is put before PYTHONPATH, also those in which vLLM runs."""
     moe, causes, all_of_it = "decode,text,prefill", "decode,rows,prefill", ("--option", "gpu_memory_utilization=0.95")
-    dense = "decode,first_token,prefill,text,images"
-    return {
+    dense, vllm = "decode,first_token,prefill,text,images", ("--engine", "vllm")
+    theirs = {
+        "32B-vllm": [_bench("32B-vllm-tp2", "32B", dense, "", "0,1", 0, *_TWO, *all_of_it, *vllm, limit_s=240)],
+        "7B-vllm": [_bench("7B-vllm-tp2", "7B", dense, "", "0,1", 0, *_TWO, *vllm, limit_s=150)],
+    }
+    ours = {
         "sums": [Job("sums-2048", (*_MODULE, "benchmarks.sums", "--width", "2048"), 60)],
         "engine": [_engines(1, folder, "0", 800)],
         "engines": [_engines(2, folder, "0,1", 1600)],
@@ -111,12 +116,18 @@ def jobs(folder: Path, out: Path) -> dict[str, list[Job]]:
         "glm-whole-tp2": [_bench("glm-tp2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         "glm-whole-ep2": [_bench("glm-ep2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS, limit_s=150)],
         # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
-        "32B-one": [_bench("32B-tp1", "32B", dense, "", "0", 0, *all_of_it, limit_s=200)],
-        "32B-two": [_bench("32B-tp2", "32B", dense, causes, "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
+        "32B-one": [_bench("32B-tp1", "32B", dense, f"{causes},new", "0", 0, *all_of_it, limit_s=240)],
+        "32B-two": [_bench("32B-tp2", "32B", dense, f"{causes},new", "0,1", 0, *_TWO, *all_of_it, limit_s=200)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
         # it its engine's start.
         "oracle": [_oracle(f"oracle-{number}", *_ROWS[number::6]) for number in range(6)],
         "stages": [_oracle(f"oracle-{row}", row) for row in _STAGES],
+    }
+    path = os.pathsep.join(filter(None, (peer, os.environ.get("PYTHONPATH", ""))))
+    return ours | {
+        name: [replace(job, command=("env", f"PYTHONPATH={path}", *job.command)) for job in group]
+        for name, group in theirs.items()
+        if peer
     }
 
 
@@ -220,11 +231,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", help="groups or names of jobs; a+b starts a and b at once")
     parser.add_argument("--within", type=float, default=3600.0, help="seconds for all")
+    parser.add_argument("--peer", default="", help="folders that hold vLLM and what it needs, with : between them")
     parser.add_argument("--try", action="store_true", dest="trial", help="on a CPU, with a small model")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    found = (trials if given.trial else jobs)(given.folder, given.out)
+    found = trials(given.folder, given.out) if given.trial else jobs(given.folder, given.out, given.peer)
     groups = [name for name in found if name != "stacks" or shutil.which("py-spy")]
     wanted = groups if given.only is None else given.only.split(",")
     # A name joins groups by +, or is one job of a group.
