@@ -1,1 +1,0 @@
-cp .bench/v.* /tmp/v/; ls -la /tmp/v; cat /tmp/o/steps.txt

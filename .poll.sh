@@ -1,1 +1,0 @@
-n=$1; for i in $(seq $2); do sleep 1; [ $(wc -l < /tmp/o/steps.txt) -ge $n ] && break; done; cat /tmp/o/steps.txt /tmp/all.log; cd /tmp/o; for f in $3; do echo "== $f"; tail -c 1500 $f; done; tar -czf $OUT/o.tgz . ; nvidia-smi --query-gpu=memory.used,utilization.gpu --format=csv,noheader
