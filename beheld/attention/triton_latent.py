@@ -28,7 +28,7 @@ from beheld.attention.triton_math import accumulate, products, unit
 MAX_PARTS = 128
 PROGRAMS_PER_SM = 2
 _JOINED_NUMBERS = 128
-_JOINED_AT_ONCE = 16
+_JOINED_AT_ONCE = 32
 _MOST_HEADS = 32
 # Of a single row: warps of a program, and the fewest positions that it reads, a tile.
 _FEW_WARPS = 8
