@@ -23,6 +23,18 @@ import torch
 from torch import Tensor, nn
 
 
+class Growth(NamedTuple):
+    """Queries are multiplied by 1 + beta log(1 + position // span).
+
+    Attributes:
+        positions_T: the tokens' positions, int64.
+    """
+
+    positions_T: Tensor
+    beta: float
+    span: float
+
+
 class LatentTurn(NamedTuple):
     """What a token's queries and latent lack as products give them: the latent's RMS norm, and the rotation.
 
@@ -32,6 +44,7 @@ class LatentTurn(NamedTuple):
         weight_R, eps: the norm's.
         cos_P, sin_P: for both halves, in the queries' type.
         interleaved: pairs lie side by side; otherwise half against half.
+        growth: how queries grow with positions; None if they do not.
     """
 
     weight_R: Tensor
@@ -39,6 +52,7 @@ class LatentTurn(NamedTuple):
     cos_P: Tensor
     sin_P: Tensor
     interleaved: bool
+    growth: Growth | None = None
 
 
 def turned(q_THC: Tensor, latent_TW: Tensor, turn: LatentTurn) -> tuple[Tensor, Tensor]:
@@ -49,7 +63,11 @@ def turned(q_THC: Tensor, latent_TW: Tensor, turn: LatentTurn) -> tuple[Tensor, 
     wide_TR = latent_TR.float()
     scaled_TR = wide_TR * torch.rsqrt(wide_TR.pow(2).mean(-1, keepdim=True) + turn.eps)
     normed_TR = turn.weight_R * scaled_TR.to(latent_TW.dtype)
-    return torch.cat([plain_THN, _rotated(q_THP, turn)], dim=2), torch.cat([normed_TR, _rotated(key_TP, turn)], dim=1)
+    q_THC = torch.cat([plain_THN, _rotated(q_THP, turn)], dim=2)
+    if turn.growth is not None:
+        positions_T, beta, span = turn.growth
+        q_THC = q_THC * (1 + beta * torch.log(1 + torch.floor(positions_T / span))).to(q_THC.dtype).view(-1, 1, 1)
+    return q_THC, torch.cat([normed_TR, _rotated(key_TP, turn)], dim=1)
 
 
 def _rotated(x: Tensor, turn: LatentTurn) -> Tensor:

@@ -225,7 +225,7 @@ def _turned(pair_ptr, cos_ptr, sin_ptr, there_B, ROTARY: tl.constexpr, B: tl.con
     return (own_B + cross_B).to(pair_ptr.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "position_ptr"])
 def _absorb(
     q_ptr,
     up_ptr,
@@ -236,9 +236,12 @@ def _absorb(
     sin_ptr,
     cache_ptr,
     slots_ptr,
+    position_ptr,
     q_head,
     up_head,
     eps,
+    beta,
+    span,
     HEADS: tl.constexpr,
     PLAIN: tl.constexpr,
     RANK: tl.constexpr,
@@ -267,6 +270,10 @@ def _absorb(
         if EARLY:
             gdc_wait()
         q_N = tl.load(q_ptr + head * q_head + n_N, mask=n_N < PLAIN, other=0.0).to(tl.float32)
+        if position_ptr is not None:
+            spans = tl.floor(tl.load(position_ptr).to(tl.float32) / span)
+            growth = (1.0 + beta * tl.log(1.0 + spans)).to(q_ptr.dtype.element_ty).to(tl.float32)
+            q_N = (q_N * growth).to(q_ptr.dtype.element_ty).to(tl.float32)
         made_A = tl.sum(up_NA.to(tl.float32) * q_N[:, None], 0)
         line_ptr = out_ptr + head * (RANK + ROTARY)
         tl.store(line_ptr + a_A, made_A.to(out_ptr.dtype.element_ty), mask=a_A < RANK)
@@ -276,6 +283,8 @@ def _absorb(
             turned_B = _turned(pair_ptr, cos_ptr, sin_ptr, rotary_B, ROTARY, B, INTERLEAVED)
         else:
             turned_B = tl.load(pair_ptr + b_B, mask=rotary_B)
+        if position_ptr is not None:
+            turned_B = (turned_B.to(tl.float32) * growth).to(q_ptr.dtype.element_ty)
         tl.store(line_ptr + RANK + b_B, turned_B, mask=rotary_B)
     elif own_ptr is not None:
         w_W = tl.arange(0, WIDTH)
@@ -490,17 +499,20 @@ def _absorbed(
     q_1HW = q_HC.new_empty((1, heads, rank + rotary))
     turning: tuple[Tensor | None, ...] = (None,) * 4
     eps, interleaved = 0.0, False
+    position_1, beta, span = None, 0.0, 1.0
     if own is not None:
         latent_W, turn = own
         turning = latent_W, turn.weight_R, turn.cos_P, turn.sin_P
         eps, interleaved = turn.eps, turn.interleaved
+        if turn.growth is not None:
+            position_1, beta, span = turn.growth
     latents, slots_T = cache or (None, None)
     block_size = 0 if latents is None else latents.shape[1]
     sizes = heads, plain, rank, rotary, block_size, triton.next_power_of_2(plain), _ABSORBED
     lanes = triton.next_power_of_2(rotary), triton.next_power_of_2(rank)
     _absorb[(heads + (own is not None), triton.cdiv(rank, _ABSORBED))](
-        q_HC, up_HDR, q_1HW, *turning, latents, slots_T, q_HC.stride(0), both * rank, eps, *sizes, *lanes,
-        interleaved, early, num_warps=4, enable_fp_fusion=True, **_options(early),
+        q_HC, up_HDR, q_1HW, *turning, latents, slots_T, position_1, q_HC.stride(0), both * rank, eps, beta, span,
+        *sizes, *lanes, interleaved, early, num_warps=4, enable_fp_fusion=True, **_options(early),
     )  # fmt: skip
     return q_1HW
 

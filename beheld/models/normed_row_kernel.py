@@ -23,6 +23,15 @@ from beheld.models.one_row_kernel import _options
 # Inputs that a program can hold, and the numbers of a matrix that it reads.
 MOST_INPUTS = 4096
 _NUMBERS = 4096
+# Numbers of a matrix that are worth it: half of what the registers of an H200 hold. With more, each program of
+# one_row_kernel.py computes many outputs, and a norm before them costs less than one for each few outputs.
+_MOST_NUMBERS = 1 << 23
+
+
+def is_small(weight_NK: Tensor) -> bool:
+    """Return whether `normed_row` is faster than a norm and a product."""
+    outputs, inputs = weight_NK.shape
+    return inputs <= MOST_INPUTS and outputs * triton.next_power_of_2(inputs) <= _MOST_NUMBERS
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from beheld.attention.context import ForwardContext, forward_context
-from beheld.attention.latent import LatentTurn, turned
+from beheld.attention.latent import Growth, LatentTurn, turned
 from beheld.attention.op import attend_latent_row
 from beheld.attention.triton_latent import tiles_of
 from beheld.attention.triton_paged import TritonBackend
@@ -85,15 +85,18 @@ def test_a_tail_stores_alone() -> None:
     assert torch.equal(case.kv.latents.flatten(0, 1)[case.metadata.groups[0].slots_T], case.latent_TW)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("interleaved", "grows"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("first", "shape"), [(0, ""), (20, ""), (20, "odd"), (32, ""), (100, "tiles")])
-def test_a_row_is_turned_and_stored_in_the_launch_that_absorbs_it(first: int, shape: str, interleaved: bool) -> None:
+def test_a_row_is_turned_and_stored_in_the_launch_that_absorbs_it(
+    first: int, shape: str, interleaved: bool, grows: bool
+) -> None:
     case = make_latent_case([(first, first + 1)], **SHAPES[shape])
     rotary = case.latent_TW.shape[1] - case.kv.rank
     chance = torch.Generator().manual_seed(first)
     angles = torch.randn(rotary // 2, generator=chance).repeat(2)
     weight_R = torch.rand(case.kv.rank, generator=chance) + 0.5
-    turn = LatentTurn(weight_R, 1e-5, angles.cos(), angles.sin(), interleaved)
+    growth = Growth(torch.tensor([first]), 0.3, 7.0) if grows else None
+    turn = LatentTurn(weight_R, 1e-5, angles.cos(), angles.sin(), interleaved, growth)
     given = case.q_THC[0], case.latent_TW[0], turn, case.up_HDR, case.kv, case.metadata, 0.3
     other = make_latent_case([(first, first + 1)], **SHAPES[shape])
     other.q_THC, other.latent_TW = turned(other.q_THC, other.latent_TW, turn)

@@ -196,4 +196,4 @@ def test_an_engine_uses_the_form(family: str, monkeypatch: pytest.MonkeyPatch) -
         same = next((place for place, pair in enumerate(pairs) if pair[0] != pair[1]), 24)
         for first, second in zip(one.logprobs[: same + 1], other.logprobs[: same + 1], strict=True):
             best, least = (max(each.logprob for each in step.values()) for step in (first, second))
-            assert abs(best - least) < 0.1
+            assert abs(best - least) < 0.2

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld.models.normed_row_kernel import normed_row
+from beheld.models import normed_row_kernel
+from beheld.models.normed_row_kernel import is_small, normed_row
 from beheld.models.one_row import OneRowLinear
 from beheld.models.shared_expert_kernel import inner, outer
 from beheld.models.surgery.expert_row import use_expert_rows
@@ -28,7 +29,7 @@ from beheld.models.surgery.operation import Changes
 from beheld.models.surgery.parts import text_model
 from beheld.models.surgery.rank_trial import RankTrial
 from beheld.models.surgery.route_row import use_row_routers
-from tests import tiny
+from tests import census, tiny
 
 FAMILIES = ("glm4_moe_lite", "deepseek_v3")
 
@@ -47,6 +48,12 @@ def test_products_of_a_normalized_row(outputs: int, inputs: int, from_one: bool,
     got_N = normed_row(x_K, norm_K, 1e-6, weight_NK, bias_N, from_one=from_one, early=False, normed_K=normed_K)
     torch.testing.assert_close(got_N.double(), want_N, atol=4e-6 * inputs**0.5, rtol=1e-5)
     torch.testing.assert_close(normed_K.double(), want_K, atol=1e-5, rtol=1e-5)
+
+
+def test_large_products_have_a_norm_before_them() -> None:
+    """Of GLM-4.7-Flash: q_a and kv_a, q_b; gate and up of its dense layer. Of DeepSeek-V3: q_a and kv_a, q_b."""
+    shapes = ((1344, 2048), (5120, 768), (20480, 2048), (2112, 7168), (24576, 1536))
+    assert [is_small(torch.empty(shape, device="meta")) for shape in shapes] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("tanh", [False, True])
@@ -77,7 +84,11 @@ def layers_of(family: str) -> tuple[Any, dict[nn.Module, Callable[..., Tensor]]]
     """A text model, in float16, for the interpreter rounds to bfloat16 by cutting; and its layers of the form."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny.checkpoint(family), dtype=torch.float16).eval()
+    return prepared(AutoModelForCausalLM.from_pretrained(tiny.checkpoint(family), dtype=torch.float16).eval())
+
+
+def prepared(model: Any) -> tuple[Any, dict[nn.Module, Callable[..., Tensor]]]:
+    """As an engine changes it before it looks for the form."""
     text, changes = text_model(model), Changes()
     assert pass_latents_on(text, changes)
     fuse_linears(text, changes)
@@ -87,11 +98,16 @@ def layers_of(family: str) -> tuple[Any, dict[nn.Module, Callable[..., Tensor]]]
     return text, layers_of_forms(text, [latent_form])
 
 
+@pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_layers_are_found_and_the_model_is_as_before(family: str) -> None:
+def test_layers_are_found_and_the_model_is_as_before(family: str, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not small:
+        # As if products were too large to have their norms within.
+        monkeypatch.setattr(normed_row_kernel, "MOST_INPUTS", 0)
     text, found = layers_of(family)
     assert set(found) == set(text.layers)
+    assert all(isinstance(each, LatentRowLayer) and each.growth is None for each in found.values())
     kinds = {type(each.mlp) for each in found.values() if isinstance(each, LatentRowLayer)}
     dense = [layer for layer in text.layers if not hasattr(layer.mlp, "experts")]
     assert kinds == ({GatedRow} if dense else set()) | ({SharedExpertRow} if len(dense) < len(text.layers) else set())
@@ -101,6 +117,29 @@ def test_layers_are_found_and_the_model_is_as_before(family: str) -> None:
         assert isinstance(made, LatentRowLayer)
         assert _same(made, seen, RankTrial(None))
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in text.layers)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.7])
+@torch.inference_mode()
+def test_queries_that_grow_with_positions(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral 4: as its configuration says, and not if the layer computes something else."""
+    from transformers import Mistral4ForCausalLM
+    from transformers.models.mistral4 import modeling_mistral4
+
+    torch.manual_seed(0)
+    model: Any = Mistral4ForCausalLM(census.tiny_config("mistral4")).half().eval()
+    rope = model.config.rope_parameters
+    assert rope["llama_4_scaling_beta"] == 0.1
+    scale = modeling_mistral4.get_llama_4_attn_scale
+    monkeypatch.setattr(
+        modeling_mistral4, "get_llama_4_attn_scale", lambda positions, _, span: scale(positions, beta, span)
+    )
+    text, found = prepared(model)
+    if beta != 0.1:
+        assert not found
+        return
+    assert set(found) == set(text.layers)
+    assert {made.growth for made in found.values() if isinstance(made, LatentRowLayer)} == {(0.1, 8192.0)}
 
 
 CHANGES = ("activation", "shared expert", "rotation", "norm", "latent norm", "choice")

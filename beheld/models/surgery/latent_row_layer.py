@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.attention.latent import LatentTurn, LatentUp, turned
+from beheld.attention.latent import Growth, LatentTurn, LatentUp, turned
 from beheld.attention.op import attend_latent_row
 from beheld.core.errors import first_line
 from beheld.models.one_row import OneRowLinear, early_start
@@ -122,6 +122,7 @@ class LatentRowLayer:
         before, latent_norm: the norms of the row and of the latent.
         second: the norm and the product that make queries of q_a's outputs; None if there is no q_a.
         interleaved: see LatentTurn.
+        growth: beta and span, if queries grow with positions; see Growth.
         mlp: what follows attention.
         layer, scale: the layer's attention options.
     """
@@ -134,6 +135,7 @@ class LatentRowLayer:
     latent_norm: Norm
     up: LatentUp
     interleaved: bool
+    growth: tuple[float, float] | None
     o: Any
     mlp: GatedRow | SharedExpertRow
     layer: int
@@ -141,10 +143,18 @@ class LatentRowLayer:
     attend: AttendRow = field(default=attend_latent_row)
 
     def __call__(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **unused: Any
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+        **unused: Any,
     ) -> Tensor:
         """Compute (1, 1, H) -> (1, 1, H); other arguments of transformers' model concern other attention."""
         assert position_embeddings is not None, "a layer of this form rotates"
+        growth = None
+        if self.growth is not None:
+            assert position_ids is not None, "its queries grow with positions"
+            growth = Growth(position_ids.reshape(-1), *self.growth)
         x_H = hidden_states.reshape(-1)
         made = _normed_product(self.first, self.before, x_H)
         q = made[self.query]
@@ -152,17 +162,17 @@ class LatentRowLayer:
             norm, product = self.second
             q = _normed_product(product, norm, q)
         cos_P, sin_P = (each.reshape(-1).contiguous() for each in position_embeddings)
-        turn = LatentTurn(self.latent_norm.weight_H, self.latent_norm.eps, cos_P, sin_P, self.interleaved)
+        turn = LatentTurn(self.latent_norm.weight_H, self.latent_norm.eps, cos_P, sin_P, self.interleaved, growth)
         q_HC = q.view(self.up.heads, -1)
         out_HV = self.attend(self.layer, q_HC, made[self.latent], turn, self.up.up_HDR, self.scale)
         return self.mlp(added_to(self.o, out_HV.reshape(-1), x_H, None)).view(1, 1, -1)
 
 
 def _normed_product(product: Any, norm: Norm, x_K: Tensor) -> Tensor:
-    """Return the product of the normalized row, (N,), contiguous; in one launch if the layer is one that we know."""
-    from beheld.models.normed_row_kernel import MOST_INPUTS, normed_row
+    """Return the product of the normalized row, (N,), contiguous; in one launch if it is small."""
+    from beheld.models.normed_row_kernel import is_small, normed_row
 
-    if type(product) is OneRowLinear and product.weight.is_contiguous() and x_K.numel() <= MOST_INPUTS:
+    if type(product) is OneRowLinear and product.weight.is_contiguous() and is_small(product.weight):
         bias_N = None if product.bias is None else product.bias.contiguous()
         given = x_K, norm.weight_H, norm.eps, product.weight, bias_N
         return normed_row(*given, from_one=norm.from_one, early=early_start(x_K.device))
@@ -196,12 +206,19 @@ def latent_form(layer: Any, trials: Sequence[Seen], trial: RankTrial) -> LatentR
     latent = places.pop("kv_a_proj_with_mqa")
     (query,) = places.values()
     for interleaved in (True, False):
-        own = before, second, norm_of(latent_norm, False), up, interleaved, o, mlp, number, scale
+        own = before, second, norm_of(latent_norm, False), up, interleaved, _growth(attention), o, mlp, number, scale
         made = LatentRowLayer(first.product, query, latent, *own)
         same = [_same(made, each, trial) for each in trials]
         if trial.agreed(all(same)):
             return made
     return None
+
+
+def _growth(attention: Any) -> tuple[float, float] | None:
+    """Return beta and the span by which queries grow, as configurations say; a trial beyond the span may disagree."""
+    rope = getattr(getattr(attention, "config", None), "rope_parameters", None) or {}
+    beta, span = (rope.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
+    return (float(beta), float(span)) if beta and span else None
 
 
 def _rotates(cos_sin: Any, seen: Seen, up: LatentUp) -> bool:
