@@ -317,6 +317,7 @@ def prefill(
     block_size, kv_heads, size = kv.keys.shape[1:]
     v_size = kv.values.shape[3]
     shape = plan.shape
+    k_tiles, v_tiles = _tiles_of(k_TKC, v_TKC, shape)
     _prefill[(plan.tiles_L8.shape[0] * kv_heads,)](
         q_THC,
         k_TKC,
@@ -326,7 +327,8 @@ def prefill(
         out_THC,
         plan.tiles_L8,
         group.tables_BN,
-        *_tiles_of(k_TKC, v_TKC, shape),
+        k_tiles,
+        v_tiles,
         plan.ranges_2T,
         0 if plan.ranges_2T is None else plan.ranges_2T.shape[1],
         sinks_H,
@@ -351,7 +353,9 @@ def prefill(
         shape.rows,
         shape.keys,
         max(16, triton.next_power_of_2(size)),
-        max(16, triton.next_power_of_2(v_size)),
+        # Of narrower tiles that threads load, ptxas 12.8 (Triton 3.6) reads values at undefined addresses of shared
+        # memory, where heads of keys are wider.
+        max(16 if v_tiles is not None or size <= 16 else 32, triton.next_power_of_2(v_size)),
         num_warps=shape.warps,
         num_stages=shape.stages,
         enable_fp_fusion=True,

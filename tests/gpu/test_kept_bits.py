@@ -140,7 +140,7 @@ def test_one_graph_holds_for_any_choice() -> None:
 
 
 def logprobs(path: Path, eager: bool, **options: Any) -> list[dict[int, float]]:
-    prompts = [{"prompt_token_ids": [5 + n % 80 for n in range(count)]} for count in (3, 40, 90)]
+    prompts = [{"prompt_token_ids": [5 + n % 80 for n in range(count)]} for count in (3, 9, 17, 40, 64, 90, 150, 210)]
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=20)
     options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2**28} | options
     with LLM(str(path), enforce_eager=eager, max_model_len=256, **options) as llm:

@@ -253,6 +253,20 @@ def test_strided_inputs() -> None:
     check(case, run(case))
 
 
+@pytest.mark.parametrize("pieces", [MIXED, FRESH], ids=["mixed", "fresh"])
+@pytest.mark.parametrize("values", [12, 16])
+def test_narrow_values_in_lines_of_any_length(values: int, pieces: list[tuple[int, int]]) -> None:
+    """As the tiny DeepSeek-V3 has them: ptxas read such values at undefined addresses of shared memory."""
+    case = make(pieces, (4, 4, 24, 16), torch.bfloat16)
+    q, k, v = (torch.zeros(len(case.v_TKC), 4, 29, dtype=torch.bfloat16, device="cuda") for _ in range(3))
+    q[..., :24], k[..., :24], v[..., :values] = case.q_THC, case.k_TKC, case.v_TKC[..., :values]
+    kv = dataclasses.replace(case.kv, values=case.kv.values[..., :values].contiguous())
+    history = [(keys, of_keys[..., :values]) for keys, of_keys in case.history]
+    given = {"q_THC": q[..., :24], "k_TKC": k[..., :24], "v_TKC": v[..., :values]}
+    case = dataclasses.replace(case, kv=kv, history=history, **given)
+    check(case, run(case))
+
+
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
     "pieces", [[(9, 10), (50, 51), (0, 130), (0, 70), (64, 100)], [(0, 130), (0, 70), (0, 2)]], ids=str
