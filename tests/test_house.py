@@ -451,8 +451,10 @@ NAMES_A_DEVICE = {
     "attention/triton_delta.py": "instructions of Hopper within a Triton kernel",
     "attention/triton_latent.py": "instructions of Hopper within a Triton kernel",
     "models/expert_row_kernel.py": "instructions of Hopper within a Triton kernel",
+    "models/normed_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/one_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "models/route_row_kernel.py": "instructions of Hopper within a Triton kernel",
+    "models/shared_expert_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/int4_row_kernel.py": "instructions of Hopper within a Triton kernel",
     "quant/mxfp4_row_kernel.py": "instructions of Hopper within a Triton kernel",
 }

@@ -17,8 +17,63 @@ D = N + V, R latent size, W = R + P.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
+
+
+class Growth(NamedTuple):
+    """Queries are multiplied by 1 + beta log(1 + position // span).
+
+    Attributes:
+        positions_T: the tokens' positions, int64.
+    """
+
+    positions_T: Tensor
+    beta: float
+    span: float
+
+
+class LatentTurn(NamedTuple):
+    """What a token's queries and latent lack as products give them: the latent's RMS norm, and the rotation.
+
+    A rotated pair of numbers ends in two halves: the first of all pairs, then the second.
+
+    Attributes:
+        weight_R, eps: the norm's.
+        cos_P, sin_P: for both halves, in the queries' type.
+        interleaved: pairs lie side by side; otherwise half against half.
+        growth: how queries grow with positions; None if they do not.
+    """
+
+    weight_R: Tensor
+    eps: float
+    cos_P: Tensor
+    sin_P: Tensor
+    interleaved: bool
+    growth: Growth | None = None
+
+
+def turned(q_THC: Tensor, latent_TW: Tensor, turn: LatentTurn) -> tuple[Tensor, Tensor]:
+    """Return rotated queries, and normalized latents with rotated keys."""
+    rank, rotary = turn.weight_R.numel(), turn.cos_P.numel()
+    plain_THN, q_THP = q_THC.split([q_THC.shape[2] - rotary, rotary], dim=2)
+    latent_TR, key_TP = latent_TW.split([rank, rotary], dim=1)
+    wide_TR = latent_TR.float()
+    scaled_TR = wide_TR * torch.rsqrt(wide_TR.pow(2).mean(-1, keepdim=True) + turn.eps)
+    normed_TR = turn.weight_R * scaled_TR.to(latent_TW.dtype)
+    q_THC = torch.cat([plain_THN, _rotated(q_THP, turn)], dim=2)
+    if turn.growth is not None:
+        positions_T, beta, span = turn.growth
+        q_THC = q_THC * (1 + beta * torch.log(1 + torch.floor(positions_T / span))).to(q_THC.dtype).view(-1, 1, 1)
+    return q_THC, torch.cat([normed_TR, _rotated(key_TP, turn)], dim=1)
+
+
+def _rotated(x: Tensor, turn: LatentTurn) -> Tensor:
+    cos, sin = turn.cos_P.chunk(2)[0], turn.sin_P.chunk(2)[0]
+    first, second = (x[..., 0::2], x[..., 1::2]) if turn.interleaved else x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class LatentUp(nn.Module):

@@ -19,6 +19,7 @@ from beheld.attention import cpu_decode
 from beheld.attention.backend import Further, LayerKV, LayerLatent
 from beheld.attention.context import CrossContext, current
 from beheld.attention.cross import read_states
+from beheld.attention.latent import LatentTurn, turned
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 from beheld.platform import operators
@@ -125,6 +126,22 @@ def attend_latent(layer: int, q_1HTC: Tensor, latent_11TW: Tensor, up_HDR: Tenso
     context.called[layer] = context.called.get(layer, 0) + 1
     q_THC = q_1HTC[0].transpose(0, 1)
     return context.backend.attend_latent(q_THC, latent_TW, up_HDR, kv, metadata, scale).unsqueeze(0)
+
+
+def attend_latent_row(
+    layer: int, q_HC: Tensor, latent_W: Tensor, turn: LatentTurn, up_HDR: Tensor, scale: float
+) -> Tensor:
+    """Attend to latents for a single row, given as products make it; returns (H, V), otherwise as `attend_latent`."""
+    context = current()
+    kv, metadata = context.kv.get(layer), context.metadata
+    attend = getattr(context.backend, "attend_latent_row", None)
+    alone = context.tail is None and not metadata.stored and metadata.num_decodes == len(metadata.starts) == 1
+    if attend is None or not alone or not isinstance(kv, LayerLatent) or kv.latents.shape[2] != latent_W.numel():
+        q_1HC, latent_1W = turned(q_HC.unsqueeze(0), latent_W.unsqueeze(0), turn)
+        return attend_latent(layer, q_1HC.transpose(0, 1).unsqueeze(0), latent_1W[None, None], up_HDR, scale)[0, 0]
+    context.called[layer] = context.called.get(layer, 0) + 1
+    made: Tensor = attend(q_HC, latent_W, turn, up_HDR, kv, metadata, scale)
+    return made
 
 
 def _crossing(layer: int) -> tuple[CrossContext, int]:

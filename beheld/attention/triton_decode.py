@@ -387,6 +387,7 @@ def plan_decode(
     num_programs: int,
     shared_B: Tensor | None = None,
     joined_apart: int = 0,
+    tile: int = _MIN_CHUNK_OF_FEW,
 ) -> DecodePlan:
     """Cut the first `num_rows` sequences' cached positions into items for about `num_programs` programs.
 
@@ -394,6 +395,7 @@ def plan_decode(
 
     Args:
         joined_apart: the most parts of a row if a kernel of its own joins them; 0 if the last part does.
+        tile: parts are multiples of so many positions, and with few sequences as short as that.
     """
     device = lengths_B.device
     target = max(1, num_programs // kv_heads)
@@ -419,14 +421,14 @@ def plan_decode(
         target,
         group.window or _NO_WINDOW,
         group.chunk or _NO_WINDOW,
-        _MIN_CHUNK_OF_FEW if num_rows <= _FEW else _MIN_CHUNK,
+        tile if num_rows <= _FEW else _MIN_CHUNK,
         1 if shared is None else shared.max_parts,
         MIN_PART,
         _padded(num_rows),
         _padded(num_items),
         _padded(num_counters),
         joined_apart or _MAX_PARTS,
-        64,
+        tile,
         num_warps=4,
         enable_fp_fusion=True,
     )

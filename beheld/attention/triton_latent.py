@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.attention.backend import GroupMetadata, LayerKV, LayerLatent
+from beheld.attention.latent import LatentTurn
 from beheld.attention.triton_decode import DecodePlan, workspace_of
 from beheld.attention.triton_math import accumulate, products, unit
 
@@ -27,8 +28,11 @@ from beheld.attention.triton_math import accumulate, products, unit
 MAX_PARTS = 128
 PROGRAMS_PER_SM = 2
 _JOINED_NUMBERS = 128
-_JOINED_AT_ONCE = 8
+_JOINED_AT_ONCE = 32
 _MOST_HEADS = 32
+# Of a single row: warps of a program, and the fewest positions that it reads, a tile.
+_FEW_WARPS = 8
+FEW_POSITIONS = 32
 # Numbers of a latent, and of a value, that a program of a single row computes.
 _ABSORBED, _RAISED = 64, 16
 
@@ -87,7 +91,7 @@ def _decode(
     ROTARY_WIDTH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program computes one item and one tile of heads."""
+    """One program computes one item and one tile of heads. Without `own_ptr`, the step's latents are in the cache."""
     if EARLY:
         gdc_launch_dependents()
         gdc_wait()
@@ -107,22 +111,26 @@ def _decode(
     q_R1 = q_ptr + row.to(tl.int64) * q_token + ((tile * GROUP + heads_R) * q_head)[:, None]
     q_RA = tl.load(q_R1 + a_A[None, :], mask=there_R1 & (a_A < RANK)[None, :], other=0.0)
     q_RB = tl.load(q_R1 + RANK + b_B[None, :], mask=there_R1 & (b_B < ROTARY)[None, :], other=0.0)
-    # The last part stores the step's latent, and adds it to its sums.
     last = (part == parts - 1).to(tl.int32)
-    own_A = a_A < RANK * last
-    own_B = b_B < ROTARY * last
-    line_ptr = own_ptr + row.to(tl.int64) * own_token
-    new_A = tl.load(line_ptr + a_A, mask=own_A, other=0.0).to(cache_ptr.dtype.element_ty)
-    new_B = tl.load(line_ptr + RANK + b_B, mask=own_B, other=0.0).to(cache_ptr.dtype.element_ty)
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    # Padding has slots of the null block, which stays unchanged. The heads' tiles all write the same numbers.
-    if slot >= BLOCK_SIZE:
-        tl.store(cache_ptr + slot * (RANK + ROTARY) + a_A, new_A, mask=own_A)
-        tl.store(cache_ptr + slot * (RANK + ROTARY) + RANK + b_B, new_B, mask=own_B)
     factor = unit(scale, False)
-    s_R = tl.sum(q_RA.to(tl.float32) * new_A.to(tl.float32)[None, :], 1)
-    s_R += tl.sum(q_RB.to(tl.float32) * new_B.to(tl.float32)[None, :], 1)
-    m_R = tl.where(last > 0, s_R, float("-inf"))
+    m_R = tl.full([ROWS], float("-inf"), tl.float32)
+    if own_ptr is not None:
+        # The last part stores the step's latent, and adds it to its sums.
+        own_A = a_A < RANK * last
+        own_B = b_B < ROTARY * last
+        line_ptr = own_ptr + row.to(tl.int64) * own_token
+        new_A = tl.load(line_ptr + a_A, mask=own_A, other=0.0).to(cache_ptr.dtype.element_ty)
+        new_B = tl.load(line_ptr + RANK + b_B, mask=own_B, other=0.0).to(cache_ptr.dtype.element_ty)
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        # Padding has slots of the null block, which stays unchanged. The heads' tiles all write the same numbers.
+        if slot >= BLOCK_SIZE:
+            tl.store(cache_ptr + slot * (RANK + ROTARY) + a_A, new_A, mask=own_A)
+            tl.store(cache_ptr + slot * (RANK + ROTARY) + RANK + b_B, new_B, mask=own_B)
+        s_R = tl.sum(q_RA.to(tl.float32) * new_A.to(tl.float32)[None, :], 1)
+        s_R += tl.sum(q_RB.to(tl.float32) * new_B.to(tl.float32)[None, :], 1)
+        m_R = tl.where(last > 0, s_R, float("-inf"))
+    else:
+        stop += last
     l_RN = tl.zeros([ROWS, TILE], tl.float32)
     acc_RA = tl.zeros([ROWS, WIDTH], tl.float32)
     q_RA = q_RA.to(cache_ptr.dtype.element_ty)
@@ -135,9 +143,11 @@ def _decode(
         s_RN = products(q_RA, latent_NA) + products(q_RB, rotary_NB)
         s_RN = tl.where((position + tl.arange(0, TILE) < stop)[None, :], s_RN, float("-inf"))
         m_R, l_RN, acc_RA = accumulate(s_RN, latent_NA, m_R, l_RN, acc_RA, factor, False, True)
-    p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
-    l_R = tl.sum(l_RN, 1) + p_R
-    acc_RA += p_R.to(new_A.dtype).to(tl.float32)[:, None] * new_A.to(tl.float32)[None, :]
+    l_R = tl.sum(l_RN, 1)
+    if own_ptr is not None:
+        p_R = tl.where(last > 0, tl.exp2((s_R - m_R) * factor), 0.0)
+        l_R += p_R
+        acc_RA += p_R.to(new_A.dtype).to(tl.float32)[:, None] * new_A.to(tl.float32)[None, :]
     inside_RA = there_R1 & (a_A < RANK)[None, :]
     out_RA = out_ptr + ((row.to(tl.int64) * TILES + tile) * GROUP + heads_R)[:, None] * RANK + a_A[None, :]
     if parts == 1:
@@ -174,13 +184,19 @@ def _join(
         return
     line_P = (first + tl.arange(0, MAX_PARTS)) * HEADS + head
     there_P = tl.arange(0, MAX_PARTS) < parts
+    # The first parts load while the maxima do.
+    j_J = tl.arange(0, AT_ONCE)
+    line_J = (first + j_J) * HEADS + head
+    there_JA = (j_J < parts)[:, None] & (a_A < RANK)[None, :]
+    part_JA = tl.load(acc_ptr + line_J[:, None] * RANK + a_A[None, :], mask=there_JA, other=0.0)
+    m_J = tl.load(sums_ptr + line_J * 2, mask=j_J < parts, other=float("-inf"))
     m_P = tl.load(sums_ptr + line_P * 2, mask=there_P, other=float("-inf"))
     l_P = tl.load(sums_ptr + line_P * 2 + 1, mask=there_P, other=0.0)
     m = tl.max(m_P, 0)
     total = tl.sum(l_P * tl.exp2(m_P - m), 0)
-    acc_JA = tl.zeros([AT_ONCE, WIDTH], tl.float32)
-    for part in range(0, parts, AT_ONCE):
-        part_J = part + tl.arange(0, AT_ONCE)
+    acc_JA = part_JA * tl.exp2(m_J - m)[:, None]
+    for part in range(AT_ONCE, parts, AT_ONCE):
+        part_J = part + j_J
         line_J = (first + part_J) * HEADS + head
         m_J = tl.load(sums_ptr + line_J * 2, mask=part_J < parts, other=float("-inf"))
         there_JA = (part_J < parts)[:, None] & (a_A < RANK)[None, :]
@@ -190,37 +206,104 @@ def _join(
 
 
 @triton.jit
+def _turned(pair_ptr, cos_ptr, sin_ptr, there_B, ROTARY: tl.constexpr, B: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return rotated numbers (B) in float32, each product rounded; see latent.LatentTurn."""
+    half: tl.constexpr = ROTARY // 2
+    b_B = tl.arange(0, B)
+    first_B = b_B < half
+    pair_B = tl.where(first_B, b_B, b_B - half)
+    if INTERLEAVED:
+        x_B = tl.load(pair_ptr + 2 * pair_B, mask=there_B, other=0.0).to(tl.float32)
+        y_B = tl.load(pair_ptr + 2 * pair_B + 1, mask=there_B, other=0.0).to(tl.float32)
+    else:
+        x_B = tl.load(pair_ptr + pair_B, mask=there_B, other=0.0).to(tl.float32)
+        y_B = tl.load(pair_ptr + half + pair_B, mask=there_B, other=0.0).to(tl.float32)
+    cos_B = tl.load(cos_ptr + pair_B, mask=there_B, other=0.0).to(tl.float32)
+    sin_B = tl.load(sin_ptr + pair_B, mask=there_B, other=0.0).to(tl.float32)
+    own_B = (tl.where(first_B, x_B, y_B) * cos_B).to(pair_ptr.dtype.element_ty).to(tl.float32)
+    cross_B = (tl.where(first_B, -y_B, x_B) * sin_B).to(pair_ptr.dtype.element_ty).to(tl.float32)
+    return (own_B + cross_B).to(pair_ptr.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "position_ptr"])
 def _absorb(
     q_ptr,
     up_ptr,
     out_ptr,
+    own_ptr,
+    weight_ptr,
+    cos_ptr,
+    sin_ptr,
+    cache_ptr,
+    slots_ptr,
+    position_ptr,
     q_head,
     up_head,
+    eps,
+    beta,
+    span,
+    HEADS: tl.constexpr,
     PLAIN: tl.constexpr,
     RANK: tl.constexpr,
     ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     N: tl.constexpr,
     A: tl.constexpr,
     B: tl.constexpr,
+    WIDTH: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program computes some numbers of the latent query of a single row's head; the first copies rotary ones."""
+    """One program computes some numbers of the latent query of a single row's head; the first adds rotary ones.
+
+    With `own_ptr`, numbers are not rotated yet, and one more program normalizes and stores the step's latent.
+    """
     if EARLY:
         gdc_launch_dependents()
     head, part = tl.program_id(0), tl.program_id(1)
     n_N = tl.arange(0, N)
     a_A = part * A + tl.arange(0, A)
-    inside_NA = (n_N < PLAIN)[:, None] & (a_A < RANK)[None, :]
-    up_NA = tl.load(up_ptr + head * up_head + n_N[:, None] * RANK + a_A[None, :], mask=inside_NA, other=0.0)
-    if EARLY:
-        gdc_wait()
-    q_N = tl.load(q_ptr + head * q_head + n_N, mask=n_N < PLAIN, other=0.0).to(tl.float32)
-    made_A = tl.sum(up_NA.to(tl.float32) * q_N[:, None], 0)
-    line_ptr = out_ptr + head * (RANK + ROTARY)
-    tl.store(line_ptr + a_A, made_A.to(out_ptr.dtype.element_ty), mask=a_A < RANK)
     b_B = tl.arange(0, B)
-    rotary_B = (b_B < ROTARY) & (part == 0)
-    tl.store(line_ptr + RANK + b_B, tl.load(q_ptr + head * q_head + PLAIN + b_B, mask=rotary_B), mask=rotary_B)
+    if head < HEADS:
+        inside_NA = (n_N < PLAIN)[:, None] & (a_A < RANK)[None, :]
+        up_NA = tl.load(up_ptr + head * up_head + n_N[:, None] * RANK + a_A[None, :], mask=inside_NA, other=0.0)
+        if EARLY:
+            gdc_wait()
+        q_N = tl.load(q_ptr + head * q_head + n_N, mask=n_N < PLAIN, other=0.0).to(tl.float32)
+        if position_ptr is not None:
+            spans = tl.floor(tl.load(position_ptr).to(tl.float32) / span)
+            growth = (1.0 + beta * tl.log(1.0 + spans)).to(q_ptr.dtype.element_ty).to(tl.float32)
+            q_N = (q_N * growth).to(q_ptr.dtype.element_ty).to(tl.float32)
+        made_A = tl.sum(up_NA.to(tl.float32) * q_N[:, None], 0)
+        line_ptr = out_ptr + head * (RANK + ROTARY)
+        tl.store(line_ptr + a_A, made_A.to(out_ptr.dtype.element_ty), mask=a_A < RANK)
+        rotary_B = (b_B < ROTARY) & (part == 0)
+        pair_ptr = q_ptr + head * q_head + PLAIN
+        if own_ptr is not None:
+            turned_B = _turned(pair_ptr, cos_ptr, sin_ptr, rotary_B, ROTARY, B, INTERLEAVED)
+        else:
+            turned_B = tl.load(pair_ptr + b_B, mask=rotary_B)
+        if position_ptr is not None:
+            turned_B = (turned_B.to(tl.float32) * growth).to(q_ptr.dtype.element_ty)
+        tl.store(line_ptr + RANK + b_B, turned_B, mask=rotary_B)
+    elif own_ptr is not None:
+        w_W = tl.arange(0, WIDTH)
+        inside_W = (w_W < RANK) & (part == 0)
+        weight_W = tl.load(weight_ptr + w_W, mask=inside_W, other=0.0).to(tl.float32)
+        if EARLY:
+            gdc_wait()
+        x_W = tl.load(own_ptr + w_W, mask=inside_W, other=0.0).to(tl.float32)
+        x_W *= tl.rsqrt(tl.sum(x_W * x_W, 0) / RANK + eps)
+        x_W = x_W.to(own_ptr.dtype.element_ty).to(tl.float32) * weight_W
+        made_W = x_W.to(own_ptr.dtype.element_ty).to(cache_ptr.dtype.element_ty)
+        slot = tl.load(slots_ptr).to(tl.int64)
+        # As in `_decode`. The others of this program's parts have nothing to do.
+        stored = (slot >= BLOCK_SIZE) & (part == 0)
+        line_ptr = cache_ptr + slot * (RANK + ROTARY)
+        tl.store(line_ptr + w_W, made_W, mask=inside_W & stored)
+        rotary_B = (b_B < ROTARY) & stored
+        turned_B = _turned(own_ptr + RANK, cos_ptr, sin_ptr, rotary_B, ROTARY, B, INTERLEAVED)
+        tl.store(line_ptr + RANK + b_B, turned_B.to(cache_ptr.dtype.element_ty), mask=rotary_B)
 
 
 @triton.jit
@@ -310,14 +393,19 @@ def _prefill(
     tl.store(out_RA, acc_RA / l_R[:, None], mask=there_R1 & (a_A < RANK)[None, :])
 
 
-def tiles_of(heads: int) -> int:
-    """Return into how many tiles heads are cut for decoding: equal ones, of at most 32."""
-    return next(tiles for tiles in range(1, heads + 1) if heads % tiles == 0 and heads // tiles <= _MOST_HEADS)
+def tiles_of(heads: int, rows: int) -> int:
+    """Return into how many tiles heads are cut for decoding so many rows: equal ones, of at most 32.
+
+    A single row leaves most multiprocessors idle, and a tile of 16 heads takes a third of the instructions of one of 32
+    and half the registers; of more heads, too many tiles would read the same latents.
+    """
+    most = _MOST_HEADS // 2 if rows == 1 and heads <= _MOST_HEADS else _MOST_HEADS
+    return next(tiles for tiles in range(1, heads + 1) if heads % tiles == 0 and heads // tiles <= most)
 
 
 def decode(
     q_THW: Tensor,
-    latent_TW: Tensor,
+    latent_TW: Tensor | None,
     kv: LayerLatent,
     group: GroupMetadata,
     plan: DecodePlan,
@@ -328,6 +416,7 @@ def decode(
     """Store and attend for the first rows of the step, one token each; returns weighted latents (B, H, R).
 
     Args:
+        latent_TW: None if the step's latents are stored already.
         plan: for as many key-value heads as there are tiles of heads, joined apart, of at most `MAX_PARTS` parts.
         early: start before the previous kernel ends; only if the hardware can.
     """
@@ -349,7 +438,7 @@ def decode(
         *workspace,
         scale,
         *q_THW.stride()[:2],
-        latent_TW.stride(0),
+        0 if latent_TW is None else latent_TW.stride(0),
         group.tables_BN.stride(0),
         tiles,
         heads // tiles,
@@ -361,7 +450,7 @@ def decode(
         max(16, triton.next_power_of_2(rank)),
         max(16, triton.next_power_of_2(rotary)),
         early,
-        num_warps=4,
+        num_warps=_FEW_WARPS if len(out_BHR) == 1 else 4,
         num_stages=2,
         enable_fp_fusion=True,
         **_options(early),
@@ -381,16 +470,50 @@ def absorb_row(q_HC: Tensor, up_HDR: Tensor, rotary: int, *, early: bool) -> Ten
         up_HDR: contiguous.
         early: see `decode`.
     """
+    return _absorbed(q_HC, up_HDR, rotary, None, None, early=early)
+
+
+def store_and_absorb_row(
+    q_HC: Tensor, latent_W: Tensor, turn: LatentTurn, up_HDR: Tensor, kv: LayerLatent, slots_T: Tensor, *, early: bool
+) -> Tensor:
+    """Store a single row's latent, and return its queries of latents, (1, H, W), both turned; see `absorb_row`."""
+    assert latent_W.is_contiguous()
+    assert all(each.is_contiguous() for each in (turn.weight_R, turn.cos_P, turn.sin_P))
+    assert kv.latents.shape[2] == latent_W.numel() == up_HDR.shape[2] + turn.cos_P.numel()
+    return _absorbed(q_HC, up_HDR, turn.cos_P.numel(), (latent_W, turn), (kv.latents, slots_T), early=early)
+
+
+def _absorbed(
+    q_HC: Tensor,
+    up_HDR: Tensor,
+    rotary: int,
+    own: tuple[Tensor, LatentTurn] | None,
+    cache: tuple[Tensor, Tensor] | None,
+    *,
+    early: bool,
+) -> Tensor:
     assert q_HC.stride(1) == 1
     assert up_HDR.is_contiguous()
     heads, both, rank = up_HDR.shape
     plain = q_HC.shape[1] - rotary
     q_1HW = q_HC.new_empty((1, heads, rank + rotary))
-    sizes = plain, rank, rotary, triton.next_power_of_2(plain), _ABSORBED, triton.next_power_of_2(rotary)
-    given = q_HC, up_HDR, q_1HW, q_HC.stride(0), both * rank
-    _absorb[(heads, triton.cdiv(rank, _ABSORBED))](
-        *given, *sizes, early, num_warps=4, enable_fp_fusion=True, **_options(early)
-    )
+    turning: tuple[Tensor | None, ...] = (None,) * 4
+    eps, interleaved = 0.0, False
+    position_1, beta, span = None, 0.0, 1.0
+    if own is not None:
+        latent_W, turn = own
+        turning = latent_W, turn.weight_R, turn.cos_P, turn.sin_P
+        eps, interleaved = turn.eps, turn.interleaved
+        if turn.growth is not None:
+            position_1, beta, span = turn.growth
+    latents, slots_T = cache or (None, None)
+    block_size = 0 if latents is None else latents.shape[1]
+    sizes = heads, plain, rank, rotary, block_size, triton.next_power_of_2(plain), _ABSORBED
+    lanes = triton.next_power_of_2(rotary), triton.next_power_of_2(rank)
+    _absorb[(heads + (own is not None), triton.cdiv(rank, _ABSORBED))](
+        q_HC, up_HDR, q_1HW, *turning, latents, slots_T, position_1, q_HC.stride(0), both * rank, eps, beta, span,
+        *sizes, *lanes, interleaved, early, num_warps=4, enable_fp_fusion=True, **_options(early),
+    )  # fmt: skip
     return q_1HW
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from beheld.attention import triton_latent
 from beheld.attention.backend import AttnMetadata, GroupMetadata, LayerKV, LayerLatent, Sharing
-from beheld.attention.latent import absorbed, expanded, raised
+from beheld.attention.latent import LatentTurn, absorbed, expanded, raised
 from beheld.attention.store import store
 from beheld.attention.triton_decode import DecodePlan, can_share, decode, plan_decode
 from beheld.attention.triton_delta import TritonDelta
@@ -157,7 +157,7 @@ class TritonBackend:
         out_THV = q_THC.new_empty((*q_THC.shape[:2], both - plain))
         decodes = metadata.num_decodes
         if decodes:
-            plan = self._latent_plan(metadata, group, triton_latent.tiles_of(heads))
+            plan = self._latent_plan(metadata, group, heads)
             early = self._facts_of(q_THC.device).early_launch
             if decodes == 1 and up_HDR.is_contiguous():
                 q_BHW = triton_latent.absorb_row(_dense_heads(q_THC)[0], up_HDR, rotary, early=early)
@@ -207,13 +207,44 @@ class TritonBackend:
         latent_TW = latent_TW if latent_TW.stride(1) == 1 else latent_TW.contiguous()
         triton_latent.store(latent_TW, kv, metadata.groups[kv.group].slots_T)
 
-    def _latent_plan(self, metadata: AttnMetadata, group: GroupMetadata, tiles: int) -> DecodePlan:
+    def attend_latent_row(
+        self,
+        q_HC: Tensor,
+        latent_W: Tensor,
+        turn: LatentTurn,
+        up_HDR: Tensor,
+        kv: LayerLatent,
+        metadata: AttnMetadata,
+        scale: float,
+    ) -> Tensor:
+        """Store and attend for a step of one decoding row, given as products make it; returns (H, V).
+
+        Turning and absorbing are one launch.
+
+        Args:
+            up_HDR: and all others are contiguous.
+        """
+        group = metadata.groups[kv.group]
+        heads, both, _ = up_HDR.shape
+        plain = q_HC.shape[1] - turn.cos_P.numel()
+        early = self._facts_of(q_HC.device).early_launch
+        plan = self._latent_plan(metadata, group, heads)
+        q_1HW = triton_latent.store_and_absorb_row(q_HC, latent_W, turn, up_HDR, kv, group.slots_T, early=early)
+        seen_1HR = triton_latent.decode(q_1HW, None, kv, group, plan, scale, early=early)
+        out_HV = q_HC.new_empty((heads, both - plain))
+        triton_latent.raise_row(seen_1HR, up_HDR, plain, out_HV, early=early)
+        return out_HV
+
+    def _latent_plan(self, metadata: AttnMetadata, group: GroupMetadata, heads: int) -> DecodePlan:
         """Return the shared data of a group of latents, made by its first layer."""
-        plan = group.extra.get("latents")
+        plan, rows = group.extra.get("latents"), metadata.num_decodes
+        tiles = triton_latent.tiles_of(heads, rows)
         if plan is None:
             programs = triton_latent.PROGRAMS_PER_SM * self._facts_of(metadata.lengths_B.device).multiprocessors
-            given = group, metadata.lengths_B, metadata.num_decodes, tiles, programs
-            plan = group.extra["latents"] = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS)
+            given = group, metadata.lengths_B, rows, tiles, programs
+            tile = triton_latent.FEW_POSITIONS if rows == 1 else 2 * triton_latent.FEW_POSITIONS
+            plan = plan_decode(*given, joined_apart=triton_latent.MAX_PARTS, tile=tile)
+            group.extra["latents"] = plan
         assert isinstance(plan, DecodePlan)
         assert plan.arrived_BK.shape[1] == tiles, "layers of one group have the same heads"
         return plan

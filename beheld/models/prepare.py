@@ -34,7 +34,7 @@ from beheld.models.surgery.linears import (
 )
 from beheld.models.surgery.longrope import replace_two_scales
 from beheld.models.surgery.lora_attach import attach
-from beheld.models.surgery.one_row_layer import OneRowLayer, one_row_layers, one_row_norm
+from beheld.models.surgery.one_row_layer import Form, OneRowLayer, layers_of_forms, one_row_norm, usual_form
 from beheld.models.surgery.operation import Changes, Operation, Stage, Surgery, Target
 from beheld.models.surgery.parts import text_model, tower_blocks
 from beheld.models.surgery.patches import pack_patch_convolutions
@@ -244,6 +244,13 @@ def _cpu_layers(target: Target, changes: Changes) -> None:
     )
 
 
+def _forms() -> list[Form]:
+    # Only here, as above.
+    from beheld.models.surgery.latent_row_layer import latent_form
+
+    return [usual_form(OneRowLayer), *([latent_form] if env.LATENT_ROWS() else [])]
+
+
 def _compile_text(target: Target, changes: Changes) -> None:
     text = text_model(target.model)
     # Cross-attention and most recurrent layers read their states from the forward context, which the compiler does not
@@ -252,7 +259,7 @@ def _compile_text(target: Target, changes: Changes) -> None:
     recurrent = [layer for layer in text.layers if not crosses(layer) and recurs(layer) and compiles(layer)]
     fits = _has_row_kernels(target)
     trial = RankTrial(target.ranks)
-    one_row = one_row_layers(text, OneRowLayer, trial) if fits else {}
+    one_row = layers_of_forms(text, _forms(), trial) if fits else {}
     logger.debug("%d of %d layers have a single-row form.", len(one_row), len(layers))
     compile_layers(layers, changes, one_row=one_row)
     compile_layers(recurrent, changes)

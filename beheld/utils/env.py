@@ -176,6 +176,12 @@ FLOAT8_ONE_ROW = _variable(
     False,
     "1 computes a single row with FP8 weights by a kernel of its own on a GPU; it has not run there",
 )
+LATENT_ROWS = _variable(
+    ("BEHELD_LATENT_ROWS",),
+    _switch,
+    True,
+    "0 computes a single row of layers of latent attention as compiled on a GPU, not in few launches of kernels",
+)
 KEEP_BITS = _variable(
     ("BEHELD_KEEP_BITS",),
     _switch,

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from beheld.attention.latent import LatentUp, expanded
 from beheld.attention.op import attend_layer
 from beheld.core.errors import first_line
 from beheld.models.one_row import AddingLinear, early_start
@@ -109,12 +110,12 @@ class OneRowLayer:
         heads_1N1C = qkv.view(1, q_heads + 2 * k_heads, 1, -1)
         q_1H1C, k_1K1C, v_1K1C = heads_1N1C.split((q_heads, k_heads, k_heads), dim=1)
         out = self.attend(self.layer, q_1H1C, k_1K1C, v_1K1C, self.window, self.scale, self.softcap)
-        x_H = _added(self.o, out.reshape(-1), x_H, after)
+        x_H = added_to(self.o, out.reshape(-1), x_H, after)
         inner = gate(self.gate_up(before_mlp(x_H)).contiguous(), tanh=self.tanh, early=early)
-        return _added(self.down, inner, x_H, after_mlp).view(1, 1, -1)
+        return added_to(self.down, inner, x_H, after_mlp).view(1, 1, -1)
 
 
-def _added(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None) -> Tensor:
+def added_to(product: nn.Module, x: Tensor, residual_H: Tensor, norm: Norm | None) -> Tensor:
     """Return residual + product(x), the product normalized if there is a norm."""
     if norm is not None:
         return norm(product(x).contiguous(), residual_H)
@@ -133,8 +134,8 @@ def one_row_norm(norm: Any) -> Callable[[Tensor], Tensor] | None:
     hidden = torch.randn(weight.numel(), generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
     wanted = norm(hidden)
     for from_one in (False, True):
-        made = _norm_of(norm, from_one)
-        if _near(made(hidden), wanted, wanted.float()):
+        made = norm_of(norm, from_one)
+        if near(made(hidden), wanted, wanted.float()):
             return functools.partial(_as_rows, made)
     return None
 
@@ -148,6 +149,8 @@ def _as_rows(norm: Norm, hidden_states: Tensor) -> Tensor:
 
 
 LayerT = TypeVar("LayerT", bound=OneRowLayer)
+# What finds another form of a layer: of the layer, its trials, and what ranks agree by.
+Form = Callable[[Any, Sequence["Seen"], RankTrial], Callable[..., Tensor] | None]
 
 
 @dataclass(eq=False)
@@ -175,9 +178,29 @@ _NEAR, _TIMES, _AXES = 3, 4, 8
 _FREE = frozenset({"dropout", "position_ids", "use_cache", "past_key_values", "cache_position", "is_causal"})
 
 
-@torch.no_grad()
 def one_row_layers(text: Any, kind: Callable[..., LayerT], trial: RankTrial | None = None) -> dict[nn.Module, LayerT]:
     """Return the text model's layers that have this form, tried one by one; none if the trial itself fails.
+
+    Args:
+        trial: as `layers_of_forms`.
+
+    Raises:
+        EngineDeadError: as `layers_of_forms`.
+    """
+    found: dict[nn.Module, Any] = layers_of_forms(text, [usual_form(kind)], trial)
+    return found
+
+
+def usual_form(kind: Callable[..., LayerT]) -> Form:
+    """Return what finds layers of OneRowLayer's form."""
+    return functools.partial(_form, kind)
+
+
+@torch.no_grad()
+def layers_of_forms(
+    text: Any, forms: Sequence[Form], trial: RankTrial | None = None
+) -> dict[nn.Module, Callable[..., Tensor]]:
+    """Return the text model's layers that have one of these forms, tried one by one; none if the trial itself fails.
 
     Args:
         trial: where ranks that share the layers agree; None if there is only this one.
@@ -194,20 +217,22 @@ def one_row_layers(text: Any, kind: Callable[..., LayerT], trial: RankTrial | No
         logger.debug("No layer gets a single-row form: %s", first_line(error))
         trial.failed(error)
         return {}
-    found: dict[nn.Module, LayerT] = {}
+    found: dict[nn.Module, Callable[..., Tensor]] = {}
     for layer, original in near.items():
-        made = _form(layer, (original, far[layer]), kind, trial) if layer in far else None
-        if made is not None:
-            found[layer] = made
+        for form in forms if layer in far else ():
+            made = form(layer, (original, far[layer]), trial)
+            if made is not None:
+                found[layer] = made
+                break
     return found
 
 
-def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], trial: RankTrial) -> LayerT | None:
+def _form(kind: Callable[..., LayerT], layer: Any, trials: Sequence[Seen], trial: RankTrial) -> LayerT | None:
     """Return the layer in this form; None if it has another form."""
     seen = trials[0]
     attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
     cos_sin: Any = seen.keywords.get("position_embeddings")
-    names = _named_norms(layer)
+    names = named_norms(layer)
     if attention is None or mlp is None or names is None or not _rotates(cos_sin, seen):
         return None
     products: tuple[Any, Any, Any, Any] = (
@@ -218,17 +243,17 @@ def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], trial
     )
     if any(not isinstance(each, nn.Module) for each in products):
         return None
-    tanh = _activation(mlp)
+    tanh = activation_of(mlp)
     if tanh is None:
         return None
     number, window, scale, softcap = seen.asked
     heads = seen.query.shape[1], seen.key.shape[1]
     own = [getattr(attention, name, None) for name in _HEAD_NORMS]
     for from_one in (False, True):
-        norms: Any = tuple(None if name is None else _norm_of(getattr(layer, name), from_one) for name in names)
+        norms: Any = tuple(None if name is None else norm_of(getattr(layer, name), from_one) for name in names)
         head_norms = None
         if all(isinstance(each, nn.Module) for each in own):
-            both = [_norm_of(each, from_one) for each in own]
+            both = [norm_of(each, from_one) for each in own]
             head_norms = torch.stack([each.weight_H for each in both]), both[0].eps, from_one
         made = kind(norms, *products, heads, cos_sin[0].numel(), head_norms, tanh, number, window, scale, softcap)
         # Ranks wait for each other in every trial, also after one that failed here.
@@ -240,7 +265,7 @@ def _form(layer: Any, trials: Sequence[Seen], kind: Callable[..., LayerT], trial
     return None
 
 
-def _activation(mlp: Any) -> bool | None:
+def activation_of(mlp: Any) -> bool | None:
     """Return False for SiLU and True for GELU in its tanh approximation, judged by results; None for others."""
     act = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
     x = torch.linspace(-8, 8, 257)
@@ -251,7 +276,7 @@ def _activation(mlp: Any) -> bool | None:
     return None
 
 
-def _named_norms(layer: nn.Module) -> tuple[str | None, ...] | None:
+def named_norms(layer: nn.Module) -> tuple[str | None, ...] | None:
     """Return the layer's norms by place; None if it has others."""
     own = {name for name, child in layer.named_children() if hasattr(child, "weight") and not list(child.children())}
     known = next((names for names in _NORMS if {name for name in names if name is not None} == own), None)
@@ -264,7 +289,8 @@ def _eps(norm: Any) -> float | None:
     return found if isinstance(found, float) else None
 
 
-def _norm_of(norm: Any, from_one: bool) -> Norm:
+def norm_of(norm: Any, from_one: bool) -> Norm:
+    """Return an RMS norm for one row; see Norm."""
     return Norm(norm.weight.data, _eps(norm) or 0.0, from_one)
 
 
@@ -305,15 +331,24 @@ def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
         made.attend = attend_layer
     (query, key, value), hidden = taken[0], seen.hidden.float()
     for found, wanted in ((query, seen.query), (key, seen.key), (value, seen.value)):
-        if found.shape != wanted.shape or not _near(found, wanted, wanted.float()):
+        if found.shape != wanted.shape or not near(found, wanted, wanted.float()):
             return False
-    return _near(given, seen.given, seen.given.float() - hidden)
+    return near(given, seen.given, seen.given.float() - hidden)
 
 
-def _near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
+def near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
+    """Return whether both are equal but for roundings, relative to what the layer added."""
     eps = torch.finfo(wanted.dtype).eps
     bound = _OFF * added.norm() + _ROUNDINGS * eps * wanted.float().norm()
     return bool((found.float() - wanted.float()).norm() <= bound)
+
+
+def probed_latents(q_1HTC: Tensor, latent_11TW: Tensor, up: LatentUp, scale: float) -> Tensor:
+    """Return `_probed` of the keys and values that latents become; (1, T, H, V)."""
+    rotary = latent_11TW.shape[3] - up.weight.shape[1]
+    both = expanded(latent_11TW[0, 0], up.up_HDR, q_1HTC.shape[3] - rotary)
+    k_1HTC, v_1HTV = (each.transpose(0, 1).unsqueeze(0) for each in both)
+    return _probed(q_1HTC, k_1HTC, v_1HTV, scale)
 
 
 def _probed(q_1HTC: Tensor, k_1KTC: Tensor, v_1KTC: Tensor, scale: float) -> Tensor:
@@ -350,6 +385,9 @@ def _watched(text: Any, first: int) -> dict[nn.Module, Seen]:
         unknown = [name for name, value in options.items() if value is not None and name not in _FREE]
         if mask is None and number is not None and not unknown:
             asked.append((query.clone(), key.clone(), value.clone(), (number, sliding_window, scale, softcap)))
+        up = getattr(module, "kv_b_proj", None)
+        if isinstance(up, LatentUp):
+            return probed_latents(query, key, up, scale), None
         return _probed(query, key, value, scale), None
 
     handles = [layer.register_forward_pre_hook(enters, with_kwargs=True) for layer in text.layers]

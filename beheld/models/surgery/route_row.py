@@ -149,7 +149,7 @@ def _same(router: Any, x_RH: Tensor, want: tuple[Tensor, ...], rule: Rule) -> bo
     made = [torch.ops.beheld.route_row(x_1H, router.weight, bias_E, correction_E, *rule)[0] for x_1H in x_RH.split(1)]
     if not _near(torch.cat(made), logits_RE):
         return False
-    both = [_choice(logits_E, correction_E, rule, shares_RC.dtype) for logits_E in logits_RE]
+    both = [choice_of(logits_E, correction_E, rule, shares_RC.dtype) for logits_E in logits_RE]
     shares, choices = (torch.stack(each) for each in zip(*both, strict=True))
     # Any of several experts of equal products is right.
     return _near(shares.sort(-1)[0], shares_RC.sort(-1)[0]) and torch.equal(
@@ -180,7 +180,8 @@ def _near(found: Tensor, wanted: Tensor) -> bool:
     return bool((found - wanted).abs().max() <= close * wanted.abs().max())
 
 
-def _choice(logits_E: Tensor, correction_E: Tensor | None, rule: Rule, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def choice_of(logits_E: Tensor, correction_E: Tensor | None, rule: Rule, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the shares, of this type, and the numbers of a row's experts; see models/route_row_kernel.py."""
     from beheld.models.route_row_kernel import choose
 
     return choose(
@@ -198,7 +199,7 @@ def _route(
     logits_type, shares_type = (torch.float32 if wide else x.dtype for wide in (rule.wide_logits, rule.wide_shares))
     x_H, early = x.reshape(-1).contiguous(), early_start(x.device)
     logits_E = one_row(x_H, weight_EH, bias_E, early=early, dtype=logits_type)
-    share_C, choice_C = _choice(logits_E, correction_E, rule, shares_type)
+    share_C, choice_C = choice_of(logits_E, correction_E, rule, shares_type)
     return logits_E.unsqueeze(0), share_C.unsqueeze(0), choice_C.unsqueeze(0)
 
 
