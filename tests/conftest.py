@@ -6,7 +6,7 @@ import fcntl
 import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,23 @@ def one_at_a_time(request: pytest.FixtureRequest, turns: Turns | None) -> Iterat
         yield
 
 
+# Folders whose tests mostly wait: for processes that they start, for time to pass, for a server's answer.
+WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "executor", "jobs", "sandbox", "server"))
+# It wants the machine for itself, so it comes when nothing else is left that could run meanwhile.
+ALONE = "tests/server/test_overload.py"
+
+
+def next_scope(queued: Iterable[str], beside: Iterable[str]) -> str:
+    """The scope that a process takes next while others are at those of `beside`.
+
+    What waits stands beside what computes: two files that start servers keep each other from the cores, and then both
+    wait while no core computes.
+    """
+    scopes = [scope for scope in queued if scope != ALONE] or list(queued)
+    waits = not any(scope.startswith(WAITING) for scope in beside)
+    return next((scope for scope in scopes if scope.startswith(WAITING) == waits), scopes[0])
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Side by side (`-n 2`), a process takes a whole file, whose tests share engines; of the oracle, a family of it."""
@@ -124,12 +141,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "tests/oracle " + test.partition("[")[2].rstrip("]").partition("-")[0]
             return path
 
+        def _assign_work_unit(self, node: Any) -> None:
+            beside = [
+                scope
+                for other, units in self.assigned_work.items()
+                for scope, tests in units.items()
+                if other is not node and not all(tests.values())
+            ]
+            self.workqueue.move_to_end(next_scope(self.workqueue, beside), last=False)
+            super()._assign_work_unit(node)
+
     return FilesAndFamilies(config, log)
+
+
+def pytest_collection() -> None:
+    """Nothing that is collected is garbage: looking for it took a quarter of the time."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and the libraries they imported stay: walked through by every full collection, they cost a
     fifth of some folders' time."""
+    gc.enable()
     gc.freeze()
 
 

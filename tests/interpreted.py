@@ -1,38 +1,112 @@
-"""Runs tests of Triton's kernels in Triton's interpreter."""
+"""Runs tests of Triton's kernels in Triton's interpreter.
+
+Triton must be told before it is first imported, and in a test's process it may have been. Run as a program, this file
+is a process that was told, and forks one for each file of tests: a fresh one takes seconds for its libraries.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-_begun: dict[Path, tuple[subprocess.Popen[str], IO[str]]] = {}
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A file's tests that run: where their status will be read, and what they print."""
+
+    status: IO[bytes]
+    told: IO[str]
+
+
+_begun: dict[Path, _Begun] = {}
+_interpreter: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+
+
+def _control() -> socket.socket:
+    """The connection to the process that forks; it ends when this one does."""
+    if not _interpreter:
+        control, theirs = socket.socketpair()
+        with theirs:
+            # No plugin but the timeout's: the others take longer to load than most of these tests.
+            environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            command = [sys.executable, "-m", "tests.interpreted", str(theirs.fileno())]
+            process = subprocess.Popen(
+                command, pass_fds=(theirs.fileno(),), env=environment, cwd=ROOT, start_new_session=True
+            )
+        _interpreter.append((process, control))
+    return _interpreter[0][1]
 
 
 def begin(cases: Path) -> None:
-    """In a process of its own: Triton must be told before it is first imported, and by then another test may have."""
+    """In a process of their own."""
     if cases in _begun:
         return
     told = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read when the process has ended)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(cases)]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    process = subprocess.Popen(
-        command, env=environment, cwd=cases.parents[2], stdout=told, stderr=subprocess.STDOUT, text=True
-    )
-    _begun[cases] = process, told
+    read, write = os.pipe()
+    try:
+        socket.send_fds(_control(), [str(cases).encode()], [told.fileno(), write])
+    finally:
+        os.close(write)
+    _begun[cases] = _Begun(os.fdopen(read, "rb"), told)
 
 
 def run(cases: Path) -> None:
     """Wait for the end of a file's tests, which all must have passed."""
     begin(cases)
-    process, told = _begun.pop(cases)
+    begun = _begun.pop(cases)
     try:
-        status = process.wait()
+        with begun.status as file:
+            status = file.read()
     except BaseException:
-        process.kill()
+        process, control = _interpreter.pop()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        control.close()
+        _begun.clear()
         raise
-    told.seek(0)
-    assert status == 0, told.read()[-5000:]
+    begun.told.seek(0)
+    # Nothing is written by a process that did not reach its end.
+    assert status == b"0", begun.told.read()[-5000:]
+
+
+def _serve(descriptor: int) -> None:
+    import hypothesis  # noqa: F401
+    import pytest
+    import torch  # noqa: F401
+    import triton.language  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    while True:
+        cases, files, _, _ = socket.recv_fds(control, 4096, 2)
+        if not cases:
+            return
+        told, write = files
+        if os.fork() == 0:
+            status = b""
+            try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                control.close()
+                os.dup2(told, 1)
+                os.dup2(told, 2)
+                found = pytest.main(["-p", "pytest_timeout", "-p", "no:cacheprovider", cases.decode()])
+                sys.stdout.flush()
+                status = b"%d" % found
+            finally:
+                os.write(write, status)
+                os._exit(0)
+        os.close(told)
+        os.close(write)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -67,15 +67,15 @@ def agree(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> None:
 def test_routers_of_transformers(name: str, kind: str, experts: int, choices: int) -> None:
     """In float32, where products differ by less than their distance."""
     own = router(name, kind, experts, choices, torch.float32)
-    x_RH = torch.randn(6, HIDDEN, generator=torch.Generator().manual_seed(1))
+    x_RH = torch.randn(2, HIDDEN, generator=torch.Generator().manual_seed(1))
     want = [own(x_1H) for x_1H in x_RH.split(1)]
     changes = Changes()
     assert use_row_routers(nn.ModuleList([nn.Linear(3, 3), own]), torch.float32, changes, RankTrial(None)) == 1
     for x_1H, wanted in zip(x_RH.split(1), want, strict=True):
         agree(own(x_1H), wanted)
-        # Some blocks give rows as they are.
-        if name not in ("gpt_oss",):
-            agree(own(x_1H.unsqueeze(0)), wanted)
+    # Some blocks give rows as they are.
+    if name not in ("gpt_oss",):
+        agree(own(x_RH[:1].unsqueeze(0)), want[0])
     # Several rows: by the module's own method.
     many = type(own).forward(own, x_RH)
     assert all(torch.equal(a, b) for a, b in zip(own(x_RH), many, strict=True))
@@ -109,7 +109,8 @@ def test_groups(groups: tuple[int, int], experts: int, normed: bool) -> None:
     # The limits matter.
     assert any(set(a.tolist()) != set(b[2][0].tolist()) for a, b in zip(free, want, strict=True))
     assert use_row_routers(nn.ModuleList([own]), torch.float32, Changes(), RankTrial(None)) == 1
-    for x_1H, wanted in zip(x_RH.split(1), want, strict=True):
+    # The interpreter takes a tenth of a second for each.
+    for x_1H, wanted in zip(x_RH[:4].split(1), want[:4], strict=True):
         agree(own(x_1H), wanted)
 
 

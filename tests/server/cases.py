@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -190,6 +191,7 @@ SEEN_TO_FAIL: dict[int, str] = {
 }
 
 
+@cache
 def runs(folder: Path = ROOT / "tests") -> dict[int, list[str]]:
     """Case -> the tests that run it, as "path::name", in order."""
     found: dict[int, list[str]] = {}

@@ -123,7 +123,10 @@ def body_cap(running: Running, path: str) -> None:
     status = b"HTTP/1.1 413" if takes else b"HTTP/1.1 404" if path in ABSENT else b"HTTP/1.1 200"
     kind = "multipart/form-data; boundary=x" if path in FORMS else "application/json"
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n"
-    assert running.raw(f"{head}Content-Length: 999999999\r\n\r\n".encode()).startswith(status)
+    # Only the status is read: the server waits for a moment for the rest of a body before it closes.
+    with running.connect() as link:
+        link.sendall(f"{head}Content-Length: 999999999\r\n\r\n".encode())
+        assert link.recv(1024).startswith(status)
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     with running.connect() as link:
         link.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -132,7 +135,7 @@ def body_cap(running: Running, path: str) -> None:
                 link.sendall(chunk)
         except ConnectionError:
             return
-        assert received(link).startswith(status)
+        assert link.recv(1024).startswith(status)
 
 
 def strict_json(running: Running, path: str) -> None:

@@ -184,8 +184,14 @@ def test_66_after_all_this_a_killed_engine_still_ends_it_in_order(lasting: Lasti
         body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         link.sendall(request_bytes("/v1/completions", body, f"Authorization: Bearer {SECRET}"))
         head = link.recv(100)
+        begin = time.monotonic()
         os.kill(lasting.engine, signal.SIGKILL)
         rest = head + received(link)
+        assert time.monotonic() - begin < 2.0
     assert b"engine_dead" in rest
+    assert b"data: [DONE]" in rest
     assert lasting.get("/health") == 503
     assert lasting.process.wait(15) == 3
+    told = [line for line in lasting.log.read_text().splitlines() if "ERROR" in line and "The engine has died" in line]
+    assert len(told) == 1, lasting.log.read_text()
+    assert "status 3" in told[0]
