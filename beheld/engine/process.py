@@ -48,6 +48,8 @@ logger = get_logger(__name__)
 
 # There is nothing to save, so a process that does not end in time is killed.
 _CLOSE_S = 1.0
+# What lists of processes call an engine that is a copy of the server, whose command line it has.
+_COPY = "beheld-engine"
 # Shared memory files that are reused for features; beyond this many in transit, new memory is allocated.
 _MAX_KEPT = 4
 
@@ -112,7 +114,13 @@ def fork_or_spawn() -> Spawned:
         return spawn()
     ours, theirs = pair()
     with theirs:
-        return Spawned(fork(main, theirs.fileno()), ours)
+        try:
+            return Spawned(fork(main, theirs.fileno(), _COPY), ours)
+        except OSError as error:
+            # A system that counts all memory which the copy might write can refuse it, and not a new program.
+            logger.debug("The engine's process is a new program: %s.", error)
+    ours.close()
+    return spawn()
 
 
 class EngineProcess(LinkedEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -24,11 +25,12 @@ def child(file):
     found = {
         "files": sorted(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")),
         "own": file,
+        "name": open("/proc/self/comm").read(),
         "leads": os.getsid(0) == os.getpid(),
         "default": signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL,
     }
     socket.socket(fileno=file).sendall(json.dumps(found).encode())
-copy = fork(child, theirs.fileno())
+copy = fork(child, theirs.fileno(), "named")
 theirs.close()
 print(ours.recv(4096).decode())
 print(copy.wait(60), listening.fileno() > 2)
@@ -38,9 +40,9 @@ import subprocess, time
 from beheld.engine.forked import fork
 def fails(file):
     raise ValueError("told")
-copy = fork(fails, 2)
+copy = fork(fails, 2, "fails")
 print(copy.wait(60), copy.poll())
-copy = fork(lambda file: time.sleep(60), 2)
+copy = fork(lambda file: time.sleep(60), 2, "sleeps")
 print(copy.poll())
 try:
     copy.wait(0.05)
@@ -60,6 +62,7 @@ def test_a_copy_keeps_one_descriptor_and_none_of_its_parents_handlers() -> None:
     found, ended = _said(_KEPT).stdout.splitlines()
     told: dict[str, Any] = json.loads(found)
     assert [file for file in told["files"] if file > 2] == [told["own"]]
+    assert told["name"] == "named\n"
     assert told["leads"]
     assert told["default"]
     assert ended == "0 True"
@@ -83,6 +86,19 @@ def test_next_to_another_thread_a_new_program_is_started(monkeypatch: pytest.Mon
     finally:
         until.set()
         other.join()
+    assert begun == ["spawned"]
+
+
+def test_a_system_that_refuses_a_copy_starts_a_new_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(process, "spawn", lambda: begun.append("spawned"))
+    monkeypatch.setattr(process, "can_fork", lambda: True)
+    monkeypatch.setattr(process, "fork", refuses)
+    process.fork_or_spawn()
     assert begun == ["spawned"]
 
 
