@@ -89,7 +89,8 @@ def main() -> None:
 
 # ---------------------------------------------------------------------- what the server's processes spend
 
-_PARTS = {"beheld.engine.process": "engine", "beheld.cli.front": "front"}
+# Modules of programs, and the name of an engine that is a copy of the server.
+_PARTS = {"beheld.engine.process": "engine", "beheld-engine": "engine", "beheld.cli.front": "front"}
 
 
 def spent_s(pid: int) -> dict[str, float]:
@@ -100,6 +101,7 @@ def spent_s(pid: int) -> dict[str, float]:
     for own in pids:
         try:
             words = Path(f"/proc/{own}/cmdline").read_bytes().decode().split("\0")
+            words.append(Path(f"/proc/{own}/comm").read_text().strip())
             part = next((_PARTS[word] for word in words if word in _PARTS), None)
             seconds = _own_s(own)
         except OSError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +15,13 @@ from beheld.core.errors import ConfigError
 from beheld.core.media import MediaItem
 from beheld.engine.data_parallel import DataParallelEngines
 from beheld.engine.messages import Engine, Tokenizer
-from beheld.engine.process import EngineProcess, OnDecided, Spawned
+from beheld.engine.process import EngineProcess, OnDecided, Spawned, fork_or_spawn
 from beheld.engine.process_group import ProcessGroup
 from beheld.engine.ranks import LAUNCHED
 from beheld.engine.routing import Router
-from beheld.engine.setup import Setup, resolve_and_decide, start
+from beheld.engine.setup import Setup, preload, resolve_and_decide, start
 from beheld.engine.shared_engine import SharedEngine
+from beheld.inputs.media.tasks import PROCESSOR_LIBRARIES
 from beheld.inputs.media.workers import EarlyWorkers, MediaWorkers
 from beheld.inputs.pipeline import InputPipeline
 from beheld.inputs.sampling import option_checks
@@ -31,6 +34,9 @@ from beheld.utils.log import get_logger
 from beheld.utils.roomy_stack import roomy
 
 logger = get_logger(__name__)
+
+# What the class of any model imports, and what tokenizers need.
+_MODEL_LIBRARIES = ("transformers.modeling_layers", "transformers.models.auto.tokenization_auto")
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,27 @@ class Remote:
     config: EngineConfig
     inputs: InputPipeline
     place: FrontPlace = ALONE
+
+
+@roomy
+def fork_engine() -> Spawned:
+    """Start the process of an engine on the host's cores once the libraries of both processes are imported.
+
+    Two processes that compete for a few cores would each import them.
+    """
+    with paused_collector():
+        preload()
+        for library in (*_MODEL_LIBRARIES, *PROCESSOR_LIBRARIES):
+            # What misses a package says so when the model is loaded.
+            with suppress(ImportError):
+                importlib.import_module(library)
+    spawned = fork_or_spawn()
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        # Work in this process takes milliseconds; several threads would only wait for the engine's cores.
+        torch.set_num_threads(1)
+    return spawned
 
 
 @roomy

@@ -171,9 +171,12 @@ def several_fronts(count: int, arguments: argparse.Namespace, server: ServerOpti
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
     from beheld.server.listen import listen
 
-    share_arenas()
     listener = listen(server)
-    place = _spawned(options) if where == "process" and options.get("data_parallel_backend") != "ray" else where
+    place: str | list[Spawned] = where
+    if where == "process" and options.get("data_parallel_backend") != "ray":
+        place = [_forked()] if _on_cores_alone(options) else _spawned(options)
+    # After a fork: the engine has arenas of its own.
+    share_arenas()
     if where == "process":
         # Work in this process, such as processing an image, takes milliseconds; several threads would only wait for
         # the engine's cores. Set before torch loads and after the engine process has started.
@@ -216,6 +219,18 @@ def _advice(model: str | None, where: str) -> tuple[str, str] | None:
     from beheld.tools.fits import command_for_photographs
 
     return UNKNOWN, command_for_photographs("beheld serve")
+
+
+def _on_cores_alone(options: dict[str, Any]) -> bool:
+    """Whether there is one engine, on the host's cores."""
+    return options.get("data_parallel_size", 1) == 1 and not has_accelerator(options.get("device"))
+
+
+def _forked() -> Spawned:
+    """Start the process of an engine that competes for cores with this one: libraries are imported once for both."""
+    from beheld.api.start import fork_engine
+
+    return fork_engine()
 
 
 def _spawned(options: dict[str, Any]) -> list[Spawned]:

@@ -20,6 +20,7 @@ from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.codec import CODEC
 from beheld.engine.crossing import sent_reply, unread_frame
+from beheld.engine.forked import ForkedProcess, can_fork, fork
 from beheld.engine.label import label_of
 from beheld.engine.linked_engine import LinkedEngine
 from beheld.engine.messages import (
@@ -47,6 +48,8 @@ logger = get_logger(__name__)
 
 # There is nothing to save, so a process that does not end in time is killed.
 _CLOSE_S = 1.0
+# What lists of processes call an engine that is a copy of the server, whose command line it has.
+_COPY = "beheld-engine"
 # Shared memory files that are reused for features; beyond this many in transit, new memory is allocated.
 _MAX_KEPT = 4
 
@@ -61,7 +64,7 @@ class Spawned:
         environment: the variables that it was started with; None for those of this process.
     """
 
-    process: subprocess.Popen[bytes] | RemoteProcess
+    process: subprocess.Popen[bytes] | ForkedProcess | RemoteProcess
     end: socket.socket
     environment: Mapping[str, str] | None = None
 
@@ -99,6 +102,25 @@ def spawn(
             ours,
             environment,
         )
+
+
+def fork_or_spawn() -> Spawned:
+    """Start a process of an engine on the host's cores that has the libraries which this process has imported.
+
+    Call it after this process has imported them, in a command, whose process nobody else uses. Never where there is an
+    accelerator: the copy of a process that has begun its driver cannot use it.
+    """
+    if not can_fork():
+        return spawn()
+    ours, theirs = pair()
+    with theirs:
+        try:
+            return Spawned(fork(main, theirs.fileno(), _COPY), ours)
+        except OSError as error:
+            # A system that counts all memory which the copy might write can refuse it, and not a new program.
+            logger.debug("The engine's process is a new program: %s.", error)
+    ours.close()
+    return spawn()
 
 
 class EngineProcess(LinkedEngine):

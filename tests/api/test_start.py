@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,19 @@ def test_what_processors_need_is_imported_while_the_engine_loads_where_media_are
     monkeypatch.setattr(start, "EngineProcess", fails)
     with pytest.raises(CapacityError):
         start.start_processes(EngineArgs(model=model.path, media_work=work))
+
+
+def test_before_a_fork_all_libraries_of_a_model_and_its_processor_are_imported() -> None:
+    code = """
+import sys
+from beheld.api import start
+start.fork_or_spawn = lambda: set(sys.modules)
+before = start.fork_engine()
+from transformers import Qwen2VLForConditionalGeneration, Qwen2VLProcessor
+print(sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout == "['transformers']\n"
 
 
 def test_a_model_of_text_leaves_no_process_that_loads_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:

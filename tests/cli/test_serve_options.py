@@ -217,20 +217,33 @@ def test_variables_are_checked_before_anything_is_loaded(
 # Stops where the model would be loaded, and says how many threads the engine's process and the server's may use.
 _ASKED = """
 import os, sys, types
-from beheld.cli import main
+from beheld.cli import main, serve
 from beheld.engine import process
 
+LOADED = "torch" in sys.modules
 process.spawn = lambda: os.environ.get("OMP_NUM_THREADS")
+serve.has_accelerator = lambda device: True
 
 def stop(model, *, engine, **options):
     place = engine if isinstance(engine, str) else engine[0]
     print(place, os.environ.get("OMP_NUM_THREADS"), LOADED)
     raise SystemExit(0)
 
-LOADED = "torch" in sys.modules
 sys.modules["beheld.api.async_llm"] = types.SimpleNamespace(AsyncLLM=stop)
 sys.modules["beheld.server.serve"] = types.SimpleNamespace(run=None)
-main.main(["serve", "--port", "0", "--engine", sys.argv[1]])
+"""
+_RUN = 'main.main(["serve", "--port", "0", "--engine", sys.argv[1]])\n'
+# Where the engine is a copy of the server.
+_COPIED = """
+import torch
+from beheld.api import start
+
+serve.has_accelerator = lambda device: False
+start.fork_or_spawn = process.spawn
+start.preload = lambda: None
+start._MODEL_LIBRARIES = start.PROCESSOR_LIBRARIES = ()
+import atexit
+atexit.register(lambda: print(torch.get_num_threads()))
 """
 
 
@@ -243,7 +256,16 @@ main.main(["serve", "--port", "0", "--engine", sys.argv[1]])
     ],
 )
 def test_beside_its_engine_the_server_computes_on_one_thread(engine: str, given: str | None, told: str) -> None:
+    assert _asked(_ASKED + _RUN, engine, given) == told
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "None 1 False\n1"), ("2", "2 2 False\n2")])
+def test_a_server_whose_copy_is_the_engine_computes_on_one_thread_itself(given: str | None, told: str) -> None:
+    assert _asked(_ASKED + _COPIED + _RUN, "process", given) == told
+
+
+def _asked(code: str, engine: str, given: str | None) -> str:
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     own |= {} if given is None else {"OMP_NUM_THREADS": given}
-    done = subprocess.run([sys.executable, "-c", _ASKED, engine], env=own, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == told
+    done = subprocess.run([sys.executable, "-c", code, engine], env=own, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -39,7 +39,7 @@ OWN = (
     (
         "`--engine`",
         "process with an NVIDIA GPU, else thread",
-        "where the engine runs. A `thread` starts sooner; a `process` has interpreter and cores "
+        "where the engine runs. A `process` has interpreter and cores "
         "to itself (7 % faster where 0.4 B parameters filled two cores) and can die without the server",
     ),
     (

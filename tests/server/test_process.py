@@ -93,6 +93,12 @@ def test_71_without_a_disk_it_serves(lasting: Lasting) -> None:
     assert lasting.get("/metrics") == 200
 
 
+def test_its_engine_is_a_copy_that_imports_no_library_again(lasting: Lasting) -> None:
+    programs = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (lasting.process.pid, lasting.engine)]
+    assert programs[0] == programs[1]
+    assert Path(f"/proc/{lasting.engine}/comm").read_text() == "beheld-engine\n"
+
+
 def test_19_only_its_own_port_listens(lasting: Lasting) -> None:
     for pid in (lasting.process.pid, lasting.engine):
         held = set()

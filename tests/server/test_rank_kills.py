@@ -203,10 +203,11 @@ def _below(pid: int) -> list[int]:
     for each in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((each / "stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
-            command = (each / "cmdline").read_text(encoding="utf-8")
+            command = (each / "cmdline").read_text(encoding="utf-8") + (each / "comm").read_text(encoding="utf-8")
         except OSError:
             continue
-        if parent == pid and ("beheld.engine.process" in command or "beheld.executor.rank" in command):
+        programs = ("beheld.engine.process", "beheld-engine", "beheld.executor.rank")
+        if parent == pid and any(program in command for program in programs):
             found += [int(each.name), *_below(int(each.name))]
     return found
 
