@@ -191,13 +191,6 @@ def _check_input(body: ClassifyRequest) -> None:
         for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name) is not None:
                 raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
-    elif body.add_special_tokens:
-        raise HttpError(
-            400,
-            "A conversation's template adds its special tokens.",
-            "Leave add_special_tokens out, or send an input.",
-            param="add_special_tokens",
-        )
 
 
 def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:

@@ -397,7 +397,7 @@ class PromptReader:
             ),
             cancel,
         )
-        text, ids = self._tokenized(rendered, talk, self._most(params))
+        text, ids = self._tokenized(rendered, talk, self._most(params), adds=asked.add_special_tokens)
         shown = talk.stand_ins.restore(rendered if text is None else text.text)
         salt = b"" if asked.cache_salt is None else asked.cache_salt.encode()
         parsed = ParsedPrompt(shown, None, talk.media, processor_options(asked.mm_processor_kwargs), salt)
@@ -430,9 +430,12 @@ class PromptReader:
             )
 
     def _tokenized(
-        self, rendered: str, talk: chat.ParsedChat, most: int | None
+        self, rendered: str, talk: chat.ParsedChat, most: int | None, *, adds: bool
     ) -> tuple[PromptText | None, Sequence[int]]:
-        """Return the text to encode; or None and the ids, if the family writes ids."""
+        """Return the text to encode; or None and the ids, if the family writes ids.
+
+        With `adds`, the text gets the tokenizer's special tokens, even if the template wrote them.
+        """
         ends = True
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
@@ -441,13 +444,14 @@ class PromptReader:
                     rewritten,
                     lambda piece, *, ends: self._encode(PromptText(piece, talk.stand_ins, ends=ends, most=most), {}),
                     begun=self._begun(rendered),
+                    adds=adds,
                 )
                 return None, ids
             rendered, ends = rewritten, self._family.rewritten_ends != "written"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
         # never does.
-        ends = ends and bool(self._info.modalities) and not self._begun(rendered)
+        ends = adds or (ends and bool(self._info.modalities) and not self._begun(rendered))
         return PromptText(rendered, talk.stand_ins, ends, most), ()
 
     def _begun(self, rendered: str) -> bool:
@@ -455,16 +459,19 @@ class PromptReader:
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         return bool(bos and rendered.startswith(bos))
 
-    def _of_pieces(self, pieces: Sequence[str | ItemPlace], encode: _Encode, begun: bool = False) -> list[int]:
+    def _of_pieces(
+        self, pieces: Sequence[str | ItemPlace], encode: _Encode, begun: bool = False, *, adds: bool = False
+    ) -> list[int]:
         """Return the ids of pieces of a text.
 
         Args:
             pieces: as FamilyInputs.rewrite returns them.
             encode: a piece, and whether it gets the tokenizer's special tokens -> its ids.
             begun: whether the text has the token that begins it.
+            adds: whether the first piece gets the tokenizer's special tokens in any case.
         """
         each = self._family.rewritten_ends == "each piece"
-        first = each or (self._family.rewritten_ends == "first piece" and not begun)
+        first = adds or each or (self._family.rewritten_ends == "first piece" and not begun)
         ids = self._tokenizer.encode_pieces(pieces[:1], partial(encode, ends=first))
         return ids + self._tokenizer.encode_pieces(pieces[1:], partial(encode, ends=each))
 
