@@ -370,6 +370,10 @@ def _pairs(
     if getattr(body, "instruction", None) is not None:
         variables.setdefault("instruction", body.instruction)  # type: ignore[attr-defined]
     scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
+    if getattr(body, "instruction", None) is not None and "instruction" not in (llm.scoring_template or "instruction"):
+        raise ParamsError(
+            "This model's template has no place for an instruction.", "Leave it out.", param="instruction"
+        )
     if variables and not scores.has_template:
         name = "chat_template_kwargs" if getattr(body, "chat_template_kwargs", None) else "instruction"
         raise ParamsError(f"{name} needs a template.", "Leave it out.", param=name)

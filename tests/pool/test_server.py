@@ -344,6 +344,13 @@ def test_a_pairs_template_has_the_requests_instruction(tmp_path: Path) -> None:
     finally:
         served.close()
     assert one["data"] == same["data"] != other["data"]
+    without = "{% for message in messages %} {{ message.content }}{% endfor %}"
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "chat_template": without})
+    try:
+        refused = served.post("/score", body | {"instruction": "be so"})
+    finally:
+        served.close()
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
 
 
 def embedded(made: Any) -> Any:

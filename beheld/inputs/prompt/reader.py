@@ -404,6 +404,8 @@ class PromptReader:
         self._check_size(shown, params)
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
+        if (shorter := self._with_shorter_document(asked, len(ids), params)) is not None:
+            return self.read_chat(shorter, params, cancel)
         ids = self._truncated(ids, params, talk.media, text)
         parsed = replace(parsed, media=self._with_audio(talk.media, parsed.options, ids))
         self._check_rendered(ids, parsed.media)
@@ -560,6 +562,40 @@ class PromptReader:
         if media:
             raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
         return self._filled(self._cut(ids, params, ends))
+
+    def _with_shorter_document(self, asked: Chat, num_ids: int, params: SamplingParams | PoolingParams) -> Chat | None:
+        """Return a pair's conversation with less of its document, if truncation cuts its prompt of `num_ids` ids.
+
+        A template may put the query, or what the score is read at, after the document.
+
+        Raises:
+            ParamsError: the rest of the prompt leaves no room for the document.
+        """
+        keep = self._keep(params)
+        last = None if self._info.pooler is None else self._info.pooler.last_id
+        excess = 0 if keep is None else num_ids + (last is not None) - keep
+        place = next((i for i, message in enumerate(asked.messages) if message.get("role") == "document"), None)
+        if excess <= 0 or place is None or not isinstance(params, PoolingParams):
+            return None
+        document = asked.messages[place]
+        content, messages = document.get("content"), list(asked.messages)
+        parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+            return None
+        for index, part in reversed(list(enumerate(parts))):
+            num = len(self._tokenizer.encode(part["text"], add_special_tokens=False))
+            parts[index] = {**part, "text": self.cut(part["text"], num - excess) if num > excess else ""}
+            excess -= num
+            if excess <= 0:
+                break
+        else:
+            raise ParamsError(
+                f"truncate_prompt_tokens is {keep}, and the query with its template takes as many tokens.",
+                "Keep more tokens, or ask a shorter query.",
+                param="truncate_prompt_tokens",
+            )
+        messages[place] = {**document, "content": parts[0]["text"] if isinstance(content, str) else parts}
+        return replace(asked, messages=messages)
 
     def _filled(self, ids: Sequence[int]) -> Sequence[int]:
         """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""
