@@ -78,8 +78,15 @@ class RemoteOpenAIServer:
 
     def _answers(self) -> bool:
         if self.uds is not None:
+            # Connections are taken before there are answers.
             with socket.socket(socket.AF_UNIX) as found:
-                return found.connect_ex(self.uds) == 0
+                found.settimeout(2)
+                try:
+                    found.connect(self.uds)
+                    found.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    return found.recv(16).startswith(b"HTTP/1.1")
+                except OSError:
+                    return False
         try:
             with urllib.request.urlopen(self.url_for("health"), timeout=2):
                 return True
