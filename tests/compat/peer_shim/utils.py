@@ -56,6 +56,7 @@ class RemoteOpenAIServer:
             words += ["--port", str(self.port)]
         if "--served-model-name" not in words:
             words += ["--served-model-name", model]
+        self.show_hidden_metrics = any(word.startswith("--show-hidden-metrics") for word in words)
         self.uds = words[words.index("--uds") + 1] if "--uds" in words else None
         self._log = open(os.environ["PEER_LOG"], "w", encoding="utf-8")  # noqa: SIM115
         self.proc = subprocess.Popen(
