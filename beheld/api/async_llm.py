@@ -128,6 +128,13 @@ def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Rem
     return Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
 
 
+def _after(params: Sampling | Pooling, num_answered: int) -> Sampling | Pooling:
+    """A step's parameters after so many tokens of a search's answer."""
+    if not isinstance(params, Sampling) or params.grammar is None:
+        return params
+    return replace(params, num_answered=num_answered)
+
+
 def _read_at_end(request: Request, params: Params) -> Request:
     """The request of an answer that is read only once it is complete."""
     if not isinstance(params, SamplingParams):
@@ -352,7 +359,16 @@ class AsyncLLM:
         output: RequestOutput | None = None
         while search.beams:
             asked = [
-                self._begin(replace(first, id=f"{name}/{place}", token_ids=tuple(beam.tokens)), step, started)
+                self._begin(
+                    replace(
+                        first,
+                        id=f"{name}/{place}",
+                        token_ids=tuple(beam.tokens),
+                        params=_after(first.params, len(beam.logprobs)),
+                    ),
+                    step,
+                    started,
+                )
                 for place, beam in enumerate(search.beams)
             ]
             try:

@@ -10,7 +10,7 @@ from beheld.core.beams import BeamSearch, BeamSearchOutput, BeamSearchParams, Be
 from beheld.core.config import EngineConfig
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import CompletionOutput, Logprob
-from beheld.core.params import SamplingParams
+from beheld.core.params import SamplingParams, StepParams
 from beheld.core.request import LoRARequest
 
 
@@ -20,7 +20,7 @@ class Generates(Protocol):
     def generate(
         self,
         prompts: Sequence[Any],
-        sampling_params: SamplingParams,
+        sampling_params: Sequence[SamplingParams],
         *,
         use_tqdm: bool,
         lora_request: Sequence[LoRARequest | None],
@@ -31,17 +31,24 @@ class Generates(Protocol):
         """The checkpoint's tokenizer."""
 
 
-def step_of(params: BeamSearchParams, logprobs: int | None = None) -> SamplingParams:
+def step_of(params: BeamSearchParams, logprobs: int | None = None, num_answered: int = 0) -> SamplingParams:
     """The parameters of the requests of a search: the likeliest next tokens of a sequence.
 
     Args:
         logprobs: how many are given in the answers, with their texts; None for none.
+        num_answered: how many tokens the sequence has besides the prompt's.
 
     Raises:
         ParamsError: `logprobs` is out of range.
     """
-    wanted = SamplingParams(temperature=0, max_tokens=1, logprobs=logprobs, detokenize=logprobs is not None)
+    wanted = StepParams(temperature=0, max_tokens=1, logprobs=logprobs, detokenize=logprobs is not None)
     wanted.logprobs = max(2 * params.beam_width, wanted.logprobs or 0)
+    if params.allowed_token_ids is not None:
+        # Candidates are these and no others, with the log-probabilities that they have among all.
+        wanted.logprobs = None
+        wanted.allowed_token_ids = wanted.logprob_token_ids = list(dict.fromkeys(params.allowed_token_ids))
+    if params.structured_outputs is not None:
+        wanted.structured_outputs, wanted.num_answered = params.structured_outputs, num_answered
     return wanted
 
 
@@ -123,17 +130,19 @@ def _searched(
     config: EngineConfig,
 ) -> list[BeamSearchOutput]:
     """Search some prompts in common steps."""
-    step = step_of(params)
     searches = [BeamSearch(_ids(llm, prompt), params, eos_ids, config.max_model_len) for prompt, _ in prompts]
     while any(search.beams for search in searches):
         asked = [
-            (_with_ids(prompt, beam.tokens), lora)
+            (_with_ids(prompt, beam.tokens), lora, step_of(params, num_answered=len(beam.logprobs)))
             for (prompt, lora), search in zip(prompts, searches, strict=True)
             for beam in search.beams
         ]
         with blaming_beams(params):
             answers = llm.generate(
-                [prompt for prompt, _ in asked], step, use_tqdm=False, lora_request=[lora for _, lora in asked]
+                [prompt for prompt, _, _ in asked],
+                [step for _, _, step in asked],
+                use_tqdm=False,
+                lora_request=[lora for _, lora, _ in asked],
             )
         found = iter([_candidates(output) for output in answers])
         for search in searches:

@@ -186,9 +186,9 @@ class LLM:
 
         An iterable that is not a sequence is read while its first conversations are answered, as by `generate_iter`.
         With `grounding`, each answer has what it locates in the image, in the image's pixels. `priority` as for
-        `generate`. Templates write special tokens themselves, so `tokenization_kwargs` cannot ask for them.
+        `generate`. `tokenization_kwargs={"add_special_tokens": True}` adds the tokenizer's special tokens to those
+        that the template writes.
         """
-        check_chat_tokenization(tokenization_kwargs)
         many = iterables.conversations(iterables.many(messages))
         options: dict[str, Any] = {
             "chat_template": chat_template or self._args.chat_template,
@@ -198,6 +198,7 @@ class LLM:
             "tools": tools,
             "template_kwargs": chat_template_kwargs,
             "mm_processor_kwargs": mm_processor_kwargs,
+            **tokenization_of(tokenization_kwargs),
         }
         given = sampling_params if isinstance(sampling_params, list | tuple) else (sampling_params,)
         if any(_has_budget(one) for one in given):
@@ -782,26 +783,18 @@ def tokenization_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check the tokenizer's options of a call.
 
     Raises:
-        ParamsError: there are others than `add_special_tokens`.
+        ParamsError: there are others than `add_special_tokens`, or that is neither true nor false.
     """
-    for name in given or ():
+    for name, value in (given or {}).items():
         if name != "add_special_tokens":
             raise ParamsError(
                 f"tokenization_kwargs cannot say {name!r}.",
                 "It takes add_special_tokens; truncate_prompt_tokens is one of SamplingParams.",
                 param="tokenization_kwargs",
             )
+        if not isinstance(value, bool):
+            raise ParamsError('"add_special_tokens" must be true or false.', param="tokenization_kwargs")
     return dict(given or {})
-
-
-def check_chat_tokenization(given: Mapping[str, Any] | None) -> None:
-    """Check the tokenizer's options of a conversation, whose template writes the special tokens.
-
-    Raises:
-        ParamsError: they ask for what a conversation cannot have.
-    """
-    if tokenization_of(given).get("add_special_tokens"):
-        raise ParamsError("The chat template writes the special tokens.", "Leave it out.", param="tokenization_kwargs")
 
 
 def with_entries(prompt: Any, common: Mapping[str, Any] | None) -> Any:

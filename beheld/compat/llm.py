@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beheld.api.feed import Job
-from beheld.api.llm import LLM, check_chat_tokenization, tokenization_of, with_entries
+from beheld.api.llm import LLM, tokenization_of, with_entries
 from beheld.api.stepwise import StepwiseRun
 from beheld.compat import metrics, parts
 from beheld.core.config import EngineArgs
@@ -150,9 +150,9 @@ class ScriptLLM(LLM):
         """Prompts of one conversation or of several, for `generate`, which answers them as `chat` does.
 
         Raises:
-            ParamsError: `tokenization_kwargs` asks for what a conversation cannot have.
+            ParamsError: `tokenization_kwargs` has other options than `add_special_tokens`.
         """
-        check_chat_tokenization(tokenization_kwargs)
+        further = tokenization_of(tokenization_kwargs)
         several = bool(messages) and not isinstance(messages[0], Mapping)
         return [
             Chat(
@@ -164,6 +164,7 @@ class ScriptLLM(LLM):
                 tools=tools,
                 template_kwargs=chat_template_kwargs,
                 mm_processor_kwargs=mm_processor_kwargs,
+                **further,
             )
             for each in (messages if several else [messages])
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from beheld.api.async_llm import EngineStats
+from beheld.api.vllm_counts import values_of
 
 
 @dataclass
@@ -48,18 +49,10 @@ class Histogram(Metric):
 def of(stats: EngineStats, model: str) -> list[Metric]:
     """The counters under vLLM's names, where both mean the same."""
     labels = {"model_name": model, "engine": "0"}
-    held = stats.scheduler
-    total = sum(held.num_blocks)
-    used = 1 - sum(held.num_free_blocks) / total if total else 0.0
+    gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
     return [
-        Gauge("vllm:num_requests_running", labels, held.num_running),
-        Gauge("vllm:num_requests_waiting", labels, held.num_waiting),
-        Gauge("vllm:kv_cache_usage_perc", labels, used),
-        Counter("vllm:num_preemptions", labels, held.num_preemptions),
-        Counter("vllm:prefix_cache_queries", labels, held.prefix_queries),
-        Counter("vllm:prefix_cache_hits", labels, held.prefix_hits),
-        Counter("vllm:mm_cache_queries", labels, held.num_encoded + held.num_reused),
-        Counter("vllm:mm_cache_hits", labels, held.num_reused),
+        Gauge(f"vllm:{name}", labels, value) if name in gauges else Counter(f"vllm:{name}", labels, int(value))
+        for name, value in values_of(stats).items()
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
-from beheld.core.params import number, whole
+from beheld.core.params import StructuredOutputs, number, whole
 from beheld.core.request import LoRARequest
 
 
@@ -31,10 +31,12 @@ class BeamSearchParams:
         temperature: accepted; sequences are compared by the raw log-probabilities.
         length_penalty: the exponent of the length that divides the sum of log-probabilities; greater favours longer.
         include_stop_str_in_output: whether a sequence's tokens include the one that ended it.
+        structured_outputs: a grammar that answers follow. It ends them, so that `ignore_eos` changes nothing.
         skip_special_tokens: whether texts leave out special tokens.
+        allowed_token_ids: up to 128 tokens; if given, answers have no others.
 
     Raises:
-        ParamsError: a value is out of range.
+        ParamsError: a value is out of range, or there are both a grammar and allowed tokens.
     """
 
     beam_width: int
@@ -43,12 +45,20 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool = True
+    allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         self.beam_width = int(whole("beam_width", self.beam_width, 1) or 1)
         self.max_tokens = int(whole("max_tokens", self.max_tokens, 1) or 1)
         self.length_penalty = number("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.allowed_token_ids is not None and self.structured_outputs is not None:
+            raise ParamsError(
+                "A search follows structured_outputs or allowed_token_ids.",
+                "Leave one of them out.",
+                param="allowed_token_ids",
+            )
 
 
 @dataclass
@@ -105,7 +115,7 @@ class BeamSearch:
 
     def __post_init__(self) -> None:
         self.beams = [BeamSearchSequence(list(self.prompt_ids), [])]
-        if self.params.ignore_eos:
+        if self.params.ignore_eos and self.params.structured_outputs is None:
             # Then it is a token as others, also in an answer's length.
             self.eos_ids = ()
 

@@ -110,6 +110,8 @@ class Sampling:
         logprobs, prompt_logprobs: number of candidates to report besides the token itself; None means no report.
         logprob_ids: the candidates of `logprobs`, in this order; empty for the likeliest.
         grammar: the answer's grammar; the sequence then has at most one token in flight.
+        num_answered: how many of the prompt's last tokens are the answer's own, and follow the grammar already. If it
+            is set, the reported candidates are the likeliest that the grammar allows.
         processors: callables (output_ids, logits_V) or (prompt_ids, output_ids, logits_V) -> logits_V.
         no_repeat_ngram: no sequence of this many tokens occurs twice in prompt and answer; 0 is off.
         no_repeat_window: no sequence of so many tokens occurs twice at the end of the answer; None is off.
@@ -140,6 +142,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     logprob_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    num_answered: int | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     no_repeat_ngram: int = 0
     no_repeat_window: NoRepeatWindow | None = None
@@ -457,7 +460,7 @@ class SamplingParams:
     def clone(self) -> SamplingParams:
         """An independent copy; lists are copied one level deep."""
         # Not checked again: every request is when it is resolved.
-        made = object.__new__(SamplingParams)
+        made = object.__new__(type(self))
         made.__dict__.update({k: list(v) if isinstance(v, list) else v for k, v in vars(self).items()})
         return made
 
@@ -475,6 +478,17 @@ _TASK_ALIASES = {"encode": "token_embed", "embedding": "embed", "score": "classi
 
 # Names in PoolingParams.extra_kwargs.
 PAIR_BOUNDS = ("max_tokens_per_query", "max_tokens_per_doc")
+
+
+@dataclass
+class StepParams(SamplingParams):
+    """Parameters of one step of a search, whose prompt ends with the answer so far.
+
+    Attributes:
+        num_answered: how many of the prompt's last tokens are the answer's.
+    """
+
+    num_answered: int | None = None
 
 
 @dataclass

@@ -32,6 +32,7 @@ class Chat:
         mm_processor_kwargs: processor options of this request.
         cache_salt: separates prefix caches.
         reasoning: the reasoning that may precede an answer with a grammar, or that has a budget.
+        add_special_tokens: whether the tokenizer's special tokens are added to those that the template writes.
     """
 
     messages: Messages
@@ -44,6 +45,7 @@ class Chat:
     mm_processor_kwargs: Mapping[str, Any] | None = None
     cache_salt: str | None = None
     reasoning: ReasoningFormat | None = None
+    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True, eq=False)

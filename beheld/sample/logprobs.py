@@ -51,9 +51,16 @@ class LogprobTensors:
         return (self.ids_L, self.logprobs_L, self.ranks_L, self.top_ids_LK, self.top_logprobs_LK)
 
 
-def report(logits_LV: Tensor, ids_L: Tensor, num_top: int, named_LN: Tensor | None = None) -> LogprobTensors:
+def report(
+    logits_LV: Tensor,
+    ids_L: Tensor,
+    num_top: int,
+    named_LN: Tensor | None = None,
+    allowed_LV: Tensor | None = None,
+) -> LogprobTensors:
     """The report of each row's token `ids_L` under log_softmax of `logits_LV`, with the best `num_top`.
 
+    `allowed_LV` are the same logits where candidates may be, and minus infinity elsewhere; None for everywhere.
     `named_LN`, with N up to `num_top`, holds the ids of tokens that take the places of the best; -1 replaces none.
     The rank is one plus the number of more likely tokens. It is computed from the logits, because subtracting the
     normalizer may round two different logits to one value. Ids beyond the vocabulary, which placeholders of some
@@ -64,7 +71,8 @@ def report(logits_LV: Tensor, ids_L: Tensor, num_top: int, named_LN: Tensor | No
     ids_L1 = ids_L.unsqueeze(-1)
     known = logits_LV.shape[-1]
     own_L1 = logits_LV.gather(-1, ids_L1.clamp(max=known - 1)).masked_fill(ids_L1 >= known, float("-inf"))
-    top_LK, top_ids_LK = logits_LV.topk(min(num_top, logits_LV.shape[-1]), dim=-1)
+    ranked_LV = logits_LV if allowed_LV is None else allowed_LV.float()
+    top_LK, top_ids_LK = ranked_LV.topk(min(num_top, logits_LV.shape[-1]), dim=-1)
     if named_LN is not None:
         ids_LN = top_ids_LK[:, : named_LN.shape[1]]
         ids_LN.copy_(named_LN.where(named_LN >= 0, ids_LN))

@@ -126,8 +126,19 @@ class Sampler:
         whole = len(batch.reporting) == len(rows)
         logits_LV = logits_BV if whole else logits_BV[batch.reporting_L]
         most = max(k for _, _, k in wanted)
-        logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN)
+        allowed_LV = self._allowed(logits_BV, batch, masks)
+        logprobs = report(logits_LV, ids_B[batch.reporting_L], most, batch.named_LN, allowed_LV)
         return SampleOutput(ids_B, nan_B, logprobs, wanted)
+
+    def _allowed(self, logits_BV: Tensor, batch: Composition, masks: Masks | None) -> Tensor | None:
+        """The logits among which candidates are found, if a row reports only those that its grammar allows."""
+        limited = [batch.states[b].params.num_answered is not None for b in batch.reporting]
+        if masks is None or not any(limited):
+            return None
+        masked_BV = logits_BV.clone()
+        masks.apply_(masked_BV)
+        limited_L1 = torch.tensor(limited).to(self._device, non_blocking=True).unsqueeze(-1)
+        return masked_BV[batch.reporting_L].where(limited_L1, logits_BV[batch.reporting_L])
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], ids_B: Tensor) -> None:

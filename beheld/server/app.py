@@ -112,7 +112,7 @@ class Service:
             self.connection_counts = ConnectionCounts(neighbours.counts_path, neighbours.place)
             self.admission.connections = CountedPlaces(options.max_connections, self.connection_counts)
         self.engine_health = EngineHealth(llm, self.admission, options.health_s)
-        self.metrics = Metrics()
+        self.metrics = Metrics(options.names[0])
         self.neighbours = neighbours
         self.clients = Clients(options, secret=neighbours.secret)
         self.access_log = AccessLog(self.metrics)

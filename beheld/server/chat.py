@@ -243,6 +243,7 @@ def template_of(body: Any, options: ServerOptions, *, adds: bool = True) -> dict
         "mm_processor_kwargs": body.mm_processor_kwargs,
         "add_generation_prompt": add,
         "continue_final_message": going_on,
+        "add_special_tokens": body.add_special_tokens is True,
     }
 
 
@@ -395,13 +396,6 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     Raises:
         HttpError: fields contradict each other.
     """
-    if isinstance(body, TokenizeRequest) and body.add_special_tokens:
-        raise HttpError(
-            400,
-            "A conversation's template adds its special tokens.",
-            "Leave add_special_tokens out, or send a prompt.",
-            param="add_special_tokens",
-        )
     going_on = body.continue_final_message is True
     if isinstance(body, ChatRequest):
         body = allowed_only(body)
@@ -414,6 +408,7 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
         "continue_final_message": going_on,
         "tools": shown_tools(body.tools or (), options.max_tools) if shows_tools else None,
         "template_kwargs": variables_of(body, own),
+        "add_special_tokens": body.add_special_tokens is True,
     }
 
 

@@ -9,6 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from beheld.api.async_llm import EngineReport, EngineState, EngineStats
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
+from beheld.server.vllm_metrics import VllmMetrics
 from beheld.utils.allocator import held_bytes
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -27,12 +28,17 @@ _ROUTING_COUNTS = (
 
 
 class Metrics:
-    """The metrics of one server, in their own registry."""
+    """The metrics of one server, in their own registry.
+
+    Args:
+        model: the served name of the model, which vLLM's names of metrics have as a label.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
         registry = self._registry = CollectorRegistry()
+        self._vllm = VllmMetrics(registry, model)
         self._requests = Counter("beheld_requests", "Answered requests.", ("route", "status"), registry=registry)
         self._latency = Histogram(
             "beheld_request_seconds",
@@ -119,6 +125,7 @@ class Metrics:
 
     def generated(self, last: RequestOutput | PoolingRequestOutput, answer_tokens: int) -> None:
         """Record the end of an engine request; `last` is its last output."""
+        self._vllm.generated(last, answer_tokens)
         self._prompt.inc(last.usage.prompt_tokens)
         self._answer.inc(answer_tokens)
         self._cached.inc(last.num_cached_tokens)
@@ -157,6 +164,7 @@ class Metrics:
     def _count(self, engine: str, stats: EngineStats) -> None:
         """The counts of one engine."""
         counts = stats.scheduler
+        self._vllm.counted(engine, stats)
         self._running.labels(engine, "running").set(counts.num_running)
         self._running.labels(engine, "waiting").set(counts.num_waiting)
         self._blocks.labels(engine, "free").set(sum(counts.num_free_blocks))

@@ -191,13 +191,6 @@ def _check_input(body: ClassifyRequest) -> None:
         for name in ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
             if getattr(body, name) is not None:
                 raise HttpError(400, f"{name} needs messages.", "Send messages, or leave it out.", param=name)
-    elif body.add_special_tokens:
-        raise HttpError(
-            400,
-            "A conversation's template adds its special tokens.",
-            "Leave add_special_tokens out, or send an input.",
-            param="add_special_tokens",
-        )
 
 
 def _prompts(body: ClassifyRequest, options: ServerOptions, salt: str | None) -> list[Asked]:
@@ -377,6 +370,10 @@ def _pairs(
     if getattr(body, "instruction", None) is not None:
         variables.setdefault("instruction", body.instruction)  # type: ignore[attr-defined]
     scores = scoring.PairScores(first, second, info, llm.scoring_template, variables, salt)
+    if getattr(body, "instruction", None) is not None and "instruction" not in (llm.scoring_template or "instruction"):
+        raise ParamsError(
+            "This model's template has no place for an instruction.", "Leave it out.", param="instruction"
+        )
     if variables and not scores.has_template:
         name = "chat_template_kwargs" if getattr(body, "chat_template_kwargs", None) else "instruction"
         raise ParamsError(f"{name} needs a template.", "Leave it out.", param=name)

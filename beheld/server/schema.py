@@ -858,9 +858,6 @@ Reading = Annotated[dict[Literal["image", "video", "audio"], dict[str, Any]], Fi
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
 
-    says_nothing = {**_NOTHING, "add_special_tokens": (False,)}
-    remedies = {**_REMEDIES, "add_special_tokens": "Leave it out: the template writes them."}
-
     messages: Messages
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
@@ -877,6 +874,7 @@ class ChatRequest(Sampled):
     continue_final_message: bool | None = None
     documents: Documents | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     include_reasoning: bool | None = None
     enable_thinking: bool | None = None
 

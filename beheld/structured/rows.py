@@ -8,15 +8,22 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.params import Grammar, Sampling
-from beheld.core.plan import STUCK, Admission, StepPlan, StepResult
+from beheld.core.plan import STUCK, Admission, StepPlan, StepResult, TokenLogprobs
 from beheld.structured.compile import Compiler
 
 
 @dataclasses.dataclass(eq=False)
 class _State:
-    """A row's state machine; None after a failure."""
+    """A row's state machine; None after a failure.
+
+    Attributes:
+        reports_allowed: whether the row's candidates are reported without those that the grammar forbids.
+        mask: then, that of the step in flight.
+    """
 
     matcher: Any
+    reports_allowed: bool = False
+    mask: bytes = b""
 
 
 class GrammarRows:
@@ -52,6 +59,9 @@ class GrammarRows:
             return plan
         self._flights[plan.id] = {piece.row: self._states[piece.row] for piece in pieces}
         masks = {piece.row: self._masks(self._states[piece.row], piece.token_ids[1:]) for piece in pieces}
+        for row in masks:
+            if self._states[row].reports_allowed:
+                self._states[row].mask = masks[row][0]
         return dataclasses.replace(plan, masks=masks)
 
     def advanced(self, result: StepResult) -> StepResult:
@@ -61,6 +71,13 @@ class GrammarRows:
             return result
         # Row -> number of its tokens that its grammar accepted before it was stuck.
         stuck: dict[int, int] = {}
+        kept = {
+            row: tuple(_allowed(entry, rows[row].mask) for entry in entries)
+            for row, entries in result.logprobs.items()
+            if row in rows and rows[row].mask
+        }
+        if kept:
+            result = dataclasses.replace(result, logprobs={**result.logprobs, **kept})
         for row, state in rows.items():
             for index, token in enumerate(result.tokens.get(row, ())):
                 if state.matcher is None or not state.matcher.consume_token(token):
@@ -70,13 +87,17 @@ class GrammarRows:
         return _with_stuck(result, stuck) if stuck else result
 
     def _state(self, admission: Admission, grammar: Grammar) -> _State:
-        """The state machine after the tokens generated before a preemption."""
+        """The state machine after the tokens generated before a preemption, and those of the answer in the prompt."""
         try:
             matcher = self.compiler.matcher(grammar)
         except ParamsError:
             return _State(None)
-        before = list(admission.token_ids[admission.num_prompt :])
-        return _State(matcher if not before or matcher.consume_tokens(before) else None)
+        params = admission.params
+        answered = (params.num_answered or 0) if isinstance(params, Sampling) else 0
+        before = list(admission.token_ids[admission.num_prompt - answered :])
+        followed = not before or matcher.consume_tokens(before)
+        reports = isinstance(params, Sampling) and params.num_answered is not None
+        return _State(matcher if followed else None, reports)
 
     def _masks(self, state: _State, draft_ids: Sequence[int]) -> tuple[bytes, ...]:
         """The masks for the next token and after each draft token.
@@ -106,6 +127,18 @@ class GrammarRows:
     @property
     def _anything(self) -> bytes:
         return b"\xff" * (4 * self.compiler.num_words)
+
+
+def _allowed(entry: TokenLogprobs, mask: bytes) -> TokenLogprobs:
+    """A report without the candidates that a mask forbids."""
+    both = [
+        (token, logprob)
+        for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        if mask[token >> 3] >> (token & 7) & 1
+    ]
+    return dataclasses.replace(
+        entry, top_ids=tuple(token for token, _ in both), top_logprobs=tuple(logprob for _, logprob in both)
+    )
 
 
 def _with_stuck(result: StepResult, stuck: Mapping[int, int]) -> StepResult:

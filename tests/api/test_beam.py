@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
+from typing import Any
+
 import pytest
 import torch
 import transformers
 
-from beheld import LLM
+from beheld import LLM, AsyncLLM, SamplingParams
 from beheld.api.beam import beam_search
 from beheld.core.beams import BeamSearch, BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
+from beheld.core.params import StructuredOutputs
 from tests import tiny
 
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 3]}}, "required": ["n"]}
 PROMPTS = ("A cat sat on", "Once upon a time there was")
 
 
@@ -50,6 +57,67 @@ def test_sequences_are_those_of_transformers(llm: LLM, width: int) -> None:
         assert all(sequence.finish_reason == "length" for sequence in output.sequences)
         scores = [sequence.cum_logprob for sequence in output.sequences]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_sequences_of_allowed_tokens(llm: LLM) -> None:
+    allowed = llm.get_tokenizer()("a b c d e f", add_special_tokens=False).input_ids
+    few = BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True, allowed_token_ids=[*allowed, allowed[0]])
+    (output,) = llm.beam_search([PROMPTS[0]], few)
+    num_prompt = len(llm.get_tokenizer()(PROMPTS[0]).input_ids)
+    assert len({tuple(one.tokens) for one in output.sequences}) == 3
+    assert all(set(one.tokens[num_prompt:]) <= set(allowed) for one in output.sequences)
+    # The same log-probabilities as without: of all tokens.
+    (scored,) = llm.generate(
+        [{"prompt_token_ids": output.sequences[0].tokens}],
+        SamplingParams(max_tokens=1, prompt_logprobs=0),
+        use_tqdm=False,
+    )
+    entries = scored.prompt_logprobs[num_prompt:]
+    total = sum(
+        entry[token].logprob for entry, token in zip(entries, output.sequences[0].tokens[num_prompt:], strict=True)
+    )
+    assert output.sequences[0].cum_logprob == pytest.approx(total, abs=1e-4)
+    with pytest.raises(ParamsError, match="allowed_token_ids"):
+        BeamSearchParams(2, 4, structured_outputs=StructuredOutputs(regex="a"), allowed_token_ids=[1])
+    with pytest.raises(ParamsError, match="must not be empty"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(2, 4, allowed_token_ids=[]))
+
+
+def test_a_server_s_engine_searches_with_a_grammar() -> None:
+    async def answers() -> list[str]:
+        llm = AsyncLLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
+        params = BeamSearchParams(3, 20, structured_outputs=StructuredOutputs(choice=["yes", "no", "not so"]))
+        try:
+            return [one.text async for output in llm.beam_search(PROMPTS[0], params) for one in output.outputs]
+        finally:
+            llm.close()
+
+    found = asyncio.run(answers())
+    assert len(found) == 3
+    assert {"yes", "no", "not so"}.issuperset(found)
+
+
+@pytest.mark.parametrize("form", [{"regex": "(a|bc)d{2,4}"}, {"choice": ["yes", "no", "not so"]}, {"json": SCHEMA}])
+def test_sequences_follow_a_grammar(llm: LLM, form: dict[str, Any]) -> None:
+    """As greedy answers with the grammar do, and each is another."""
+    grammar = StructuredOutputs(**form)
+    params = BeamSearchParams(beam_width=3, max_tokens=60, structured_outputs=grammar, ignore_eos=True)
+    for text, output in zip(PROMPTS, llm.beam_search(list(PROMPTS), params), strict=True):
+        num_prompt = len(llm.get_tokenizer()(text).input_ids)
+        answers = [llm.get_tokenizer().decode(one.tokens[num_prompt:]).strip() for one in output.sequences]
+        # One text may be spelled with several sequences of tokens.
+        assert len({tuple(one.tokens) for one in output.sequences}) == 3
+        assert {one.finish_reason for one in output.sequences} == {"stop"}
+        for answer in answers:
+            if "json" in form:
+                assert set(json.loads(answer)) == {"n"}
+            else:
+                assert re.fullmatch(form.get("regex", "yes|no|not so"), answer)
+    (narrow,) = llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=1, max_tokens=60, structured_outputs=grammar))
+    greedy = SamplingParams(temperature=0, max_tokens=60, structured_outputs=grammar)
+    (answer,) = llm.generate([PROMPTS[0]], greedy, use_tqdm=False)
+    found = narrow.sequences[0].tokens[len(answer.prompt_token_ids or ()) :]
+    assert found == list(answer.outputs[0].token_ids)[: len(found)]
 
 
 def test_prompts_one_by_one_give_the_same(llm: LLM) -> None:

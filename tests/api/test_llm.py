@@ -373,14 +373,26 @@ def test_options_of_a_call_are_those_of_its_prompts(llm: LLM) -> None:
             llm.generate(ask("x"), GREEDY, tokenization_kwargs=bad)
     talk = [{"role": "user", "content": "x"}]
     llm.chat(talk, GREEDY, use_tqdm=False, priority=[1], tokenization_kwargs={"add_special_tokens": False})
-    with pytest.raises(ParamsError, match="template"):
-        llm.chat(talk, GREEDY, tokenization_kwargs={"add_special_tokens": True})
+    with pytest.raises(ParamsError, match="true or false"):
+        llm.chat(talk, GREEDY, tokenization_kwargs={"add_special_tokens": "yes"})
     with LLM(str(tiny.checkpoint("llama")), dtype="float32", max_model_len=64) as text:
         whole, bare = (
             text.generate("x y", GREEDY, use_tqdm=False, tokenization_kwargs={"add_special_tokens": wanted})[0]
             for wanted in (True, False)
         )
+        template = "{{ messages[0].content }}"
+        more, less = (
+            text.chat(
+                [{"role": "user", "content": "x y"}],
+                GREEDY,
+                use_tqdm=False,
+                chat_template=template,
+                tokenization_kwargs={"add_special_tokens": wanted},
+            )[0]
+            for wanted in (True, False)
+        )
     assert list(whole.prompt_token_ids or ())[1:] == list(bare.prompt_token_ids or ())
+    assert (more.prompt_token_ids, less.prompt_token_ids) == (whole.prompt_token_ids, bare.prompt_token_ids)
 
 
 def test_metrics_are_filled(llm: LLM) -> None:

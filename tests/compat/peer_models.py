@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tests import tiny, tiny_own_ultravox
 from tests.compat import example_repositories, scripted
 from tests.lora import adapters
 from tests.pool import checkpoints, test_late
@@ -49,10 +50,7 @@ FAMILIES: Mapping[str, str] = {
     "Qwen/Qwen3-ASR-0.6B": "qwen3_asr",
     "openai/whisper-large-v3-turbo": "whisper",
 }
-# Model -> those that its configuration names.
-BESIDE: Mapping[str, tuple[str, ...]] = {
-    "fixie-ai/ultravox-v0_5-llama-3_2-1b": ("meta-llama/Llama-3.2-1B-Instruct", "openai/whisper-large-v3-turbo"),
-}
+ULTRAVOX = "fixie-ai/ultravox-v0_5-llama-3_2-1b"
 # Models whose tests want reasoning, an answer or a call, and an end -> what a checkpoint in their place says.
 SCRIPTED: Mapping[str, tuple[str, ...]] = {
     "Qwen/Qwen3-8B": (
@@ -161,9 +159,9 @@ ADAPTERS: Mapping[str, str] = {
 
 def lay(hub: Path, name: str) -> Path | None:
     """The folder of a model in the cache folder `hub`; None if nothing stands for it."""
-    for further in BESIDE.get(name, ()):
-        lay(hub, further)
     family = FAMILIES.get(name)
+    if name == ULTRAVOX:
+        return _ultravox(hub)
     if family is None and name not in ADAPTERS and name not in SCRIPTED and name not in ENCODERS:
         return example_repositories.lay(hub, name) if example_repositories.known(name) else None
     root = hub / f"models--{name.replace('/', '--')}"
@@ -182,9 +180,26 @@ def lay(hub: Path, name: str) -> Path | None:
             adapters.write(adapters.Adapter(ADAPTERS[name], 1), folder)
             return folder
         example_repositories._of(family, None if family == "whisper" else 32768)(folder)
-        if name.startswith("Qwen/Qwen") and "VL" not in name:
+        if name.startswith("Qwen/Qwen") and "VL" not in name and "Omni" not in name:
             _template(folder, scripted.TEMPLATE)
     return folder
+
+
+def _ultravox(hub: Path) -> Path | None:
+    """A projector, and the two models that its configuration names, under names that no test uses by themselves."""
+    made = example_repositories.lay(hub, ULTRAVOX)
+    assert made is not None, "no tiny checkpoint stands for Ultravox"
+    path = made / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for field, part in (("text_model_id", tiny_own_ultravox.TEXT), ("audio_model_id", tiny_own_ultravox.EAR)):
+        root = hub / f"models--tests--{part.rpartition('/')[2]}"
+        if not root.is_dir():
+            (root / "refs").mkdir(parents=True)
+            (root / "refs" / "main").write_text("main")
+            shutil.copytree(tiny.checkpoint("ultravox") / part, root / "snapshots" / "main")
+        config[field] = f"tests/{part.rpartition('/')[2]}"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return made
 
 
 def speak(hub: Path, name: str, pieces: tuple[str, ...]) -> None:

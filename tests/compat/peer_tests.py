@@ -3,7 +3,8 @@
     python -m tests.compat.peer_tests SOURCE [--parsers] [--only TEXT] [--record FILE] [--stage FOLDER] [--python FILE]
 
 SOURCE is a source tree of vLLM with its folder tests/entrypoints. The tests see a package `tests.utils` whose
-RemoteOpenAIServer starts beheld with a tiny checkpoint under the real model's name, and a package `vllm`: beheld's.
+RemoteOpenAIServer starts beheld with a tiny checkpoint under the real model's name, a package `vllm`, and a command of
+that name: beheld's.
 A name that beheld has not skips a test as soon as it is used. With --parsers the tests of parsers of calls and of
 reasoning run over beheld's readers, with one tokenizer in place of each model's, and no server. --python is a Python
 with pytest-asyncio and the packages of the development environment. Each test ends as one of
@@ -140,7 +141,12 @@ def run(
         peer_models.speak(made.hub, name, pieces)
     record = made.folder / "record.json"
     record.unlink(missing_ok=True)
+    command = made.folder / "bin" / "vllm"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec "{python}" -m beheld.cli.main "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
     environment = {
+        "PATH": os.pathsep.join((str(command.parent), os.environ["PATH"])),
         "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT))),
         "PEER_PARSERS": "1" if parsers else "",
         "PEER_RECORD": str(record),

@@ -139,9 +139,11 @@ def test_a_preprocessed_conversation_is_a_prompt(llm: ScriptLLM) -> None:
     (output,) = llm.generate(one, params(), use_tqdm=False)
     assert (output.outputs[0].token_ids, output.encoder_prompt) == (wanted[0], None)
     assert output.num_cache_creation_tokens == len(output.prompt_token_ids or ()) - output.num_cached_tokens
-    for given in ({"add_special_tokens": True}, {"padding": True}):
-        with pytest.raises(ParamsError):
-            llm.preprocess_chat(talks, tokenization_kwargs=given)
+    (more,) = llm.preprocess_chat(talks[0], tokenization_kwargs={"add_special_tokens": True})
+    (longer,) = llm.generate(more, params(), use_tqdm=False)
+    assert list(longer.prompt_token_ids or ())[1:] == list(output.prompt_token_ids or ())
+    with pytest.raises(ParamsError):
+        llm.preprocess_chat(talks, tokenization_kwargs={"padding": True})
 
 
 def test_a_profile_is_written(llm: ScriptLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,9 @@ def test_the_page_of_metrics_lists_all_and_no_other() -> None:
     page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     listed = {found[0]: found[1] for found in re.findall(r"^\| `(\w+)` \| (\w+) \|", page, re.MULTILINE)}
     assert listed == {metric: kind for metric, kind in kinds.items() if not metric.endswith("_created")}
+    named = set(re.findall(r"^# TYPE (vllm:\w+) \w+$", shown, re.MULTILINE))
+    told = set(re.findall(r"`(vllm:\w+)`", page)) - {"vllm:inter_token_latency_seconds"}
+    assert told == {metric for metric in named if not metric.endswith("_created")}
 
 
 @pytest.mark.parametrize("name", list(pictures.PICTURES))

@@ -252,6 +252,27 @@ def test_a_template_makes_the_prompt_of_a_pair(reranker: LLM) -> None:
     assert found.outputs.score == pytest.approx(float(wanted), abs=1e-5)
 
 
+def test_truncation_cuts_a_pairs_document(reranker: LLM) -> None:
+    """The end of the prompt went, at which the score is read."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint("qwen2"))
+    whole = tokenizer("<query>: a cat<document>: a dog in a red houseAnswer:")["input_ids"]
+    asked: dict[str, Any] = {"chat_template": TEMPLATE, "use_tqdm": False}
+    parts = {"content": [{"type": "text", "text": "a dog "}, {"type": "text", "text": "in a red house"}]}
+    for keep in (len(whole), len(whole) - 3, len(whole) - 8):
+        found = reranker.score(
+            "a cat", "a dog in a red house", pooling_params=PoolingParams(truncate_prompt_tokens=keep), **asked
+        )[0].prompt_token_ids
+        assert len(found) <= keep
+        text = tokenizer.decode(found)
+        assert text.startswith("<query>: a cat<document>: a dog")
+        assert text.endswith("Answer:")
+        assert len(text) == len(tokenizer.decode(whole)) or keep < len(whole)
+    with pytest.raises(ParamsError, match="query with its template"):
+        reranker.score("a cat", "a dog", pooling_params=PoolingParams(truncate_prompt_tokens=12), **asked)
+    cut = reranker.score("a cat", [parts], pooling_params=PoolingParams(truncate_prompt_tokens=len(whole) - 3), **asked)
+    assert tokenizer.decode(cut[0].prompt_token_ids).endswith("Answer:")
+
+
 def test_qwen3_rerankers_prompt(reranker: LLM) -> None:
     """As its model card writes it."""
     text = (

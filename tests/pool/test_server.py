@@ -195,7 +195,6 @@ def test_an_image_and_texts(running: Running) -> None:
         ("/v1/embeddings", {"input": [[1, 2], "x"]}, "input.1"),
         ("/v1/embeddings", {"input": [1, 10**6]}, "input"),
         ("/v1/embeddings", {"input": [1, -1]}, "input.1"),
-        ("/v1/embeddings", {"messages": talk("x"), "add_special_tokens": True}, "add_special_tokens"),
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": "x", "messages": talk("x")}, "input"),
         ("/v1/embeddings", {"messages": talk("x", *[data_url(30, 30)] * 5)}, None),
@@ -345,6 +344,13 @@ def test_a_pairs_template_has_the_requests_instruction(tmp_path: Path) -> None:
     finally:
         served.close()
     assert one["data"] == same["data"] != other["data"]
+    without = "{% for message in messages %} {{ message.content }}{% endfor %}"
+    served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "chat_template": without})
+    try:
+        refused = served.post("/score", body | {"instruction": "be so"})
+    finally:
+        served.close()
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruction")
 
 
 def embedded(made: Any) -> Any:
@@ -393,6 +399,9 @@ def test_plain_texts_are_prompts_that_are_tokenized_together() -> None:
     assert prompts(None) == TEXTS
     assert prompts("a") == [{"prompt": text, "cache_salt": "a"} for text in TEXTS]
     assert prompts(None, add_special_tokens=False)[0] == {"prompt": TEXTS[0], "add_special_tokens": False}
+    for asked, adds in ((None, False), (False, False), (True, True)):
+        body = EmbeddingRequest.model_validate({"messages": talk("x"), "add_special_tokens": asked})
+        assert pooling._prompts(body, ServerOptions(), None)[0].add_special_tokens is adds
 
 
 @pytest.mark.skipif(find_spec("cohere") is None, reason="the package cohere is not installed")

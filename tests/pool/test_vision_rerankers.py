@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from beheld import LLM
+from beheld import LLM, PoolingParams
 from beheld.core.errors import ModelError, ParamsError
 from tests import tiny
 from tests.oracle import reference
@@ -122,6 +122,12 @@ def test_jina_reranker(tmp_path: Path) -> None:
     with LLM(str(folder), **SMALL) as llm:
         outputs = llm.score("what is it?", documents, use_tqdm=False)
         (shown,) = llm.score([side("", SIZES[1])], ["a red circle"], use_tqdm=False)
+        (cut,) = llm.score(
+            "what is it?",
+            "a dog on a chair",
+            pooling_params=PoolingParams(truncate_prompt_tokens=len(outputs[0].prompt_token_ids) - 2),
+            use_tqdm=False,
+        )
         (alone,) = llm.classify("a dog", use_tqdm=False)
         # Its last byte is the token, too.
         (ending,) = llm.classify("façade, ç", use_tqdm=False)
@@ -135,6 +141,9 @@ def test_jina_reranker(tmp_path: Path) -> None:
         expected = ranked(head, prompt, [picture(*image) for image in images])
         assert output.outputs.score == pytest.approx(expected, abs=1e-5)
         assert 0.01 < expected < 0.99
+    # The query stands behind the document, whose end is cut.
+    kept, query = list(cut.prompt_token_ids), list(outputs[0].prompt_token_ids)[-12:]
+    assert (len(kept), kept[-12:]) == (len(outputs[0].prompt_token_ids) - 2, query)
     prompt = f"**Document**:\na red circle\n**Query**:\n{IMAGE}"
     assert shown.outputs.score == pytest.approx(ranked(head, prompt, [picture(*SIZES[1])]), abs=1e-5)
     # The token is added to every prompt, as its own code does.

@@ -244,7 +244,6 @@ def test_tokenize_counts_what_a_chat_with_tools_takes(showing: Running) -> None:
     for own, param in (
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
-        ({"add_special_tokens": True}, "add_special_tokens"),
     ):
         answer = showing.post("/tokenize", {"messages": [{"role": "user", "content": "Hello"}], **own})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

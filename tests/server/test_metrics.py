@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.engine.stats import EngineStats
 from beheld.scheduler.step_builder import SchedulerStats
 from beheld.server.metrics import Metrics, summed
@@ -47,6 +49,46 @@ def test_towers_are_a_stage_of_media() -> None:
     assert seen(2, 0.1) == (2, 0.1, 2)
     count, total, within = seen(3, 0.6)
     assert (count, round(total, 9), within) == (3, 0.6, 2)
+
+
+def test_figures_have_the_names_that_vllm_gives_them() -> None:
+    """Dashboards and autoscalers ask for these."""
+    metrics = Metrics("mine")
+    counts = replace(COUNTS, num_running=2, num_waiting=3, num_free_blocks=(6,), num_preemptions=4, prefix_hits=5)
+    ended = RequestOutput(
+        "1",
+        None,
+        [1, 2, 3],
+        [CompletionOutput(0, "x", [7, 8], None, None, "length")],
+        True,
+        milliseconds={"prepare": 10.0, "queue": 20.0, "prefill": 30.0, "decode": 40.0, "first_token": 60.0},
+    )
+    metrics.generated(ended, 2)
+    for _ in range(2):
+        text = metrics.text(EngineStats(counts, 1, 0), 0).decode()
+    found = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("vllm:") and sample.labels.items() >= {("model_name", "mine"), ("engine", "0")}
+    }
+    assert {
+        "vllm:num_requests_running": 2,
+        "vllm:num_requests_waiting": 3,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:num_preemptions_total": 4,
+        "vllm:prefix_cache_hits_total": 5,
+        "vllm:prompt_tokens_total": 3,
+        "vllm:generation_tokens_total": 2,
+        "vllm:request_success_total": 1,
+        "vllm:request_generation_tokens_sum": 2,
+        "vllm:time_to_first_token_seconds_sum": 0.06,
+        "vllm:e2e_request_latency_seconds_sum": pytest.approx(0.1),
+        "vllm:request_queue_time_seconds_sum": 0.02,
+        "vllm:request_inference_time_seconds_sum": pytest.approx(0.07),
+        "vllm:request_decode_time_seconds_count": 1,
+    }.items() <= found.items()
+    assert 'finished_reason="length"' in text
 
 
 def test_metrics_of_several_fronts_are_summed() -> None:

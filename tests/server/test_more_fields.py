@@ -115,8 +115,19 @@ def test_special_tokens_of_a_prompt_can_be_left_out(own: Running) -> None:
         for wanted in (True, False)
     )
     assert whole["prompt_token_ids"][1:] == bare["prompt_token_ids"]
-    refused = own.post(CHAT, HI | {"add_special_tokens": True})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "add_special_tokens")
+
+
+def test_a_conversation_gets_the_tokenizers_special_tokens_where_it_asks(own: Running) -> None:
+    tokenizer = own.llm.get_tokenizer()
+    (begin,) = tokenizer.encode("", add_special_tokens=True)
+    plain, said_no, asked = (
+        own.post(CHAT, HI | {"return_token_ids": True, **said}).json()["prompt_token_ids"]
+        for said in ({}, {"add_special_tokens": False}, {"add_special_tokens": True})
+    )
+    assert plain == said_no
+    assert asked == [begin, *plain]
+    counted = own.post("/tokenize", {"messages": HI["messages"], "add_special_tokens": True}).json()
+    assert counted["tokens"] == asked
 
 
 def test_what_the_operator_says_holds_where_a_request_says_nothing(own: Running) -> None:

@@ -80,7 +80,7 @@ FACTORS: dict[str, list[Any]] = {
     "return_token_ids": [None, True],
     "return_tokens_as_token_ids": [None, True],
     "include_reasoning": [None, False],
-    "add_special_tokens": [None, False],
+    "add_special_tokens": [None, False, True],
     "chat_template_kwargs": [None, {"style": "short"}],
     "add_generation_prompt": [None, False],
     "enable_thinking": [None, False],

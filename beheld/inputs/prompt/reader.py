@@ -397,13 +397,15 @@ class PromptReader:
             ),
             cancel,
         )
-        text, ids = self._tokenized(rendered, talk, self._most(params))
+        text, ids = self._tokenized(rendered, talk, self._most(params), adds=asked.add_special_tokens)
         shown = talk.stand_ins.restore(rendered if text is None else text.text)
         salt = b"" if asked.cache_salt is None else asked.cache_salt.encode()
         parsed = ParsedPrompt(shown, None, talk.media, processor_options(asked.mm_processor_kwargs), salt)
         self._check_size(shown, params)
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
+        if (shorter := self._with_shorter_document(asked, len(ids), params)) is not None:
+            return self.read_chat(shorter, params, cancel)
         ids = self._truncated(ids, params, talk.media, text)
         parsed = replace(parsed, media=self._with_audio(talk.media, parsed.options, ids))
         self._check_rendered(ids, parsed.media)
@@ -430,9 +432,12 @@ class PromptReader:
             )
 
     def _tokenized(
-        self, rendered: str, talk: chat.ParsedChat, most: int | None
+        self, rendered: str, talk: chat.ParsedChat, most: int | None, *, adds: bool
     ) -> tuple[PromptText | None, Sequence[int]]:
-        """Return the text to encode; or None and the ids, if the family writes ids."""
+        """Return the text to encode; or None and the ids, if the family writes ids.
+
+        With `adds`, the text gets the tokenizer's special tokens, even if the template wrote them.
+        """
         ends = True
         if self._family.rewrite_chat is not None:
             rewritten = self._family.rewrite_chat(rendered, count_by_modality(talk.media))
@@ -441,13 +446,14 @@ class PromptReader:
                     rewritten,
                     lambda piece, *, ends: self._encode(PromptText(piece, talk.stand_ins, ends=ends, most=most), {}),
                     begun=self._begun(rendered),
+                    adds=adds,
                 )
                 return None, ids
             rendered, ends = rewritten, self._family.rewritten_ends != "written"
         rendered = self._family.begun(rendered, self._tokenizer.inner)
         # A processor adds the tokenizer's special tokens unless the template wrote the first of them; a bare tokenizer
         # never does.
-        ends = ends and bool(self._info.modalities) and not self._begun(rendered)
+        ends = adds or (ends and bool(self._info.modalities) and not self._begun(rendered))
         return PromptText(rendered, talk.stand_ins, ends, most), ()
 
     def _begun(self, rendered: str) -> bool:
@@ -455,16 +461,19 @@ class PromptReader:
         bos = getattr(self._tokenizer.inner, "bos_token", None)
         return bool(bos and rendered.startswith(bos))
 
-    def _of_pieces(self, pieces: Sequence[str | ItemPlace], encode: _Encode, begun: bool = False) -> list[int]:
+    def _of_pieces(
+        self, pieces: Sequence[str | ItemPlace], encode: _Encode, begun: bool = False, *, adds: bool = False
+    ) -> list[int]:
         """Return the ids of pieces of a text.
 
         Args:
             pieces: as FamilyInputs.rewrite returns them.
             encode: a piece, and whether it gets the tokenizer's special tokens -> its ids.
             begun: whether the text has the token that begins it.
+            adds: whether the first piece gets the tokenizer's special tokens in any case.
         """
         each = self._family.rewritten_ends == "each piece"
-        first = each or (self._family.rewritten_ends == "first piece" and not begun)
+        first = adds or each or (self._family.rewritten_ends == "first piece" and not begun)
         ids = self._tokenizer.encode_pieces(pieces[:1], partial(encode, ends=first))
         return ids + self._tokenizer.encode_pieces(pieces[1:], partial(encode, ends=each))
 
@@ -553,6 +562,40 @@ class PromptReader:
         if media:
             raise ParamsError("truncate_prompt_tokens cannot cut a prompt with media.", param="truncate_prompt_tokens")
         return self._filled(self._cut(ids, params, ends))
+
+    def _with_shorter_document(self, asked: Chat, num_ids: int, params: SamplingParams | PoolingParams) -> Chat | None:
+        """Return a pair's conversation with less of its document, if truncation cuts its prompt of `num_ids` ids.
+
+        A template may put the query, or what the score is read at, after the document.
+
+        Raises:
+            ParamsError: the rest of the prompt leaves no room for the document.
+        """
+        keep = self._keep(params)
+        last = None if self._info.pooler is None else self._info.pooler.last_id
+        excess = 0 if keep is None else num_ids + (last is not None) - keep
+        place = next((i for i, message in enumerate(asked.messages) if message.get("role") == "document"), None)
+        if excess <= 0 or place is None or not isinstance(params, PoolingParams):
+            return None
+        document = asked.messages[place]
+        content, messages = document.get("content"), list(asked.messages)
+        parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+            return None
+        for index, part in reversed(list(enumerate(parts))):
+            num = len(self._tokenizer.encode(part["text"], add_special_tokens=False))
+            parts[index] = {**part, "text": self.cut(part["text"], num - excess) if num > excess else ""}
+            excess -= num
+            if excess <= 0:
+                break
+        else:
+            raise ParamsError(
+                f"truncate_prompt_tokens is {keep}, and the query with its template takes as many tokens.",
+                "Keep more tokens, or ask a shorter query.",
+                param="truncate_prompt_tokens",
+            )
+        messages[place] = {**document, "content": parts[0]["text"] if isinstance(content, str) else parts}
+        return replace(asked, messages=messages)
 
     def _filled(self, ids: Sequence[int]) -> Sequence[int]:
         """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""

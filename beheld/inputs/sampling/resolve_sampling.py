@@ -17,6 +17,7 @@ from beheld.core.params import (
     ReasoningFormat,
     Sampling,
     SamplingParams,
+    StepParams,
     ThinkingBudget,
     snapshot,
 )
@@ -184,6 +185,7 @@ class SamplingResolver:
             prompt_logprobs=self._num_candidates(params.prompt_logprobs),
             logprob_ids=reported,
             grammar=grammar,
+            num_answered=params.num_answered if isinstance(params, StepParams) else None,
             processors=self._processors.of(params),
             no_repeat_ngram=self._habits.no_repeat_ngram,
             no_repeat_window=self._bans_repetition(params),

@@ -46,8 +46,12 @@ class BareReader:
             self._beginning, self._undecided, self._marked = None, blanks + mark, bool(mark)
         shown: list[str] = []
         pieces: list[Piece] = []
-        for start in range(0, len(text), BLOCK):
-            words, found_pieces = self._body.push(text[start : start + BLOCK])
+        place = 0
+        while place < len(text):
+            # What stands before words, or before a call: only a letter at a time tells which of them comes first.
+            size = 1 if self._undecided and not self._body.called else BLOCK
+            words, found_pieces = self._body.push(text[place : place + size])
+            place += size
             shown.append(self._shown(words))
             pieces += found_pieces
         return "".join(shown), pieces
@@ -73,7 +77,8 @@ class BareReader:
                 self._behind.append(words)
                 return ""
         elif words:
-            words, self._undecided = self._undecided + words, ""
+            # A mark before words is one of them, and encloses no call.
+            words, self._undecided, self._marked = self._undecided + words, "", False
         return words
 
 

@@ -63,6 +63,40 @@ class CallBody(Protocol):
         """True if no call is open whose arguments may hold the text that follows."""
 
 
+class WholeCall:
+    """A call that is read when all of it is there; a CallBody, for readers that say how one is read."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self.called = False
+        self.complete = True
+
+    def push(self, text: str) -> tuple[str, list[Piece]]:
+        """As CallBody."""
+        self._held.append(text)
+        return "", []
+
+    def end(self) -> tuple[str, list[Piece]]:
+        """As CallBody."""
+        return self._whole(cut=False)
+
+    def cut(self) -> tuple[str, list[Piece]]:
+        """As CallBody. The arguments stay open, so that no one takes them for complete ones."""
+        return self._whole(cut=True)
+
+    def _whole(self, *, cut: bool) -> tuple[str, list[Piece]]:
+        text, self._held = "".join(self._held), []
+        found = self._read(text, cut=cut)
+        if found is None:
+            return text, []
+        self.called = True
+        return "", [found]
+
+    def _read(self, text: str, *, cut: bool) -> Piece | None:
+        """The call, or None if the text is none; with `cut`, it may end anywhere."""
+        raise NotImplementedError
+
+
 def call_from(value: Any) -> list[Piece]:
     """A call from parsed JSON; empty if it is not a call.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+from beheld.text.tools.call import NAME, Piece, Schemas, WholeCall, json_text, parsed
 from beheld.text.tools.tagged import typed
 from beheld.utils.json_types import types_of
 
@@ -31,8 +31,8 @@ _KEY = re.compile(r"[A-Za-z_][\w.-]*")
 _JSON_WORDS = ("true", "false", "null")
 
 
-class GemmaCall:
-    """One call, which is passed on when it is complete; a call.CallBody.
+class GemmaCall(WholeCall):
+    """One call.
 
     Args:
         quote: stands around texts.
@@ -40,49 +40,34 @@ class GemmaCall:
     """
 
     def __init__(self, quote: str = QUOTE, schemas: Schemas | None = None) -> None:
+        super().__init__()
         self._quote = quote
         self._schemas = schemas or {}
-        self._held: list[str] = []
         self._head = ""
-        self.called = False
-        # It is read as a whole, so what has begun is open.
-        self.complete = True
 
     def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As CallBody."""
-        self._held.append(text)
+        """As CallBody. What has begun is open."""
         if self.complete and len(self._head) < _HEAD:
             self._head += text[: _HEAD - len(self._head)]
             self.complete = _BEGUN.match(self._head) is None
-        return "", []
+        return super().push(text)
 
-    def end(self) -> tuple[str, list[Piece]]:
-        """As CallBody."""
-        return self._read(cut=False)
-
-    def cut(self) -> tuple[str, list[Piece]]:
-        """As CallBody. Arguments that are cut off stay open, so that no one takes them for complete ones."""
-        return self._read(cut=True)
-
-    def _read(self, *, cut: bool) -> tuple[str, list[Piece]]:
-        text, self._held = "".join(self._held), []
+    def _read(self, text: str, *, cut: bool) -> Piece | None:
         bare = None if cut else _BARE.fullmatch(text.strip())
         if bare is not None:
-            self.called = True
-            return "", [Piece(bare[1], "{}")]
+            return Piece(bare[1], "{}")
         found = _CALL.fullmatch(text)
         if found is None or not NAME.fullmatch(found[1]):
-            return text, []
+            return None
         arguments = _PARTS[self._quote].sub(_as_json, found[2])
         try:
             arguments = json_text(self._typed(found[1], parsed(arguments)))
         except ValueError:
             if not cut:
-                return text, []
+                return None
             before, quote, begun = arguments.partition(self._quote)
             arguments = before + (json_text(begun)[:-1] if quote else "")
-        self.called = True
-        return "", [Piece(found[1], arguments)]
+        return Piece(found[1], arguments)
 
     def _typed(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments, with texts as their schemas want them."""

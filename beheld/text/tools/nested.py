@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beheld.text.tools.call import NAME, Piece, Schemas, json_text, parsed
+from beheld.text.tools.call import NAME, Piece, Schemas, WholeCall, json_text, parsed
 from beheld.text.tools.tagged import typed
 from beheld.utils.json_types import types_of
 
@@ -41,45 +41,28 @@ class _Element:
         return "".join(self.texts)
 
 
-class NestedCall:
-    """One call, from the name to the mark that closes it; a call.CallBody. It is passed on when it is complete.
+class NestedCall(WholeCall):
+    """One call, from the name to the mark that closes it. Elements that were not closed end there.
 
     Args:
         schemas: the functions' schemas, which give the arguments' types.
     """
 
     def __init__(self, schemas: Schemas) -> None:
+        # It stays complete: arguments cannot hold the mark that opens a call.
+        super().__init__()
         self._schemas = schemas
-        self._held: list[str] = []
-        self.called = False
-        # Arguments cannot hold the mark that opens a call.
-        self.complete = True
 
-    def push(self, text: str) -> tuple[str, list[Piece]]:
-        """As CallBody."""
-        self._held.append(text)
-        return "", []
-
-    def end(self) -> tuple[str, list[Piece]]:
-        """As CallBody. Elements that were not closed end here."""
-        return self._read(cut=False)
-
-    def cut(self) -> tuple[str, list[Piece]]:
-        """As CallBody. The arguments stay open, so that no one takes them for complete ones."""
-        return self._read(cut=True)
-
-    def _read(self, *, cut: bool) -> tuple[str, list[Piece]]:
-        text, self._held = "".join(self._held), []
+    def _read(self, text: str, *, cut: bool) -> Piece | None:
         found = _NAME.match(text, 0, _HEAD)
         if found is None or not NAME.fullmatch(found[2]):
-            return text, []
+            return None
         root, is_open = _parsed(text, found.end())
         if cut and is_open:
             root.inner.pop()
         schema = self._schemas.get(found[2], {})
         arguments = json_text(_object(root.inner, schema))
-        self.called = True
-        return "", [Piece(found[2], arguments[:-1] if cut else arguments)]
+        return Piece(found[2], arguments[:-1] if cut else arguments)
 
 
 def _parsed(text: str, place: int) -> tuple[_Element, bool]:

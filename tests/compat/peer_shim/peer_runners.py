@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,8 @@ def attribute(module: str, name: str) -> Any:
 
 
 _NAMES: dict[str, Any] = {
+    "MiB_bytes": 1 << 20,
+    "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
     "MediaWithBytes": MediaWithBytes,
     "VLLMValidationError": UserError,
     "VLLM_S3_BUCKET_URL": PUBLIC,

@@ -56,6 +56,7 @@ class RemoteOpenAIServer:
             words += ["--port", str(self.port)]
         if "--served-model-name" not in words:
             words += ["--served-model-name", model]
+        self.show_hidden_metrics = any(word.startswith("--show-hidden-metrics") for word in words)
         self.uds = words[words.index("--uds") + 1] if "--uds" in words else None
         self._log = open(os.environ["PEER_LOG"], "w", encoding="utf-8")  # noqa: SIM115
         self.proc = subprocess.Popen(
@@ -78,8 +79,15 @@ class RemoteOpenAIServer:
 
     def _answers(self) -> bool:
         if self.uds is not None:
+            # Connections are taken before there are answers.
             with socket.socket(socket.AF_UNIX) as found:
-                return found.connect_ex(self.uds) == 0
+                found.settimeout(2)
+                try:
+                    found.connect(self.uds)
+                    found.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    return found.recv(16).startswith(b"HTTP/1.1")
+                except OSError:
+                    return False
         try:
             with urllib.request.urlopen(self.url_for("health"), timeout=2):
                 return True
