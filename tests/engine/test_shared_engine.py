@@ -313,6 +313,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     lacks.clear()
 
 
+@pytest.mark.case(134)
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
 def test_without_room_for_a_large_reply_its_requests_fail_and_others_go_on(
     relayed: Any, no_room: list[int], code: int
@@ -331,6 +332,7 @@ def test_without_room_for_a_large_reply_its_requests_fail_and_others_go_on(
     assert front.seen.names() == ["d"]
 
 
+@pytest.mark.case(134)
 def test_without_room_for_a_large_message_its_requests_fail_and_others_go_on(relayed: Any, no_room: list[int]) -> None:
     engine, _shared, front = relayed
     no_room.append(errno.ENFILE)
