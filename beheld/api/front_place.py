@@ -30,8 +30,8 @@ class FrontPlace:
     restarts: int = 0
 
     def share(self, total: int) -> int:
-        """Its share of a limit on all fronts together: at least 1, unless the limit is 0."""
-        return min(total, max(1, -(-total // self.count)))
+        """Its share of a limit: all shares together are the limit, but each is at least 1, unless that is 0."""
+        return min(total, max(1, total // self.count + (self.number < total % self.count)))
 
     @property
     def weight(self) -> float:

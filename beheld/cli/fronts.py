@@ -1,4 +1,4 @@
-"""The further fronts of a server: how they are started, and how one that ends is started anew."""
+"""The further fronts of a server: how they are started, and how one that ends or hangs is started anew."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
 from beheld.engine.messages import Decisions, Failed
 from beheld.engine.process import Spawned, spawn
 from beheld.engine.shared_engine import Connection, FrontRelay, SharedEngine
-from beheld.server.acceptor import ConnectionCounts
+from beheld.server.front_table import FrontState, FrontTable, FrontWatch
 from beheld.server.neighbours import Neighbours
 from beheld.server.options import ServerOptions
 from beheld.utils.log import get_logger
@@ -33,6 +33,10 @@ _RESTART_S = 1.0
 _MAX_RESTART_S = 60.0
 # A front that lived so long is started anew at once.
 _LONG_LIFE_S = 60.0
+# How long a front may take to get ready once all is decided: on a slow disk its libraries alone take a minute.
+_START_S = 300.0
+# Seconds between two looks at the fronts' signs of life.
+_LOOK_S = 0.25
 # How long fronts have to end once this process has.
 _END_S = 2.0
 # The longest path of a Unix socket; Linux takes 107 bytes, others 103.
@@ -89,7 +93,7 @@ class Fronts:
                 f"Set TMPDIR to one of at most {_MAX_SOCKET_PATH - 30} bytes.",
                 param="api_server_count",
             )
-        self._counts = ConnectionCounts(self.neighbours.counts_path, self.neighbours.place)
+        self._table = FrontTable(self.neighbours.table_path, self.neighbours.place)
         self._warmed = False
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -123,6 +127,9 @@ class Fronts:
                 front.link.send(self._decisions)
         for number, front in self._fronts.items():
             self._serve(number, front)
+        thread = threading.Thread(target=self._watch, name="beheld-front-watch", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def signal(self) -> None:
         """Tell all of a signal: after the first they drain."""
@@ -181,13 +188,38 @@ class Fronts:
             BeheldError: it could not start.
         """
         try:
-            answer = front.link.receive()
+            answer = front.link.receive(_START_S)
+        except TimeoutError as error:
+            raise EngineDeadError(
+                f"A front's process was not ready within {_START_S:g} s.", "Its log may say what it does."
+            ) from error
         except (EOFError, OSError, ValueError) as error:
             raise EngineDeadError("A front's process ended before it was ready.", "Its log says why.") from error
         if isinstance(answer, Failed):
             raise answer.error
         assert isinstance(answer, FrontReady)
+        self._table.expect(number)
         FrontRelay(self._engine, front.link, lambda: self._ended(number, front))
+
+    def _watch(self) -> None:
+        """End fronts whose event loops stand still; each is then started anew as one that has died.
+
+        The connections that such a front has accepted wait for it, and others are kept waiting for a moment each
+        because it seems to have few.
+        """
+        watch = FrontWatch(self._table)
+        while not self._ending.wait(_LOOK_S) and self._engine.alive:
+            watch.look()
+            for number, front in list(self._fronts.items()):
+                if watch.state(number) is not FrontState.SILENT:
+                    continue
+                self._table.leave(number)
+                if watch.silence_s(number) > self._options.health_s and front.spawned.process.poll() is None:
+                    words = "Front %d has given no sign of life for %g s, and is ended."
+                    logger.error(words, number, self._options.health_s)
+                    self._table.reset(number, front.restarts)
+                    # It does not hear a signal that it could handle.
+                    front.spawned.process.kill()
 
     def _ended(self, number: int, front: _Front) -> None:
         """A front has ended; called in a thread of its relay."""
@@ -201,7 +233,7 @@ class Fronts:
     def _replace(self, number: int, front: _Front) -> None:
         """Start a front in place of one that ended, at growing intervals until one serves."""
         status = front.spawned.process.wait()
-        self._counts.leave(number)
+        self._table.reset(number, front.restarts)
         front.link.close()
         lived_s = time.monotonic() - front.started
         short_lives = 0 if lived_s > _LONG_LIFE_S else front.short_lives + 1
@@ -231,6 +263,7 @@ class Fronts:
             front = self._begun(number, restarts)
             front.short_lives = short_lives
             self._fronts[number] = front
+        self._table.reset(number, restarts)
         if self._ending.is_set():
             # The signal came to the one before.
             _terminate(front)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from beheld.engine.columns import EventColumns, columns_of, events_of
-from beheld.engine.label import unread_of
+from beheld.engine.label import label_of, unread_of
 from beheld.engine.messages import Events, Message, Pong, Reply, Submit, Unread
-from beheld.sandbox.link import FrameError, Link
+from beheld.sandbox.link import FrameError, Link, NoRoomError
 from beheld.sandbox.stream_link import StreamLink
 from beheld.utils.log import get_logger
 
@@ -33,6 +33,23 @@ def received_reply(reply: Reply | EventColumns, link: Link | StreamLink) -> Repl
     if isinstance(reply, EventColumns):
         return events_of(reply)
     return _counted(reply, link) if isinstance(reply, Pong) else reply
+
+
+def send_reply(reply: Reply, link: Link | StreamLink) -> Unread | None:
+    """Send a reply. If there is no room for it, say which requests it was about, and return the same.
+
+    Raises:
+        OSError: the other side has ended.
+    """
+    label = label_of(reply)
+    try:
+        link.send(sent_reply(reply, link), label=label)
+    except NoRoomError as error:
+        lost = unread_of(label)
+        logger.error("There is no room for a message about %d requests (%s).", len(lost.request_ids), error.strerror)
+        link.send(lost)
+        return lost
+    return None
 
 
 def _counted(pong: Pong, link: Link | StreamLink) -> Pong:

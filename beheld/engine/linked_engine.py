@@ -7,14 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-from beheld.core.errors import BeheldError
+from beheld.core.errors import BeheldError, StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason
 from beheld.engine.crossing import received_reply, sent_message, unread_frame
-from beheld.engine.label import label_of
-from beheld.engine.messages import Abort, Close, Died, Events, Message, Reply, Submit
-from beheld.sandbox.link import FrameError, Link
+from beheld.engine.label import label_of, unread_of
+from beheld.engine.messages import Abort, Close, Died, Events, Message, Reply, Submit, Unread
+from beheld.sandbox.link import FrameError, Link, NoRoomError
 from beheld.sandbox.stream_link import StreamLink
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 class LinkedEngine:
@@ -73,15 +76,15 @@ class LinkedEngine:
                 unread = unread_frame(error)
                 if unread is None:
                     continue
-                if unread.request_ids:
-                    # Their lost events cannot be recovered, so abort them.
-                    self.send(Abort(unread.request_ids))
                 reply = unread
             except EOFError:
                 if self._alive:
                     self._alive = False
                     self._receive(Died(self._end_of_link))
                 return
+            if isinstance(reply, Unread) and reply.request_ids:
+                # Their lost events cannot be recovered, so abort them.
+                self.send(Abort(reply.request_ids))
             if isinstance(reply, Died):
                 self._alive = False
             self._seen(reply)
@@ -96,5 +99,18 @@ class LinkedEngine:
                 assert isinstance(message, Submit)
                 ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=error) for r in message.requests]
                 self._receive(Events(tuple(ends)))
+            except NoRoomError as error:
+                self._not_sent(message, error)
             except OSError:
                 return
+
+    def _not_sent(self, message: Message, error: NoRoomError) -> None:
+        """The system has no room for a large message: its requests, or its call, fail."""
+        lost = unread_of(label_of(message))
+        logger.error("There is no room for a message about %d requests (%s).", len(lost.request_ids), error.strerror)
+        if not isinstance(message, Submit):
+            self._receive(lost)
+            return
+        refusal = StepError("The server has no descriptors or no memory left for this request.", "Try again.")
+        ends = [TokenEvent(r.id, (), FinishReason.ERROR, error=refusal) for r in message.requests]
+        self._receive(Events(tuple(ends)))

@@ -19,9 +19,8 @@ from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import BeheldError, EngineDeadError
 from beheld.core.media import MediaItem
 from beheld.engine.codec import CODEC
-from beheld.engine.crossing import sent_reply, unread_frame
+from beheld.engine.crossing import send_reply, unread_frame
 from beheld.engine.forked import ForkedProcess, can_fork, fork
-from beheld.engine.label import label_of
 from beheld.engine.linked_engine import LinkedEngine
 from beheld.engine.messages import (
     Decisions,
@@ -395,11 +394,11 @@ def _run(link: Link | StreamLink) -> None:
     set_aside()
     link.send(Ready(setup.info, setup.config))
 
-    def send_reply(reply: Reply) -> None:
-        link.send(sent_reply(reply, link), label=label_of(reply))
+    def reply(message: Reply) -> None:
+        send_reply(message, link)
 
     try:
-        serve(setup.core, _LinkInbox(link), send_reply)
+        serve(setup.core, _LinkInbox(link), reply)
     except OSError:
         logger.info("The other side has ended.")
 

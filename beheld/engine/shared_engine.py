@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from beheld.core.errors import StepError
 from beheld.core.outputs import TokenEvent
 from beheld.core.request import FinishReason, Request
-from beheld.engine.crossing import sent_reply, unread_frame
-from beheld.engine.label import label_of
+from beheld.engine.crossing import send_reply, unread_frame
 from beheld.engine.linked_engine import LinkedEngine
 from beheld.engine.messages import (
     Abort,
@@ -283,10 +282,13 @@ class FrontRelay:
     def _send_all(self) -> None:
         while (reply := self._outbox.get()) is not None:
             try:
-                self._link.send(sent_reply(reply, self._link), label=label_of(reply))
+                lost = send_reply(reply, self._link)
             except OSError:
                 # `_listen` sees the end, too.
                 return
+            if lost is not None and lost.request_ids:
+                # Nobody gets the rest of their answers.
+                self._view.send(Abort(lost.request_ids))
 
 
 class RelayedEngine(LinkedEngine):

@@ -13,6 +13,7 @@ pages are already allocated and mapped.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -40,6 +41,11 @@ _UNREAD, _READ = b"\1".ljust(_KEPT_HEAD, b"\0"), b"\0"
 _MAX_KEPT_BYTES = 8 << 20
 _MAX_PIECES = 512
 _FILE_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC, errno.ETOOMANYREFS))
+
+
+class NoRoomError(OSError):
+    """There is no descriptor or no memory for a large frame, which is not sent; the connection is as it was."""
 
 
 class FrameError(ValueError):
@@ -97,6 +103,7 @@ class Link:
 
         Raises:
             ConfigError: the value cannot leave the process.
+            NoRoomError: it is large, and the system has no room for it now.
             OSError: the other end has closed, or did not read for `timeout_s` (TimeoutError).
         """
         assert len(label) <= MAX_LABEL_BYTES
@@ -106,6 +113,15 @@ class Link:
         if size <= _INLINE_BYTES:
             self._end.send(b"".join([_HEAD.pack(_MAGIC, _INLINE, len(label), size), label, *pieces]))
             return
+        try:
+            self._send_file(pieces, size, label)
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            raise NoRoomError(error.errno, error.strerror) from error
+
+    def _send_file(self, pieces: list[Buffer], size: int, label: bytes) -> None:
+        """Send a frame whose body is in a memory file."""
         kept = self._written(pieces) if size <= _MAX_KEPT_BYTES else None
         if kept is not None:
             socket.send_fds(self._end, [_HEAD.pack(_MAGIC, _KEPT, len(label), size), label], [kept])

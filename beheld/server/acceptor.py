@@ -2,24 +2,18 @@
 
 Woken for the same connection, one process may be the first for a hundred in a row, and clients keep their connections.
 So a front that has more of them than another waits a moment, in which that one accepts unless it is too busy. Those of
-the first front count for more. The numbers are in a file that all fronts map.
-
-    file    of each front what its connections count for (8 bytes), or _AWAY
+the first front count for more. The numbers are in a table that all fronts see.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
-import os
 import socket
-import struct
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 
-from beheld.api.front_place import FrontPlace
 from beheld.server.admission import Places
+from beheld.server.front_table import AWAY, Column, FrontTable
 from beheld.server.listen import EXHAUSTED
 
 # So many more than another a front may have; the most that it accepts in one turn of the loop.
@@ -29,63 +23,58 @@ _IN_TURN = 64
 _WAIT_S = 0.001
 # How long none is accepted where the process has no descriptors left.
 _PAUSE_S = 1.0
-_SLOT = struct.Struct("q")
-# Of a front that accepts nothing.
-_AWAY = (1 << 63) - 1
 
 
 class ConnectionCounts:
-    """The numbers of connections of all fronts.
+    """The numbers of connections of all fronts, by which new ones are shared out.
 
     Args:
-        path: the file, which the first front makes.
-        place: which front this is.
+        table: the table of the fronts.
     """
 
-    def __init__(self, path: Path, place: FrontPlace) -> None:
-        self._place = place
+    def __init__(self, table: FrontTable) -> None:
+        self._table = table
         self._taken = self._coming = 0
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if place.number == 0 and not os.fstat(file).st_size:
-                # Once: when its server is made, the others may already accept.
-                os.write(file, _SLOT.pack(_AWAY) * place.count)
-            self._numbers = mmap.mmap(file, _SLOT.size * place.count)
-        finally:
-            os.close(file)
+        self._accepts = False
+
+    def begin(self) -> None:
+        """Tell the others that this front accepts."""
+        self._accepts = True
+        self.tell()
 
     def set(self, taken: int) -> None:
         """Tell the others how many this front has."""
         self._taken = taken
-        self._tell()
+        self.tell()
 
     def come(self, count: int) -> None:
         """Count connections that are accepted, and not yet among those that are `set`."""
         self._coming += count
-        self._tell()
+        self.tell()
 
     @property
     def _own(self) -> int:
-        return int((self._taken + self._coming) * self._place.weight)
+        return int((self._taken + self._coming) * self._table.place.weight)
 
-    def _tell(self) -> None:
-        _SLOT.pack_into(self._numbers, _SLOT.size * self._place.number, self._own)
+    def tell(self) -> None:
+        """Tell the others anew: they may have taken this front for one that hangs."""
+        self._table.put(Column.SHARE, self._own if self._accepts else AWAY)
 
-    def leave(self, number: int | None = None) -> None:
-        """Tell the others that this front, or the one of this number, accepts no more."""
-        _SLOT.pack_into(self._numbers, _SLOT.size * (self._place.number if number is None else number), _AWAY)
+    def leave(self) -> None:
+        """Tell the others that this front accepts no more."""
+        self._accepts = False
+        self.tell()
 
     def others_have_fewer(self) -> bool:
         """Whether another front has clearly fewer connections than this one."""
-        numbers = [number for (number,) in _SLOT.iter_unpack(self._numbers)]
-        return self._own > min(numbers) + _SLACK
+        return self._own > min(self._table.column(Column.SHARE)) + _SLACK
 
 
 class CountedPlaces(Places):
     """Places of connections whose number the other fronts see."""
 
-    def __init__(self, most: int, counts: ConnectionCounts) -> None:
-        super().__init__(most)
+    def __init__(self, most: int, counts: ConnectionCounts, table: FrontTable) -> None:
+        super().__init__(most, table, Column.CONNECTIONS)
         self._counts = counts
 
     def take(self, client: str, count: int = 1) -> None:
@@ -121,7 +110,7 @@ class Acceptor:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = set[asyncio.Task[None]]()
         listener.setblocking(False)
-        counts.set(0)
+        counts.begin()
         self._loop.add_reader(listener, self._ready)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from beheld.server import limits
 from beheld.server.errors import HttpError
+from beheld.server.front_table import Column, FrontTable
 from beheld.server.options import ServerOptions
 
 
@@ -18,25 +19,46 @@ class Places:
     One client may take them all. Where they are taken, a client that has few may have some more, so that no client has
     the others refused.
 
+    Of several fronts all together have the places: two that take the last one in the same moment both get it. What a
+    client has, each front counts by itself.
+
     Args:
         most: the limit. A client has few up to a sixteenth of it, and there is a fourth of it more for such clients.
+        table: of the fronts; None if there is one.
+        column: where in the table the fronts say how many places they have taken.
 
     Attributes:
         most: the limit.
-        taken: places that are taken.
+        taken: places that are taken here.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, table: FrontTable | None = None, column: Column = Column.ANSWERS) -> None:
         self.most = most
         self.taken = 0
-        self._few, self._more = most // 16, most // 4
+        num_fronts = 1 if table is None else table.place.count
+        self._few, self._more = -(-(most // 16) // num_fronts), most // 4
         self._taken_by: Counter[str] = Counter()
+        self._table, self._column = table, column
+
+    @property
+    def all_taken(self) -> int:
+        """Places that are taken, here or at another front."""
+        return self.taken if self._table is None else self.taken + self._table.others(self._column)
+
+    def _tell(self) -> None:
+        if self._table is not None:
+            self._table.put(self._column, self.taken)
 
     def free(self, client: str, count: int) -> bool:
         """Return whether a client may take so many more; an empty `client` is nobody in particular."""
-        if self.taken + count <= self.most or not self.taken:
+        taken = self.all_taken
+        if taken + count <= self.most or not taken:
             return True
-        return self.has_few(client, count) and self.taken + count <= self.most + self._more
+        return self.has_few(client, count) and taken + count <= self.most + self._more
+
+    def flooded(self, client: str) -> bool:
+        """Return whether twice the places are taken, and a client has more than few of them."""
+        return self.all_taken > 2 * self.most and not self.has_few(client)
 
     def has_few(self, client: str, count: int = 0) -> bool:
         """Return whether a client has few places, together with `count` more."""
@@ -46,6 +68,7 @@ class Places:
         """Count places as taken."""
         self.taken += count
         self._taken_by[client] += count
+        self._tell()
 
     def give(self, client: str, count: int = 1) -> None:
         """Count places as free."""
@@ -53,6 +76,7 @@ class Places:
         self._taken_by[client] -= count
         if self._taken_by[client] <= 0:
             del self._taken_by[client]
+        self._tell()
 
 
 class AdmissionControl:
@@ -60,19 +84,25 @@ class AdmissionControl:
 
     A client's name is empty where all are to be one client.
 
+    Args:
+        options: the limits.
+        table: of the server's fronts, which have them together; None if there is one.
+
     Attributes:
         connections: the places of connections; the protocol takes them.
         draining: the server is about to end.
         cut: the server ends now and cancels running requests.
     """
 
-    def __init__(self, options: ServerOptions) -> None:
-        self._answers = Places(options.max_requests)
+    def __init__(self, options: ServerOptions, table: FrontTable | None = None) -> None:
+        self._table = table
+        self._answers = Places(options.max_requests, table)
         self._idle = asyncio.Event()
         self._idle.set()
         self._max_held = options.max_reading_bytes
-        # One client leaves the others a fourth, and may send one body in any case.
-        self._max_held_by_client = max(options.max_body_bytes, options.max_reading_bytes * 3 // 4)
+        # One client leaves the others a fourth, and may send one body in any case. Each front counts by itself.
+        num_fronts = 1 if table is None else table.place.count
+        self._max_held_by_client = max(options.max_body_bytes, options.max_reading_bytes * 3 // 4 // num_fronts)
         self._held = 0
         self._held_by: Counter[str] = Counter()
         self.connections = Places(options.max_connections)
@@ -191,19 +221,24 @@ class AdmissionControl:
         Raises:
             HttpError: 503 with Retry-After if all bodies together are too large, or those of the client.
         """
-        if self._held + num_bytes > self._max_held:
+        others = 0 if self._table is None else self._table.others(Column.HELD_BYTES)
+        if others + self._held + num_bytes > self._max_held:
             raise _busy("The server has too many large requests.")
         if client and self._held_by[client] + num_bytes > self._max_held_by_client:
             raise _busy("The server has too many large requests of yours.")
-        self._held += num_bytes
-        self._held_by[client] += num_bytes
+        self._hold_bytes(num_bytes, client)
 
     def give(self, num_bytes: int, client: str) -> None:
         """Stop counting bytes that were taken."""
-        self._held -= num_bytes
-        self._held_by[client] -= num_bytes
+        self._hold_bytes(-num_bytes, client)
         if self._held_by[client] <= 0:
             del self._held_by[client]
+
+    def _hold_bytes(self, more: int, client: str) -> None:
+        self._held += more
+        self._held_by[client] += more
+        if self._table is not None:
+            self._table.put(Column.HELD_BYTES, self._held)
 
     async def idle(self) -> None:
         """Wait until no request is running."""

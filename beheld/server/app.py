@@ -47,13 +47,14 @@ from beheld.server.clients import Clients
 from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
+from beheld.server.front_table import Column, FrontTable, FrontWatch
 from beheld.server.generate_schema import GenerateRequest
 from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
 from beheld.server.metrics import Metrics, summed
-from beheld.server.neighbours import NONE, Forwarding, Neighbours
+from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
@@ -106,12 +107,17 @@ class Service:
         ChatRequest.model_rebuild()
         self.llm = llm
         self.options = options
-        self.admission = AdmissionControl(options)
+        self.front_table = FrontTable(neighbours.table_path, neighbours.place) if neighbours.several else None
+        self.admission = AdmissionControl(options, self.front_table)
+        self.front_watch: FrontWatch | None = None
         self.connection_counts: ConnectionCounts | None = None
-        if neighbours.several:
-            self.connection_counts = ConnectionCounts(neighbours.counts_path, neighbours.place)
-            self.admission.connections = CountedPlaces(options.max_connections, self.connection_counts)
-        self.engine_health = EngineHealth(llm, self.admission, options.health_s)
+        if self.front_table is not None:
+            self.front_watch = FrontWatch(self.front_table)
+            self.connection_counts = ConnectionCounts(self.front_table)
+            self.admission.connections = CountedPlaces(
+                options.max_connections, self.connection_counts, self.front_table
+            )
+        self.engine_health = EngineHealth(llm, self.admission, options.health_s, self.front_watch)
         self.metrics = Metrics(options.names[0])
         self.neighbours = neighbours
         self.clients = Clients(options, secret=neighbours.secret)
@@ -135,12 +141,12 @@ class Service:
 
     def forwarding(self, app: ASGIApp) -> ASGIApp:
         """The application of a front, some of whose requests belong to other fronts."""
-        if not self.neighbours.several:
+        if self.front_watch is None:
             return app
+        watch = self.front_watch
         operators = [path for _, path, _ in self._operators_routes()]
         figures = {
             "/metrics": lambda: self.metrics.text(None, self.admission.busy),
-            "/load": lambda: str(self.admission.busy).encode(),
         }
         guard = FrameGuard(app, self._crowded)
         self._forwarding = Forwarding(
@@ -151,6 +157,7 @@ class Service:
             self.clients.peer,
             figures,
             refuses=lambda scope: guard.refusal(scope) is not None,
+            hangs=lambda number: watch.silence_s(number) > self.options.health_s,
         )
         return self._forwarding
 
@@ -625,17 +632,21 @@ class Service:
             async with asyncio.timeout(1.0):
                 stats = await self.llm.ping()
         found = await others
+        if found.num_fronts > 1:
+            self.metrics.asked_fronts(found.num_fronts, found.num_new)
         text = self.metrics.text(stats, self.admission.busy)
-        return Response(summed([text, *found]) if found else text, media_type=self.metrics.content_type)
+        return Response(summed([text, *found.texts]) if found.texts else text, media_type=self.metrics.content_type)
 
     async def load(self, request: Request) -> Response:
         """GET /load: how many answers are in work."""
-        others = sum(map(int, await self._ask_others("/load")))
-        return JSONResponse({"server_load": self.admission.busy + others})
+        if self.front_table is not None:
+            # What a front has that hangs counts until it is ended.
+            return JSONResponse({"server_load": sum(self.front_table.column(Column.ANSWERS))})
+        return JSONResponse({"server_load": self.admission.busy})
 
-    async def _ask_others(self, path: str) -> list[bytes]:
+    async def _ask_others(self, path: str) -> Figures:
         """What each of the other fronts has to add to this one's figures."""
-        return [] if self._forwarding is None else await self._forwarding.ask_others(path)
+        return Figures() if self._forwarding is None else await self._forwarding.ask_others(path)
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""

@@ -1,4 +1,4 @@
-"""Answers /health from the engine's last sign of life, without waiting for a step of it.
+"""Answers /health from the engine's and the fronts' last signs of life, without waiting for a step.
 
 A task pings the engine every second. The engine answers between two steps, so an unanswered ping is as old as the step
 that runs, or as the hang. /health reads that age, and takes a few hundred microseconds whatever the engine computes.
@@ -18,6 +18,7 @@ from beheld.core.errors import EngineDeadError
 from beheld.server.access_log import AccessLog, name_of, number
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
+from beheld.server.front_table import FrontWatch
 from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
@@ -33,12 +34,16 @@ class EngineHealth:
 
     Args:
         silence_s: the engine hangs if it does not answer a ping for so many seconds, unless it wakes up meanwhile.
+        fronts: watches the server's fronts; None if there is one.
     """
 
-    def __init__(self, llm: AsyncLLM, admission: AdmissionControl, silence_s: float) -> None:
+    def __init__(
+        self, llm: AsyncLLM, admission: AdmissionControl, silence_s: float, fronts: FrontWatch | None = None
+    ) -> None:
         self._llm = llm
         self._admission = admission
         self._silence_s = silence_s
+        self._fronts = fronts
         # When the ping that is not answered was sent.
         self._pinged: float | None = None
         self._task: asyncio.Task[None] | None = None
@@ -65,7 +70,7 @@ class EngineHealth:
         """The body of an answer.
 
         Raises:
-            HttpError: 503, the server ends or the engine hangs.
+            HttpError: 503, the server ends, or the engine or the first front hangs.
             EngineDeadError: the engine has died.
         """
         self.watch()
@@ -82,11 +87,21 @@ class EngineHealth:
                 "Try again; if this persists, the operator must restart the server.",
                 code="engine_hangs",
             )
+        if self._fronts is not None and self._fronts.silence_s(0) > self._silence_s:
+            # The others are started anew; this one has the engine.
+            raise HttpError(
+                503,
+                "The server's first process does not answer.",
+                "Try again; if this persists, the operator must restart the server.",
+                code="front_hangs",
+            )
+        fronts = [] if self._fronts is None else self._fronts.reports()
         engines = [
             {"engine": each.engine, "state": each.state, "restarts": each.restarts, "requests": each.num_requests}
             for each in self._llm.engine_reports()
         ]
-        return {"status": "ok"} | ({"engines": engines} if engines else {})
+        more = {"engines": engines, "fronts": fronts}
+        return {"status": "ok"} | {name: reports for name, reports in more.items() if reports}
 
 
 class EarlyHealth:

@@ -224,7 +224,7 @@ class DeadlineProtocol(H11Protocol):
         super().connection_made(CoalescingTransport(transport, self.loop))
         self._peer = self.app_state["peer"] = self.peer_of(self.client[0] if self.client else "")
         self.places.take(self._peer)
-        if self.places.taken > 2 * self.places.most and not self.places.has_few(self._peer):
+        if self.places.flooded(self._peer):
             # Even sending a refusal would take memory and a descriptor for each.
             self.transport.abort()
             return

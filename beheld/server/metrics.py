@@ -107,11 +107,22 @@ class Metrics:
             ("process",),
             registry=registry,
         )
+        self._fronts = Gauge(
+            "beheld_fronts",
+            "Of several processes that speak HTTP: all, and those whose figures here are up to date.",
+            ("state",),
+            registry=registry,
+        )
         self._busy = Gauge("beheld_answers_in_work", "Answers that the server is computing.", registry=registry)
 
     def lagged(self, seconds: float) -> None:
         """Record a delay of the event loop."""
         self._lag.observe(seconds)
+
+    def asked_fronts(self, num_all: int, num_new: int) -> None:
+        """Record how many fronts there are, and how many have given their figures."""
+        self._fronts.labels("all").set(num_all)
+        self._fronts.labels("answered").set(num_new)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Record the end of a response."""

@@ -14,7 +14,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,8 +38,8 @@ _HEADER = b"x-beheld-client"
 # Between a front and its neighbour each request has a connection of its own, and these have no meaning beyond one.
 _OF_CONNECTIONS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade"))
 _STREAM = re.compile(r"/v1/streams/stream-([0-9]{1,4})\.")
-# What one front keeps for all: the responses that it stores, and what it counts.
-_OF_FIRST = ("/v1/responses", "/metrics", "/load")
+# What one front keeps for all: the responses that it stores, and the sums of what all count.
+_OF_FIRST = ("/v1/responses", "/metrics")
 _ASK_S = 1.0
 
 
@@ -72,9 +72,9 @@ class Neighbours:
         return Path(self.folder, str(number))
 
     @property
-    def counts_path(self) -> Path:
-        """The file with the fronts' numbers of connections."""
-        return Path(self.folder, "connections")
+    def table_path(self) -> Path:
+        """The file of the fronts' table."""
+        return Path(self.folder, "table")
 
     def listen(self) -> socket.socket:
         """This front's socket."""
@@ -105,6 +105,21 @@ NONE = Neighbours()
 """The one front of a server."""
 
 
+@dataclass(frozen=True)
+class Figures:
+    """What the other fronts have to add to a front's figures.
+
+    Attributes:
+        texts: of each that ever answered.
+        num_fronts: how many fronts there are, with the one that asks.
+        num_new: how many of them have answered now.
+    """
+
+    texts: Sequence[bytes] = ()
+    num_fronts: int = 1
+    num_new: int = 1
+
+
 class Forwarding:
     """Passes requests on to the fronts that they belong to, and takes those that others pass on.
 
@@ -116,6 +131,7 @@ class Forwarding:
         peer_of: the name of a request's connection.
         figures: by path, what this front has to add to the figures of another one that asks.
         refuses: whether the application refuses a request by its frame, as it came.
+        hangs: whether a front gives no sign of life.
     """
 
     def __init__(
@@ -127,6 +143,7 @@ class Forwarding:
         peer_of: Callable[[Scope], str],
         figures: Mapping[str, Callable[[], bytes]],
         refuses: Callable[[Scope], bool],
+        hangs: Callable[[int], bool],
     ) -> None:
         self._app = app
         self._neighbours = neighbours
@@ -135,6 +152,9 @@ class Forwarding:
         self._peer_of = peer_of
         self._figures = figures
         self._refuses = refuses
+        self._hangs = hangs
+        # What each other front answered last, by its number and the path.
+        self._last: dict[tuple[int, str], bytes] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application here or in another process."""
@@ -156,7 +176,8 @@ class Forwarding:
             await self._app(scope, receive, send)
             return
         with self._admission.passing():
-            await Farewell(partial(self._pass_on, owner))(scope, receive, send)
+            passing = _refused if self._hangs(owner) else partial(self._pass_on, owner)
+            await Farewell(passing)(scope, receive, send)
 
     async def _pass_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
         """Let another front answer; the client's leaving ends the request there, too."""
@@ -204,21 +225,19 @@ class Forwarding:
             if begun:
                 # The cut of the connection shows that the answer is not whole.
                 return
-            DIALECT.set(dialect_of(scope["path"]))
-            refusal = HttpError(
-                503,
-                "The part of the server that has this does not answer.",
-                "Try again.",
-                code="busy",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
-            await refusal.response()(scope, receive, send)
+            await _refused(scope, receive, send)
 
-    async def ask_others(self, path: str) -> list[bytes]:
-        """The figures of all other fronts, without those that do not answer soon."""
+    async def ask_others(self, path: str) -> Figures:
+        """The figures of all other fronts; of one that does not answer soon, those that it gave last.
+
+        Sums of counters that left some out would seem to fall, and then to leap.
+        """
         numbers = [each for each in range(self._neighbours.place.count) if each != self._neighbours.place.number]
         found = await asyncio.gather(*(self._ask(number, path) for number in numbers))
-        return [each for each in found if each is not None]
+        new = {(number, path): text for number, text in zip(numbers, found, strict=True) if text is not None}
+        self._last.update(new)
+        known = [self._last[number, path] for number in numbers if (number, path) in self._last]
+        return Figures(known, 1 + len(numbers), 1 + len(new))
 
     async def _ask(self, number: int, path: str) -> bytes | None:
         answer = answer_of(self._neighbours.path(number), "GET", path.encode(), [(b"host", b"")], _nothing())
@@ -230,6 +249,19 @@ class Forwarding:
         if any(isinstance(event, h11.Response) and event.status_code != 200 for event in events):
             return None
         return b"".join(bytes(event.data) for event in events if isinstance(event, h11.Data))
+
+
+async def _refused(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer that the front that has this does not answer."""
+    DIALECT.set(dialect_of(scope["path"]))
+    refusal = HttpError(
+        503,
+        "The part of the server that has this does not answer.",
+        "Try again.",
+        code="busy",
+        headers={"Retry-After": "1", "Connection": "close"},
+    )
+    await refusal.response()(scope, receive, send)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -322,15 +322,11 @@ class ServerOptions:
         return replace(self, max_reading_bytes=most)
 
     def shared(self, place: FrontPlace) -> ServerOptions:
-        """The same with one front's share of the limits on all fronts together; responses are stored by one."""
-        if place.count == 1:
-            return self
-        return replace(
-            self,
-            max_requests=place.share(self.max_requests),
-            max_reading_bytes=max(self.max_body_bytes, place.share(self.max_reading_bytes)),
-            max_recorded_bytes=place.share(self.max_recorded_bytes),
-        )
+        """The same with one front's share of the memory for streams that can be taken up again.
+
+        Responses are stored by one front, and other limits the fronts have together (server/front_table.py).
+        """
+        return replace(self, max_recorded_bytes=place.share(self.max_recorded_bytes)) if place.count > 1 else self
 
     def _check_reach(self) -> None:
         """Check how clients reach the server.

@@ -81,6 +81,8 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._counts = service.connection_counts
+        self._table = service.front_table
+        self._watch = service.front_watch
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's."""
@@ -102,7 +104,7 @@ class Server(uvicorn.Server):
         own: Any = self.config.http_protocol_class
         kinds = (
             own,
-            type("PrivateProtocol", (own,), {"private": True, "places": Places(self._admission.connections.most)}),
+            type("PrivateProtocol", (own,), {"private": True, "places": Places(2 * self._admission.connections.most)}),
         )
         public, private = (
             partial(kind, config=self.config, server_state=self.server_state, app_state={}, _loop=loop)
@@ -126,6 +128,10 @@ class Server(uvicorn.Server):
         if self._ticked is not None:
             self._metrics.lagged(max(0.0, now - self._ticked - _TICK_S))
         self._ticked = now
+        if self._table is not None and self._watch is not None and self._counts is not None:
+            self._table.beat()
+            self._counts.tell()
+            self._watch.look()
         if not self._llm.alive:
             if self._dead_since is None:
                 self._dead_since = time.monotonic()

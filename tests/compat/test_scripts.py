@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,23 @@ def test_a_script_under_torchrun() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 processes, 2 answers, the same: True\n"
     assert done.stderr.count("Each of torchrun's 2 processes computes the whole model") == 2
+
+
+def test_torchruns_processes_on_a_host_share_its_memory() -> None:
+    """torchrun tells each in LOCAL_WORLD_SIZE how many they are; what follows is tested in runner/test_capacity.py."""
+    others = ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in others}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", str(SCRIPTS / "launched_shares.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    # Their lines may meet.
+    assert done.stdout.count("one of 3") == 3
 
 
 @pytest.mark.skipif(not LONG, reason="starts three processes; BEHELD_LONG=1 runs it")

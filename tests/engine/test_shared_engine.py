@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import threading
 import time
@@ -233,7 +235,7 @@ class Relayed:
     def __init__(self, shared: SharedEngine) -> None:
         ours, theirs = pair()
         self.seen, self.ended = Seen(), list[bool]()
-        self.end = theirs
+        self.ours, self.end = ours, theirs
         self.relay = FrontRelay(shared, Link(ours, CODEC), lambda: self.ended.append(True))
         self.engine = RelayedEngine(Link(theirs, CODEC))
         self.engine.start(self.seen.append)
@@ -255,6 +257,7 @@ def relayed() -> Iterator[tuple[Recorder, SharedEngine, Relayed]]:
     yield engine, shared, made
     made.engine.close()
     until(lambda: made.ended)
+    made.ours.close()
 
 
 def test_messages_and_events_cross_and_come_back(relayed: Any) -> None:
@@ -295,10 +298,58 @@ def test_a_dead_engine_is_dead_for_a_relayed_front(relayed: Any) -> None:
     assert not front.engine.alive
 
 
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """No descriptor for a memory file while the list holds an error's number."""
+    lacks, made = list[int](), os.memfd_create
+
+    def memory(*given: Any) -> int:
+        if lacks:
+            raise OSError(lacks[0], os.strerror(lacks[0]))
+        return made(*given)
+
+    monkeypatch.setattr(os, "memfd_create", memory)
+    yield lacks
+    lacks.clear()
+
+
+@pytest.mark.case(134)
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM])
+def test_without_room_for_a_large_reply_its_requests_fail_and_others_go_on(
+    relayed: Any, no_room: list[int], code: int
+) -> None:
+    engine, _shared, front = relayed
+    front.engine.send(submit("c", "d"))
+    until(lambda: engine.messages)
+    no_room.append(code)
+    engine.answer(Events((TokenEvent("c", tuple(range(1 << 17))),)))
+    until(lambda: front.seen == [Unread(("c",))])
+    # Both sides know that nobody waits for its end.
+    until(lambda: engine.messages.count(Abort(("c",))) == 2)
+    no_room.clear()
+    engine.tokens("d")
+    until(lambda: len(front.seen) == 2)
+    assert front.seen.names() == ["d"]
+
+
+@pytest.mark.case(134)
+def test_without_room_for_a_large_message_its_requests_fail_and_others_go_on(relayed: Any, no_room: list[int]) -> None:
+    engine, _shared, front = relayed
+    no_room.append(errno.ENFILE)
+    front.engine.send(Submit((Request("c", tuple(range(1 << 17)), PARAMS),)))
+    until(lambda: front.seen)
+    ((event,),) = (reply.events for reply in front.seen)
+    assert (event.request_id, event.finish) == ("c", FinishReason.ERROR)
+    assert "no descriptors" in str(event.error)
+    front.engine.send(submit("d"))
+    until(lambda: engine.messages)
+    assert [request.id for request in engine.messages[0].requests] == ["d"]
+
+
 def test_a_broken_frame_fails_its_request_alone(relayed: Any) -> None:
     engine, _shared, front = relayed
     packet, label = b"{}", label_of(submit("c"))
     front.end.send(struct.pack("<4sBIQ", b"bhld", 0, len(label), len(packet)) + label + packet)
     until(lambda: front.seen == [Unread(("c",))])
     front.engine.send(Ping(5))
-    until(lambda: engine.messages == [Ping(5)])
+    until(lambda: engine.messages == [Abort(("c",)), Ping(5)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import threading
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,28 @@ def test_sums_and_gathers_of_any_sizes_one_after_another(size: int, dtype: torch
             assert torch.equal(summed, found[0][place][0])
             assert torch.allclose(summed.double(), wanted.sum(0), rtol=2e-2, atol=2e-2)
             assert torch.equal(joined.double(), wanted.flatten())
+
+
+def test_short_waits_are_no_waits_for_a_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is late by 0.2 ms, as in most sums of a step; a sleep of nothing takes 0.05 ms or more."""
+    slept: list[float] = []
+    monkeypatch.setattr(host_sums, "time", types.SimpleNamespace(sleep=slept.append))
+    with host_sums.made() as path:
+        ranks = [HostSums(path, rank, 2) for rank in range(2)]
+
+    def work(rank: int, sums: HostSums) -> int:
+        x, without = torch.zeros(4), 0
+        for _ in range(40):
+            until = time.perf_counter() + 2e-4 * rank
+            while time.perf_counter() < until:
+                pass
+            before = len(slept)
+            sums.sum_(x)
+            without += len(slept) == before
+        return without
+
+    # Not all: a rank may lose its core for longer.
+    assert side_by_side(ranks, work)[0] >= 20
 
 
 def test_tensors_larger_than_the_memory_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

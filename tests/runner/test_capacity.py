@@ -23,6 +23,7 @@ CONV = KVGroup("conv", (5,), 1, 64, 0, window=4)
 RECURRENT = KVGroup("recurrent", (7, 8), 0, 0, 0, state=StateShape((4, 2, 4), 10, 4), checkpoint_tokens=32)
 CROSS = KVGroup("cross", (6,), 2, 8, 8, num_states=40)
 LATENT = KVGroup("latent", (0, 1), 1, 576, 512, values_in_keys=True)
+HOST_SHARES = ("BEHELD_HOST_SHARES", "VLLM_DP_SIZE", "LOCAL_WORLD_SIZE")
 # float32: of a block of 16 positions.
 FULL_BLOCK, SLIDING_BLOCK = 16 * 2 * 2 * 16 * 4, 16 * 3 * 2 * 16 * 4
 
@@ -105,6 +106,19 @@ def test_the_message_says_what_would_fit(changes: dict[str, Any], available: int
     if "240" in said:
         fitting = dataclasses.replace(wanted, max_model_len=240)
         assert capacity.measure(info, fitting, available * FULL_BLOCK - 1).num_blocks == (16,)
+
+
+@pytest.mark.parametrize("name", HOST_SHARES)
+def test_engines_that_others_start_share_a_hosts_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of data_parallel_size, of a script's ranks, and of torchrun's processes on this host."""
+    monkeypatch.setattr(host, "unused_bytes", lambda: 1 << 30)
+    for each in HOST_SHARES:
+        monkeypatch.delenv(each, raising=False)
+    made = config(model(FULL))
+    alone = capacity.available_bytes(made)
+    assert 0 < alone < 1 << 30
+    monkeypatch.setenv(name, "4")
+    assert capacity.available_bytes(made) == alone // 4
 
 
 def test_a_number_of_blocks_that_was_asked_for_is_kept() -> None:

@@ -141,6 +141,9 @@ CASES: dict[int, str] = {
     130: "conversations of hundreds of messages, while another client chats",
     131: "processes that open media and render templates want all cores",
     132: "the largest permitted images, while others ask",
+    133: "one of several processes that speak HTTP hangs",
+    134: "no descriptors or no memory for messages between processes",
+    135: "hostile clients of requests that one process that speaks HTTP passes on to another",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.
@@ -188,6 +191,7 @@ SEEN_TO_FAIL: dict[int, str] = {
     130: "threads for slow conversations in `api/pools.py`, one at a time and with rests by `utils/host_turns.py`",
     131: "both calls of `utils/cpu_weight.py` in `sandbox/forkserver.py`",
     132: "processing in workers what is large, in `inputs/media/workers.py`",
+    134: "`NoRoomError` in `sandbox/link.py` (the threads that send then end)",
 }
 
 

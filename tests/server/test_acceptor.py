@@ -11,21 +11,25 @@ import pytest
 from beheld.api.front_place import FrontPlace
 from beheld.server.acceptor import Acceptor, ConnectionCounts, CountedPlaces
 from beheld.server.clients import Clients
+from beheld.server.front_table import FrontTable
 from beheld.server.listen import Listener
 from beheld.server.options import ServerOptions
 
 
-def counts_of(folder: Path, count: int) -> list[ConnectionCounts]:
-    return [ConnectionCounts(folder / "counts", FrontPlace(number, count)) for number in range(count)]
+def tables_of(folder: Path, count: int) -> list[FrontTable]:
+    return [FrontTable(folder / "table", FrontPlace(number, count)) for number in range(count)]
 
 
 def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
-    one, two, three = counts_of(tmp_path, 3)
+    tables = tables_of(tmp_path, 3)
+    one, two, three = map(ConnectionCounts, tables)
+    one.begin()
     # They count for 7: the first front passes on what the others send.
     one.set(4)
     # The others do not accept yet.
     assert not one.others_have_fewer()
-    places = CountedPlaces(8, two)
+    two.begin()
+    places = CountedPlaces(8, two, tables[1])
     places.take("a", 2)
     assert one.others_have_fewer()
     assert not two.others_have_fewer()
@@ -37,13 +41,22 @@ def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
     two.come(1)
     assert not one.others_have_fewer()
     two.come(-1)
-    three.set(0)
+    three.begin()
     assert not two.others_have_fewer()
     places.take("c", 4)
     assert two.others_have_fewer()
     three.leave()
-    one.leave(1)
-    assert not one.others_have_fewer()
+    assert not two.others_have_fewer()
+    places.take("c", 8)
+    assert two.others_have_fewer()
+    # The first one hangs, and then goes on.
+    tables[0].leave(0)
+    assert not two.others_have_fewer()
+    one.tell()
+    assert two.others_have_fewer()
+    one.leave()
+    one.set(4)
+    assert not two.others_have_fewer()
 
 
 @pytest.fixture
@@ -54,14 +67,15 @@ def listener() -> Listener:
     return made
 
 
-def accepted(listener: Listener, counts: list[ConnectionCounts], taken: list[int], number: int) -> list[int]:
+def accepted(listener: Listener, tables: list[FrontTable], taken: list[int], number: int) -> list[int]:
     """How many of `number` connections each front accepts; those that have no acceptor are busy."""
     found = [0] * len(taken)
+    counts = [ConnectionCounts(table) for table in tables]
 
     async def run() -> None:
         acceptors, links = [], []
         for place, start in enumerate(taken):
-            places = CountedPlaces(1000, counts[place])
+            places = CountedPlaces(1000, counts[place], tables[place])
 
             async def connect(made: socket.socket, place: int = place, places: CountedPlaces = places) -> None:
                 found[place] += 1
@@ -69,7 +83,7 @@ def accepted(listener: Listener, counts: list[ConnectionCounts], taken: list[int
                 links.append(made)
 
             if start < 0:
-                counts[place].set(0)
+                counts[place].begin()
                 continue
             # One event loop watches a descriptor once.
             acceptors.append(Acceptor(listener.dup(), connect, counts[place]))
@@ -91,9 +105,10 @@ def accepted(listener: Listener, counts: list[ConnectionCounts], taken: list[int
 
 def test_the_first_front_keeps_the_numbers_of_fronts_that_serve_before_it(tmp_path: Path) -> None:
     """It makes the file for them; by the time it serves, they may have connections already."""
-    first, other = counts_of(tmp_path, 2)
-    other.set(0)
-    first = ConnectionCounts(tmp_path / "counts", FrontPlace(0, 2))
+    _, other = map(ConnectionCounts, tables_of(tmp_path, 2))
+    other.begin()
+    first = ConnectionCounts(FrontTable(tmp_path / "table", FrontPlace(0, 2)))
+    first.begin()
     first.set(10)
     assert first.others_have_fewer()
 
@@ -101,7 +116,7 @@ def test_the_first_front_keeps_the_numbers_of_fronts_that_serve_before_it(tmp_pa
 def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_path: Path) -> None:
     with listener:
         taken = [20, 0, 10]
-        found = accepted(listener, counts_of(tmp_path, 3), taken, 45)
+        found = accepted(listener, tables_of(tmp_path, 3), taken, 45)
         totals = [own + more for own, more in zip(taken, found, strict=True)]
         # The first has what is enough for it already; it takes what the others leave for too long.
         assert found[0] <= 3
@@ -110,7 +125,7 @@ def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_pat
 
 def test_a_busy_front_keeps_no_connection_waiting(listener: Listener, tmp_path: Path) -> None:
     with listener:
-        assert accepted(listener, counts_of(tmp_path, 2), [9, -1], 6) == [6, 0]
+        assert accepted(listener, tables_of(tmp_path, 2), [9, -1], 6) == [6, 0]
 
 
 def test_fronts_name_clients_alike() -> None:

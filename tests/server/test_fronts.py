@@ -65,6 +65,8 @@ class Fronted:
 
     def connect(self, front: int | None = None) -> http.client.HTTPConnection:
         """A connection that the front of this number has accepted, or any one."""
+        # Kept until then: while others have fewer, a front leaves connections to them.
+        others: list[http.client.HTTPConnection] = []
         for _ in range(200):
             link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
             if self.uds is not None:
@@ -73,8 +75,10 @@ class Fronted:
                 return link
             link.connect()
             if front is None or self.holder(link) == front:
+                for other in others:
+                    other.close()
                 return link
-            link.close()
+            others.append(link)
         raise AssertionError(f"front {front} accepts no connection")
 
     def holder(self, link: http.client.HTTPConnection) -> int:
@@ -86,7 +90,8 @@ class Fronted:
                 rows = [line.split() for line in file][1:]
             inodes = {row[9] for row in rows if row[2].endswith(own) and row[1].endswith(f":{self.port:04X}")}
             for number, pid in enumerate(self.fronts):
-                for name in os.listdir(f"/proc/{pid}/fd"):
+                # 0 for one that starts.
+                for name in os.listdir(f"/proc/{pid}/fd") if pid else ():
                     try:
                         target = os.readlink(f"/proc/{pid}/fd/{name}")
                     except OSError:
@@ -462,7 +467,7 @@ def test_a_signal_during_the_start_leaves_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("qwen2_vl")), "--port", "0"]
     process = subprocess.Popen([*command, "--api-server-count", "2"], env=os.environ | {"TMPDIR": str(tmp_path)})
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("beheld-fronts-*/connections")):
+    while not list(tmp_path.glob("beheld-fronts-*/table")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
