@@ -41,6 +41,6 @@ def agreed_seed(wanted: int, seed: int) -> int:
     # A script's own group may be of GPUs alone.
     group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
     assert not isinstance(group, int), "every process is in the group"
-    agreed = [seed]
-    dist.broadcast_object_list(agreed, src=0, group=group, device=torch.device("cpu"))
-    return agreed[0]
+    agreed = torch.tensor(seed, device="cpu")
+    dist.broadcast(agreed, src=0, group=group)
+    return int(agreed)
