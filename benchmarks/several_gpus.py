@@ -1,11 +1,13 @@
-"""What is measured on two GPUs of one host, by one command: each figure in a process of its own, with a limit of time.
+"""What is measured on GPUs of one host, by one command: each figure in a process of its own, with a limit of time.
 
-    python -m benchmarks.several_gpus --out FOLDER [--only sums,engines,...] [--within SECONDS] [--peer PATH] [--try]
+    python -m benchmarks.several_gpus --out FOLDER [--gpus 2] [--only sums,engines,...] [--within SECONDS] [--peer PATH]
+        [--try]
 
 The jobs of a group start at once, for most of what a start takes is the host's; then one after another measures. Each
 job's lines are in a file of FOLDER as soon as they are printed, and are printed again at its end, shortened. What does
 not fit into --within seconds is ended. With --peer, folders that hold vLLM and what it needs, there are jobs in which
-vLLM runs. With --try, all of it runs on a CPU with a small model, to see that it can.
+vLLM runs. With --try, all of it runs on a CPU with a small model, to see that it can. --gpus 4 and 8 have jobs of their
+own, which no such machine has run yet.
 """
 
 from __future__ import annotations
@@ -77,6 +79,43 @@ def _engines(count: int, folder: Path, gpus: str, requests: int, *more: str, at_
     return Job(name, (*command, "--engines", str(count), *asked, *more), 200, gpus)
 
 
+def _ladder(count: int, fronts: int, folder: Path, at_once: tuple[int, ...] = (64, 128)) -> Job:
+    """Ask a server with so many engines and fronts over HTTP; `at_once` is for each engine."""
+    clients = ",".join(str(count * each) for each in at_once)
+    flags = f"--load-format dummy --max-model-len 4096 -dp {count} -asc {fronts}"
+    asked = ("--max-num-seqs", "256", "--side", "448", "--tokens", "64", "--clients", clients)
+    load = ("--requests", str(1000 * count), "--load-processes", str(2 + 2 * count), "--serve", flags)
+    command = (*_MODULE, "benchmarks.serving", "ladder", "--model", str(folder / "3B"), "--engine", "process")
+    return Job(f"http-{count}-{fronts}", (*command, *asked, *load), 240, ",".join(map(str, range(count))))
+
+
+def jobs_of(gpus: int, folder: Path) -> dict[str, list[Job]]:
+    """Return the jobs of a machine with four or eight GPUs by group."""
+    cards, ranks = ",".join(map(str, range(gpus))), os.environ.get("PYTHONPATH", "")
+    tensor = ("--option", f"tensor_parallel_size={gpus}", "--option", 'distributed_executor_backend="mp"')
+    dense, moe, causes = "decode,first_token,prefill,text,images", "decode,text,prefill", "decode,rows,prefill"
+    room = ("--option", "gpu_memory_utilization=0.95")
+    oracle = Job("oracle", (*_PYTEST, "tests/gpu/test_ranks.py", "-k", "not stages"), 600, cards)
+    oracle = replace(oracle, command=("env", f"PYTHONPATH={ranks}", f"BEHELD_TEST_RANKS={gpus}", *oracle.command))
+    return {
+        "oracle": [oracle],
+        "sums": [Job(f"sums-{gpus}", (*_MODULE, "benchmarks.sums", "--ranks", str(gpus)), 90, cards)],
+        "7B": [_bench(f"7B-tp{gpus}", "7B", dense, causes, cards, 0, *tensor, *room, limit_s=200)],
+        "32B-one": [_bench("32B-tp1", "32B", dense, causes, "0", 0, *room, limit_s=240)],
+        "32B": [_bench(f"32B-tp{gpus}", "32B", dense, f"{causes},new", cards, 0, *tensor, *room, limit_s=200)],
+        "glm-tp": [_bench(f"glm-tp{gpus}", "GLM", moe, causes, cards, 0, *tensor, *room, limit_s=240)],
+        "glm-ep": [_bench(f"glm-ep{gpus}", "GLM", moe, causes, cards, 0, *tensor, *room, *_EXPERTS, limit_s=240)],
+        "towers": [
+            _bench(f"towers-weights-{gpus}", "3B", "images", "new", cards, 2.5, *tensor),
+            _bench(f"towers-data-{gpus}", "3B", "images", "new", cards, 2.5, *tensor, *_BY_DATA),
+        ],
+        "engine": [_engines(1, folder, "0", 800)],
+        "engines": [_engines(gpus, folder, cards, 800 * gpus)],
+        "http-one": [_ladder(1, 1, folder)],
+        "http": [_ladder(gpus, gpus, folder)],
+    }
+
+
 def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
     """Return the jobs by group; with `peer`, which is put before PYTHONPATH, also those in which vLLM runs."""
     moe, causes, all_of_it = "decode,text,prefill", "decode,rows,prefill", ("--option", "gpu_memory_utilization=0.95")
@@ -116,6 +155,10 @@ def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
         "glm-whole-tp2": [_bench("glm-tp2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         "glm-whole-ep2": [_bench("glm-ep2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS, limit_s=150)],
         # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
+        "7B-one": [_bench("7B-tp1", "7B", dense, "", "0", 0, limit_s=150)],
+        "7B-two": [_bench("7B-tp2", "7B", dense, f"{causes},new", "0,1", 0, *_TWO, limit_s=200)],
+        "http-one": [_ladder(1, 1, folder), _ladder(1, 4, folder)],
+        "http-two": [_ladder(2, 2, folder), _ladder(2, 4, folder)],
         "32B-one": [_bench("32B-tp1", "32B", dense, f"{causes},new", "0", 0, *all_of_it, limit_s=240)],
         "32B-two": [_bench("32B-tp2", "32B", dense, f"{causes},new", "0,1", 0, *_TWO, *all_of_it, limit_s=200)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of
@@ -131,17 +174,24 @@ def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
     }
 
 
-def trials(folder: Path, out: Path) -> dict[str, list[Job]]:
-    """Return jobs of the same form for a CPU."""
+def trials(folder: Path, gpus: int) -> dict[str, list[Job]]:
+    """Return jobs of the same form for a CPU, with a process for each of so many GPUs."""
     cpu = ("--option", 'device="cpu"', "--option", "max_model_len=1024")
-    engines = _engines(2, folder, "", 8).command
+    engines = _engines(gpus, folder, "", 4 * gpus).command
+    tensor = ("--option", f"tensor_parallel_size={gpus}", "--option", 'distributed_executor_backend="mp"')
     return {
-        "sums": [Job("sums", (*_MODULE, "benchmarks.sums", "--width", "64", "--device", "cpu"), 150)],
-        "engines": [Job("engines-2", tuple(each.replace("3B", "tiny") for each in engines), 200, "")],
+        "sums": [
+            Job(
+                f"sums-{gpus}",
+                (*_MODULE, "benchmarks.sums", "--width", "64", "--device", "cpu", "--ranks", str(gpus)),
+                150,
+            )
+        ],
+        "engines": [Job(f"engines-{gpus}", tuple(each.replace("3B", "tiny") for each in engines), 200, "")],
         "oracle": [Job("oracle-skipped", (*_PYTEST, "tests/gpu/test_ranks.py"), 100, "")],
         "experts": [
-            _bench("moe-ep2", "tiny", "decode", "", "", 0.05, *_TWO, *cpu, *_EXPERTS),
-            _bench("moe-data", "tiny", "first_token", "", "", 0.05, *_TWO, *cpu, *_BY_DATA),
+            _bench(f"moe-ep{gpus}", "tiny", "decode", "", "", 0.05, *tensor, *cpu, *_EXPERTS),
+            _bench(f"moe-data-{gpus}", "tiny", "first_token", "", "", 0.05, *tensor, *cpu, *_BY_DATA),
         ],
     }
 
@@ -229,6 +279,7 @@ def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpus", type=int, choices=(2, 4, 8), default=2)
     parser.add_argument("--only", help="groups or names of jobs; a+b starts a and b at once")
     parser.add_argument("--within", type=float, default=3600.0, help="seconds for all")
     parser.add_argument("--peer", default="", help="folders that hold vLLM and what it needs, with : between them")
@@ -236,7 +287,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    found = trials(given.folder, given.out) if given.trial else jobs(given.folder, given.out, given.peer)
+    found = jobs(given.folder, given.out, given.peer) if given.gpus == 2 else jobs_of(given.gpus, given.folder)
+    found = trials(given.folder, given.gpus) if given.trial else found
     groups = [name for name in found if name != "stacks" or shutil.which("py-spy")]
     wanted = groups if given.only is None else given.only.split(",")
     # A name joins groups by +, or is one job of a group.
@@ -250,7 +302,7 @@ def main() -> None:
         ]
         for together in wanted
     ]
-    if any(job.name.startswith("engines") for group in chosen for job in group):
+    if any(job.name.startswith(("engine", "http")) for group in chosen for job in group):
         from benchmarks.shapes import checkpoint
 
         checkpoint("tiny" if given.trial else "3B", given.folder)

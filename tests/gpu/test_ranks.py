@@ -1,14 +1,18 @@
-"""Greedy answers of two GPUs that share a model equal transformers' on a CPU in float32, with CUDA graphs and NCCL."""
+"""Greedy answers of GPUs that share a model equal transformers' on a CPU in float32, with CUDA graphs and NCCL.
+
+Two GPUs, or as many as BEHELD_TEST_RANKS says.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 
-if torch.cuda.device_count() < 2:
-    pytest.skip("needs two NVIDIA GPUs", allow_module_level=True)
+if torch.cuda.device_count() < int(os.environ.get("BEHELD_TEST_RANKS", "2")):
+    pytest.skip("needs as many NVIDIA GPUs as ranks", allow_module_level=True)
 
 from beheld import SamplingParams
 from tests import tiny
@@ -17,7 +21,7 @@ from tests.oracle.test_oracle import make, request
 
 # A text model, towers of several kinds, experts, latents, recurrent states, sinks.
 FAMILIES = ("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe")
-TENSOR: dict[str, Any] = {"tensor_parallel_size": 2}
+TENSOR: dict[str, Any] = {"tensor_parallel_size": int(os.environ.get("BEHELD_TEST_RANKS", "2"))}
 # Small: others may hold most of the memory.
 ROOM: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 2**28, "distributed_executor_backend": "mp"}
 
