@@ -33,6 +33,7 @@ _EXPERTS = ("--option", "enable_expert_parallel=true")
 # Of tests/gpu/test_ranks.py.
 _ROWS = (
     *("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe"),
+    "deepseek_v3",
     *("qwen2_5_vl-data", "qwen3_vl_moe-experts"),
 )
 _STAGES = ("llama-stages", "qwen2_5_vl-stages")
@@ -91,12 +92,12 @@ def _ladder(count: int, fronts: int, folder: Path, at_once: tuple[int, ...] = (6
 
 def jobs_of(gpus: int, folder: Path) -> dict[str, list[Job]]:
     """Return the jobs of a machine with four or eight GPUs by group."""
-    cards, ranks = ",".join(map(str, range(gpus))), os.environ.get("PYTHONPATH", "")
+    cards = ",".join(map(str, range(gpus)))
     tensor = ("--option", f"tensor_parallel_size={gpus}", "--option", 'distributed_executor_backend="mp"')
     dense, moe, causes = "decode,first_token,prefill,text,images", "decode,text,prefill", "decode,rows,prefill"
     room = ("--option", "gpu_memory_utilization=0.95")
     oracle = Job("oracle", (*_PYTEST, "tests/gpu/test_ranks.py", "-k", "not stages"), 600, cards)
-    oracle = replace(oracle, command=("env", f"PYTHONPATH={ranks}", f"BEHELD_TEST_RANKS={gpus}", *oracle.command))
+    oracle = replace(oracle, command=("env", f"BEHELD_TEST_RANKS={gpus}", *oracle.command))
     return {
         "oracle": [oracle],
         "sums": [Job(f"sums-{gpus}", (*_MODULE, "benchmarks.sums", "--ranks", str(gpus)), 90, cards)],
@@ -154,11 +155,11 @@ def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
         # 100 GiB of weights on each GPU.
         "glm-whole-tp2": [_bench("glm-tp2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, limit_s=150)],
         "glm-whole-ep2": [_bench("glm-ep2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS, limit_s=150)],
-        # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
         "7B-one": [_bench("7B-tp1", "7B", dense, "", "0", 0, limit_s=150)],
         "7B-two": [_bench("7B-tp2", "7B", dense, f"{causes},new", "0,1", 0, *_TWO, limit_s=200)],
         "http-one": [_ladder(1, 1, folder), _ladder(1, 4, folder)],
         "http-two": [_ladder(2, 2, folder), _ladder(2, 4, folder)],
+        # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
         "32B-one": [_bench("32B-tp1", "32B", dense, f"{causes},new", "0", 0, *all_of_it, limit_s=240)],
         "32B-two": [_bench("32B-tp2", "32B", dense, f"{causes},new", "0,1", 0, *_TWO, *all_of_it, limit_s=200)],
         # Two rows to a process, which imports once. A row takes 75 to 115 s where seven processes run at once, most of

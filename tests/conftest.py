@@ -116,14 +116,14 @@ WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "
 ALONE = "tests/server/test_overload.py"
 
 
-def next_scope(queued: Iterable[str], beside: Iterable[str]) -> str:
-    """The scope that a process takes next while others are at those of `beside`.
+def next_scope(queued: Iterable[str], others: Iterable[str]) -> str:
+    """The scope that a process takes next while other processes are at those of `others`.
 
-    What waits stands beside what computes: two files that start servers keep each other from the cores, and then both
+    What waits goes with what computes: two files that start servers keep each other from the cores, and then both
     wait while no core computes.
     """
     scopes = [scope for scope in queued if scope != ALONE] or list(queued)
-    waits = not any(scope.startswith(WAITING) for scope in beside)
+    waits = not any(scope.startswith(WAITING) for scope in others)
     return next((scope for scope in scopes if scope.startswith(WAITING) == waits), scopes[0])
 
 
@@ -142,13 +142,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path
 
         def _assign_work_unit(self, node: Any) -> None:
-            beside = [
+            others = [
                 scope
                 for other, units in self.assigned_work.items()
                 for scope, tests in units.items()
                 if other is not node and not all(tests.values())
             ]
-            self.workqueue.move_to_end(next_scope(self.workqueue, beside), last=False)
+            self.workqueue.move_to_end(next_scope(self.workqueue, others), last=False)
             super()._assign_work_unit(node)
 
     return FilesAndFamilies(config, log)

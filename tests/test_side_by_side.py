@@ -16,7 +16,7 @@ def test_the_folders_and_the_file_are_there() -> None:
     assert [str(path.relative_to(ROOT)) for path in marked if path != Path(__file__)] == [ALONE]
 
 
-def test_what_waits_stands_beside_what_computes() -> None:
+def test_what_waits_goes_with_what_computes() -> None:
     queued = ["tests/oracle llama", "tests/server/test_a.py", "tests/jobs/test_b.py", "tests/quant/test_c.py", ALONE]
     assert next_scope(queued, []) == "tests/server/test_a.py"
     assert next_scope(queued, ["tests/text/test_d.py"]) == "tests/server/test_a.py"

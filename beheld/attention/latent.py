@@ -36,7 +36,7 @@ class Growth(NamedTuple):
 
 
 class LatentTurn(NamedTuple):
-    """What a token's queries and latent lack as products give them: the latent's RMS norm, and the rotation.
+    """The latent's RMS norm and the rotation of queries and keys, which are applied to what products give.
 
     A rotated pair of numbers ends in two halves: the first of all pairs, then the second.
 

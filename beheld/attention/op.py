@@ -136,7 +136,8 @@ def attend_latent_row(
     kv, metadata = context.kv.get(layer), context.metadata
     attend = getattr(context.backend, "attend_latent_row", None)
     alone = context.tail is None and not metadata.stored and metadata.num_decodes == len(metadata.starts) == 1
-    if attend is None or not alone or not isinstance(kv, LayerLatent) or kv.latents.shape[2] != latent_W.numel():
+    fits = isinstance(kv, LayerLatent) and kv.latents.shape[2] == latent_W.numel() and up_HDR.is_contiguous()
+    if attend is None or not alone or not fits:
         q_1HC, latent_1W = turned(q_HC.unsqueeze(0), latent_W.unsqueeze(0), turn)
         return attend_latent(layer, q_1HC.transpose(0, 1).unsqueeze(0), latent_1W[None, None], up_HDR, scale)[0, 0]
     context.called[layer] = context.called.get(layer, 0) + 1

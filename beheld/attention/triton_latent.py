@@ -207,7 +207,7 @@ def _join(
 
 @triton.jit
 def _turned(pair_ptr, cos_ptr, sin_ptr, there_B, ROTARY: tl.constexpr, B: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return rotated numbers (B) in float32, each product rounded; see latent.LatentTurn."""
+    """Return rotated numbers (B) in the type of `pair_ptr`, each product rounded to it; see latent.LatentTurn."""
     half: tl.constexpr = ROTARY // 2
     b_B = tl.arange(0, B)
     first_B = b_B < half
@@ -400,7 +400,9 @@ def tiles_of(heads: int, rows: int) -> int:
     and half the registers; of more heads, too many tiles would read the same latents.
     """
     most = _MOST_HEADS // 2 if rows == 1 and heads <= _MOST_HEADS else _MOST_HEADS
-    return next(tiles for tiles in range(1, heads + 1) if heads % tiles == 0 and heads // tiles <= most)
+    found = next(tiles for tiles in range(1, heads + 1) if heads % tiles == 0 and heads // tiles <= most)
+    # 25 heads, or a prime number of them, would be cut into too many tiles.
+    return 1 if heads <= _MOST_HEADS and found > 2 else found
 
 
 def decode(

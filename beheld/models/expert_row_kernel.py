@@ -106,7 +106,8 @@ def _outer(
     first = tl.program_id(0)
     programs = tl.num_programs(0)
     a_A = tl.arange(0, A)
-    expert = tl.load(choice_ptr).to(tl.int64)
+    # From L2: before the wait L1 may still hold another layer's choices.
+    expert = tl.load(choice_ptr, cache_modifier=".cg").to(tl.int64)
     line = tl.minimum(expert, num_experts - 1) * num_outputs + first
     line_ptr = weight_ptr + line * num_inputs
     w_A = tl.load(line_ptr + a_A, mask=a_A < num_inputs, other=0.0)
@@ -121,7 +122,7 @@ def _outer(
             last = choice == choices - 1
             following = tl.where(last, n + programs, n)
             inside = tl.where(following < num_outputs, num_inputs, 0)
-            next_expert = tl.load(choice_ptr + tl.where(last, 0, choice + 1)).to(tl.int64)
+            next_expert = tl.load(choice_ptr + tl.where(last, 0, choice + 1), cache_modifier=".cg").to(tl.int64)
             next_line = tl.minimum(next_expert, num_experts - 1) * num_outputs + tl.minimum(following, num_outputs - 1)
             next_ptr = weight_ptr + next_line * num_inputs
             next_A = tl.load(next_ptr + a_A, mask=a_A < inside, other=0.0)

@@ -157,7 +157,8 @@ def _outer(
     w_A = ()
     w_B = ()
     for c in tl.static_range(C):
-        expert = tl.minimum(tl.load(choice_ptr + c).to(tl.int64), num_experts - 1)
+        # From L2: before the wait L1 may still hold another layer's choices.
+        expert = tl.minimum(tl.load(choice_ptr + c, cache_modifier=".cg").to(tl.int64), num_experts - 1)
         line_ptr = weight_ptr + (expert * num_outputs + n) * units
         w_A = w_A + (tl.load(line_ptr + a_A, mask=a_A < units, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
         if B > 0:

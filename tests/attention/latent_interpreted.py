@@ -85,7 +85,7 @@ def test_a_tail_stores_alone() -> None:
     assert torch.equal(case.kv.latents.flatten(0, 1)[case.metadata.groups[0].slots_T], case.latent_TW)
 
 
-@pytest.mark.parametrize(("interleaved", "grows"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("interleaved", "grows"), [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("first", "shape"), [(0, ""), (20, ""), (20, "odd"), (32, ""), (100, "tiles")])
 def test_a_row_is_turned_and_stored_in_the_launch_that_absorbs_it(
     first: int, shape: str, interleaved: bool, grows: bool

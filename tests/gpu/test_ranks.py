@@ -20,7 +20,17 @@ from tests.oracle import cases, reference
 from tests.oracle.test_oracle import make, request
 
 # A text model, towers of several kinds, experts, latents, recurrent states, sinks.
-FAMILIES = ("llama", "qwen2_5_vl", "qwen3_vl_moe", "llava", "gemma3", "deepseek_v2", "qwen3_5", "glm4v_moe")
+FAMILIES = (
+    "llama",
+    "qwen2_5_vl",
+    "qwen3_vl_moe",
+    "llava",
+    "gemma3",
+    "deepseek_v2",
+    "deepseek_v3",
+    "qwen3_5",
+    "glm4v_moe",
+)
 TENSOR: dict[str, Any] = {"tensor_parallel_size": int(os.environ.get("BEHELD_TEST_RANKS", "2"))}
 # Small: others may hold most of the memory.
 ROOM: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 2**28, "distributed_executor_backend": "mp"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from beheld.models import normed_row_kernel
+from beheld.models import normed_row_kernel, shared_expert_kernel
 from beheld.models.normed_row_kernel import is_small, normed_row
 from beheld.models.one_row import OneRowLinear
 from beheld.models.shared_expert_kernel import inner, outer
@@ -142,7 +143,7 @@ def test_queries_that_grow_with_positions(beta: float, monkeypatch: pytest.Monke
     assert {made.growth for made in found.values() if isinstance(made, LatentRowLayer)} == {(0.1, 8192.0)}
 
 
-CHANGES = ("activation", "shared expert", "rotation", "norm", "latent norm", "choice")
+CHANGES = ("activation", "shared expert", "rotation", "norm", "latent norm", "choice", "limit", "kernel")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -170,7 +171,16 @@ def test_a_layer_that_computes_something_else_is_not_taken(change: str, monkeypa
         route = kinds[2].forward
         last = lambda self, x: (*route(self, x)[:2], route(self, x)[2] * 0)  # noqa: E731
         monkeypatch.setattr(kinds[2], "forward", last)
+    if change == "limit":
+        gate = modeling.Glm4MoeLiteExperts._apply_gate
+        # No row of a trial reaches it.
+        limited = lambda self, x: gate(self, x.clamp(-50, 50))  # noqa: E731
+        monkeypatch.setattr(modeling.Glm4MoeLiteExperts, "_apply_gate", limited)
+    if change == "kernel":
+        # As Triton's own errors, which have no class but this in common with others.
+        fails = Mock(side_effect=type("OutOfResources", (Exception,), {})())
+        monkeypatch.setattr(shared_expert_kernel, "inner", fails)
     text, found = layers_of("glm4_moe_lite")
     experts = {layer for layer in text.layers if hasattr(layer.mlp, "experts")}
     assert not experts & set(found)
-    assert not found or change in ("shared expert", "choice")
+    assert not found or change in ("shared expert", "choice", "limit", "kernel")

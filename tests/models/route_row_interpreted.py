@@ -107,7 +107,7 @@ def test_groups(groups: tuple[int, int], experts: int, normed: bool) -> None:
     free = own(x_RH)[2]
     own.num_group, own.topk_group = groups
     # The limits matter.
-    assert any(set(a.tolist()) != set(b[2][0].tolist()) for a, b in zip(free, want, strict=True))
+    assert any(set(a.tolist()) != set(b[2][0].tolist()) for a, b in zip(free[:4], want[:4], strict=True))
     assert use_row_routers(nn.ModuleList([own]), torch.float32, Changes(), RankTrial(None)) == 1
     # The interpreter takes a tenth of a second for each.
     for x_1H, wanted in zip(x_RH[:4].split(1), want[:4], strict=True):

@@ -136,7 +136,7 @@ def test_69_sigterm_while_it_loads_ends_all_of_it_with_0() -> None:
 
 
 @pytest.mark.parametrize(
-    "signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=["time is up", "second signal"]
+    "signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["time is up", "second signal"]
 )
 def test_69_answers_that_are_cut_off_say_so(signals: list[signal.Signals], tmp_path: Path) -> None:
     """One in a stream, others that have not begun; nobody is told of a mistake, and the engine ends by itself. A second

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from beheld.attention.latent import Growth, LatentTurn, LatentUp, turned
 from beheld.attention.op import attend_latent_row
-from beheld.core.errors import first_line
+from beheld.core.errors import EngineDeadError, first_line
 from beheld.models.one_row import OneRowLinear, early_start
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.one_row_layer import (
@@ -45,7 +45,7 @@ logger = get_logger(__name__)
 AttendRow = Callable[[int, Tensor, Tensor, LatentTurn, Tensor, float], Tensor]
 # Families' names of experts' routers.
 _ROUTERS = ("gate", "router")
-# More are a loop that is not unrolled.
+# Its kernels unroll the choices; with more, a layer does not have the form.
 _MOST_CHOICES = 16
 
 
@@ -268,6 +268,8 @@ def _mlp(mlp: Any, norm: Norm) -> GatedRow | SharedExpertRow | None:
     # Both are attributes of a router, and of experts, whose trials said that the kernels of a row give what they gave.
     if router is None or "row_rule" not in vars(router) or "forward" not in vars(experts) or tanh is None:
         return None
+    if not _gate_is_an_activation(experts, tanh):
+        return None
     weights = [getattr(experts, name, None) for name in ("gate_up_proj", "down_proj")]
     if getattr(experts, "has_bias", True) or any(not isinstance(each, Tensor) or each.dim() != 3 for each in weights):
         return None
@@ -280,6 +282,15 @@ def _mlp(mlp: Any, norm: Norm) -> GatedRow | SharedExpertRow | None:
     if rule.choices > _MOST_CHOICES or not router.weight.is_contiguous():
         return None
     return SharedExpertRow(norm, router, rule, experts, gate_up, down, tanh)
+
+
+def _gate_is_an_activation(experts: Any, tanh: bool) -> bool:
+    """Return whether experts' gate multiplies an activation alone, of large numbers too: a limit would not be seen in
+    a trial of normalized rows."""
+    both = torch.linspace(-100, 100, 512).view(2, 256)
+    gate, up = both.chunk(2, dim=-1)
+    activated = nn.functional.gelu(gate, approximate="tanh") if tanh else nn.functional.silu(gate)
+    return torch.allclose(experts._apply_gate(both), activated * up, rtol=1e-4, atol=1e-3)
 
 
 def _gated(mlp: Any) -> tuple[nn.Module | None, Any]:
@@ -302,7 +313,9 @@ def _same(made: LatentRowLayer, seen: Seen, trial: RankTrial) -> bool:
     made.attend = attend
     try:
         given = made(seen.hidden, **seen.keywords)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except EngineDeadError:
+        raise
+    except Exception as error:  # Triton's errors have no class in common with others.
         logger.debug("A layer of latents does not have the single-row form: %s", first_line(error))
         trial.failed(error)
         return False

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from beheld.attention.latent import LatentUp, expanded
 from beheld.attention.op import attend_layer
-from beheld.core.errors import first_line
+from beheld.core.errors import EngineDeadError, first_line
 from beheld.models.one_row import AddingLinear, early_start
 from beheld.models.surgery.rank_trial import RankTrial
 from beheld.utils.log import get_logger
@@ -149,7 +149,7 @@ def _as_rows(norm: Norm, hidden_states: Tensor) -> Tensor:
 
 
 LayerT = TypeVar("LayerT", bound=OneRowLayer)
-# What finds another form of a layer: of the layer, its trials, and what ranks agree by.
+# Tries one form: of a layer, what was seen of it, and what ranks agree by; returns None if the layer has another form.
 Form = Callable[[Any, Sequence["Seen"], RankTrial], Callable[..., Tensor] | None]
 
 
@@ -323,7 +323,9 @@ def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
     made.attend = attend
     try:
         given = made(seen.hidden, **seen.keywords)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except EngineDeadError:
+        raise
+    except Exception as error:  # Triton's errors have no class in common with others.
         logger.debug("A layer does not have the single-row form: %s", first_line(error))
         trial.failed(error)
         return False
