@@ -143,7 +143,7 @@ def test_a_row_of_the_null_block_is_not_stored() -> None:
     ("heads", "rows", "tiles"),
     [
         *((1, 1, 1), (20, 2, 1), (20, 1, 2), (16, 1, 1), (32, 2, 1), (32, 1, 2), (40, 2, 2), (40, 1, 2), (128, 1, 4)),
-        *((64, 2, 2), (128, 2, 4), (37, 2, 37), (66, 2, 3)),
+        *((64, 2, 2), (128, 2, 4), (37, 2, 37), (66, 2, 3), (25, 1, 1), (19, 1, 1)),
     ],
 )
 def test_heads_are_cut_into_equal_tiles(heads: int, rows: int, tiles: int) -> None:
