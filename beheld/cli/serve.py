@@ -228,6 +228,17 @@ def _on_cores_alone(options: dict[str, Any]) -> bool:
 
 def _forked() -> Spawned:
     """Start the process of an engine that competes for cores with this one: libraries are imported once for both."""
+    from beheld.engine.forked import can_fork
+
+    if not can_fork():
+        from beheld.engine.process import spawn
+
+        # It loads its libraries while this one loads its own.
+        return spawn()
+    if "OMP_NUM_THREADS" not in os.environ:
+        # NumPy takes the number of its threads as it is loaded, and work in this process takes milliseconds. The
+        # engine's copy computes with torch.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from beheld.api.start import fork_engine
 
     return fork_engine()

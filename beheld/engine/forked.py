@@ -10,9 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 
 _LOOK_S = 0.01
 _STANDARD_STREAMS = 3
+# The highest descriptor that is closed where the system does not list the open ones.
+_MAX_FILE = 1 << 16
 
 
 class ForkedProcess:
@@ -25,7 +28,7 @@ class ForkedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._code: int | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def poll(self) -> int | None:
         """None while it runs, else its exit code: that of a signal is negative."""
@@ -55,8 +58,10 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        # Another thread that found the end in between would free the id.
+        with self._lock:
+            if self.poll() is None:
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def can_fork() -> bool:
@@ -72,18 +77,29 @@ def fork(child: Callable[[int], None], file: int, name: str) -> ForkedProcess:
         file: the one descriptor that stays open in the copy, next to the standard streams.
         name: of up to 15 letters, by which lists of processes tell the copy from this one.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
-        # The warning is about threads of libraries such as OpenBLAS, which ends and restarts its own around a fork.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+    for stream in (sys.stdout, sys.stderr):
+        # None or closed, where the parent was started without it.
+        with suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+    # Until the copy has left them, it would run the parent's handlers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pid = -1
+    try:
+        with warnings.catch_warnings():
+            # The warning is about threads of libraries such as OpenBLAS, which ends and restarts its own around a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    finally:
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if pid:
         return ForkedProcess(pid)
     code = 1
     try:
         _detach(file)
-        with open("/proc/self/comm", "w", encoding="ascii") as comm:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Some sandboxes have a /proc that cannot be written.
+        with suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as comm:
             comm.write(name)
         child(file)
         code = 0
@@ -99,7 +115,14 @@ def _detach(file: int) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    for open_file in map(int, os.listdir("/proc/self/fd")):
+    try:
+        open_files = list(map(int, os.listdir("/proc/self/fd")))
+    except OSError:
+        most = os.sysconf("SC_OPEN_MAX")
+        os.closerange(_STANDARD_STREAMS, file)
+        os.closerange(max(_STANDARD_STREAMS, file + 1), _MAX_FILE if most < 0 else min(most, _MAX_FILE))
+        return
+    for open_file in open_files:
         if open_file >= _STANDARD_STREAMS and open_file != file:
             try:
                 os.close(open_file)

@@ -382,7 +382,11 @@ def _run(link: Link | StreamLink) -> None:
     begin_driver(None)
     with paused_collector():
         preload()
-    args = link.receive()
+    try:
+        args = link.receive()
+    except EOFError:
+        # The other side has refused the options, and has said why.
+        return
     try:
         with paused_collector():
             decided = resolve_and_decide(args)

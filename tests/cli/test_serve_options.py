@@ -264,6 +264,30 @@ def test_a_server_whose_copy_is_the_engine_computes_on_one_thread_itself(given: 
     assert _asked(_ASKED + _COPIED + _RUN, "process", given) == told
 
 
+def test_an_engine_that_cannot_be_a_copy_starts_before_the_server_loads_libraries() -> None:
+    apart = """
+import threading
+serve.has_accelerator = lambda device: False
+process.spawn = lambda: "torch" in sys.modules
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+    assert _asked(_ASKED + apart + _RUN, "process", None) == "False 1 False"
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "1"), ("2", "None")])
+def test_beside_its_copy_the_servers_numpy_has_one_thread(given: str | None, told: str) -> None:
+    early = """
+serve.has_accelerator = lambda device: False
+class Stops:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            print(os.environ.get("OPENBLAS_NUM_THREADS"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Stops())
+"""
+    assert _asked(_ASKED + early + _RUN, "process", given) == told
+
+
 def _asked(code: str, engine: str, given: str | None) -> str:
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     own |= {} if given is None else {"OMP_NUM_THREADS": given}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from beheld.engine import process
+from beheld.engine import process, setup
+from beheld.engine.codec import CODEC
+from beheld.engine.forked import ForkedProcess
+from beheld.sandbox.link import Link, pair
 
 # Each runs in a process of its own: pytest's may have threads, and a copy of it would be large.
 _KEPT = """
@@ -52,6 +57,45 @@ copy.kill()
 print(copy.wait(60), copy.wait())
 copy.kill()
 """
+# In a sandbox: no list of open files, a name that cannot be set, and no standard output.
+_BARE = """
+import builtins, os, sys
+from beheld.engine.forked import fork
+sys.stdout = None
+sys.stderr.close()
+listing, opening = os.listdir, builtins.open
+def refuses(right):
+    def refuse(path, *more, **named):
+        if str(path).startswith("/proc/self/"):
+            raise OSError(30, "Read-only file system")
+        return right(path, *more, **named)
+    return refuse
+os.listdir, builtins.open = refuses(listing), refuses(opening)
+other = os.open("/dev/null", os.O_RDONLY)
+ours, theirs = os.pipe()
+late = os.open("/dev/null", os.O_RDONLY)
+def child(file):
+    for number in (other, ours, late):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.write(file, b"closed ")
+code = fork(child, theirs, "bare").wait(60)
+os.write(1, os.read(ours, 99) + str(code).encode())
+"""
+# The signal comes before the copy has left the parent's handlers.
+_INTERRUPTED = """
+import os, signal
+from beheld.engine.forked import fork
+signal.signal(signal.SIGINT, lambda *_: print("the parent's", os.getpid() == parent, flush=True))
+parent, right = os.getpid(), os.fork
+def interrupted():
+    pid = right()
+    os.kill(os.getpid(), signal.SIGINT)
+    return pid
+os.fork = interrupted
+print(fork(lambda file: None, 2, "interrupted").wait(60), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
 
 
 def _said(code: str) -> subprocess.CompletedProcess[str]:
@@ -72,6 +116,47 @@ def test_a_copy_that_fails_or_is_killed_tells_how_it_ended() -> None:
     done = _said(_ENDS)
     assert done.stdout.splitlines() == ["1 1", "None", "not yet", "-9 -9"]
     assert "ValueError: told" in done.stderr
+
+
+def test_a_copy_starts_where_nothing_is_listed_or_named_and_streams_are_closed() -> None:
+    assert _said(_BARE).stdout == "closed closed closed 0"
+
+
+def test_a_signal_right_after_the_fork_does_not_run_the_parents_handler_in_the_copy() -> None:
+    assert _said(_INTERRUPTED).stdout.splitlines() == ["the parent's True", "-2 set()"]
+
+
+def test_a_process_that_another_thread_waits_for_is_killed_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = subprocess.Popen(["sleep", "60"])
+    copy = ForkedProcess(begun.pid)
+    right = os.kill
+    other = threading.Thread(target=copy.wait)
+
+    def kill(pid: int, number: int) -> None:
+        right(pid, number)
+        # It has ended, and is not waited for before this returns: twice the same id.
+        other.start()
+        other.join(0.2)
+        right(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    try:
+        copy.kill()
+        assert copy.wait(60) == -9
+    finally:
+        monkeypatch.undo()
+        other.join()
+        with suppress(OSError):
+            begun.kill()
+
+
+def test_an_engine_whose_options_are_refused_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "preload", lambda: None)
+    monkeypatch.setattr(process, "begin_driver", lambda device: None)
+    ours, theirs = pair()
+    ours.close()
+    with theirs:
+        process._run(Link(theirs, CODEC))
 
 
 def test_next_to_another_thread_a_new_program_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
