@@ -62,16 +62,18 @@ def _with_plugins(start: FrontStart) -> ServerOptions:
     return replace(start.options, **with_plugins({**plugins, **start.parsers}))
 
 
-def main(descriptor: int, listener: int) -> None:
+def main(descriptor: int, listener: int, table: int) -> None:
     """Be a front until a signal, or until the process that has the engine ends.
 
     Args:
         descriptor: of the connection to that process.
         listener: of the socket where clients connect.
+        table: of the fronts' table, as `Neighbours.table`.
     """
     # Until the server sets its own handler.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     share_arenas()
+    os.set_inheritable(table, False)
     link = link_to_main(descriptor, CODEC)
     start: FrontStart = link.receive()
 

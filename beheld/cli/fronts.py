@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
@@ -21,7 +22,7 @@ from beheld.core.errors import BeheldError, ConfigError, EngineDeadError
 from beheld.engine.messages import Decisions, Failed
 from beheld.engine.process import Spawned, spawn
 from beheld.engine.shared_engine import Connection, FrontRelay, SharedEngine
-from beheld.server.front_table import FrontState, FrontTable, FrontWatch
+from beheld.server.front_table import FrontState, FrontTable, FrontWatch, make_table
 from beheld.server.neighbours import Neighbours
 from beheld.server.options import ServerOptions
 from beheld.utils.log import get_logger
@@ -70,7 +71,7 @@ class Fronts:
         neighbours: the place of this process.
 
     Raises:
-        ConfigError: there is no folder for their sockets.
+        ConfigError: there is no folder for their sockets, or no memory for their table.
     """
 
     def __init__(self, count: int, args: EngineArgs, options: ServerOptions, listener: socket.socket) -> None:
@@ -85,15 +86,26 @@ class Fronts:
                 "Set TMPDIR to one that can be written, or leave --api-server-count out.",
                 param="api_server_count",
             ) from error
-        self.neighbours = Neighbours(FrontPlace(0, count), self._folder, secrets.token_bytes(16))
+        place = FrontPlace(0, count)
+        try:
+            self._file = io.FileIO(make_table(self._folder, count), "r+")
+            self._table = FrontTable(self._file.fileno(), place)
+        except OSError as error:
+            self.remove_folder()
+            raise ConfigError(
+                f"There is no room for what fronts know of each other: {error.strerror or error}.",
+                "Free some memory, or leave --api-server-count out.",
+                param="api_server_count",
+            ) from error
+        self.neighbours = Neighbours(place, self._folder, self._file.fileno(), secrets.token_bytes(16))
         if len(os.fsencode(self.neighbours.path(count - 1))) > _MAX_SOCKET_PATH:
+            self._file.close()
             self.remove_folder()
             raise ConfigError(
                 f"The folder for the sockets between fronts has too long a path: {self._folder}.",
                 f"Set TMPDIR to one of at most {_MAX_SOCKET_PATH - 30} bytes.",
                 param="api_server_count",
             )
-        self._table = FrontTable(self.neighbours.table_path, self.neighbours.place)
         self._warmed = False
         self._ending = threading.Event()
         self._lock = threading.Lock()
@@ -158,6 +170,7 @@ class Fronts:
                 front.spawned.process.wait()
         for thread in self._threads:
             thread.join(_END_S)
+        self._file.close()
         self.remove_folder()
 
     def remove_folder(self) -> None:
@@ -168,7 +181,7 @@ class Fronts:
         """Start a process and tell it what is known at once."""
         # As in this process: several threads of a small operation would only wait for the engine's cores.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        spawned = spawn(environment, "beheld.cli.front", (self._listener.fileno(),))
+        spawned = spawn(environment, "beheld.cli.front", (self._listener.fileno(), self._file.fileno()))
         place = FrontPlace(number, self.neighbours.place.count, restarts)
         front = _Front(spawned, spawned.link(CODEC), restarts)
         # A front that has ended at once is seen by who waits until it is ready.
@@ -214,9 +227,11 @@ class Fronts:
                 if watch.state(number) is not FrontState.SILENT:
                     continue
                 self._table.leave(number)
-                if watch.silence_s(number) > self._options.health_s and front.spawned.process.poll() is None:
+                # One that has not served may still be loading.
+                most_s = self._options.health_s if watch.served(number) else _START_S
+                if watch.silence_s(number) > most_s and front.spawned.process.poll() is None:
                     words = "Front %d has given no sign of life for %g s, and is ended."
-                    logger.error(words, number, self._options.health_s)
+                    logger.error(words, number, most_s)
                     self._table.reset(number, front.restarts)
                     # It does not hear a signal that it could handle.
                     front.spawned.process.kill()

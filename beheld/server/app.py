@@ -53,7 +53,7 @@ from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
 from beheld.server.keys import KeyGuard
-from beheld.server.metrics import Metrics, summed
+from beheld.server.metrics import Metrics, counted, summed
 from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
@@ -107,7 +107,7 @@ class Service:
         ChatRequest.model_rebuild()
         self.llm = llm
         self.options = options
-        self.front_table = FrontTable(neighbours.table_path, neighbours.place) if neighbours.several else None
+        self.front_table = FrontTable(neighbours.table, neighbours.place) if neighbours.several else None
         self.admission = AdmissionControl(options, self.front_table)
         self.front_watch: FrontWatch | None = None
         self.connection_counts: ConnectionCounts | None = None
@@ -143,7 +143,8 @@ class Service:
         """The application of a front, some of whose requests belong to other fronts."""
         if self.front_watch is None:
             return app
-        watch = self.front_watch
+        assert self.front_table is not None
+        watch, table = self.front_watch, self.front_table
         operators = [path for _, path, _ in self._operators_routes()]
         figures = {
             "/metrics": lambda: self.metrics.text(None, self.admission.busy),
@@ -158,6 +159,8 @@ class Service:
             figures,
             refuses=lambda scope: guard.refusal(scope) is not None,
             hangs=lambda number: watch.silence_s(number) > self.options.health_s,
+            restarts=lambda: table.column(Column.RESTARTS),
+            counted=counted,
         )
         return self._forwarding
 

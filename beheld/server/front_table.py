@@ -1,6 +1,6 @@
-"""What the fronts of one server know of each other without asking: a file that all of them map.
+"""What the fronts of one server know of each other without asking: memory that all of them map.
 
-    file    of each front: its columns, 8 bytes each
+    table   of each front: its columns, 8 bytes each
 
 A front writes its own row; the first process resets the row of one that has ended.
 """
@@ -36,28 +36,46 @@ class Column(IntEnum):
     RESTARTS = 5
 
 
+def make_table(folder: str, count: int) -> int:
+    """Make the table of so many fronts, and return its descriptor.
+
+    Args:
+        folder: where it is a file, on a system that has no files in memory alone.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("beheld-fronts")
+    else:
+        file = os.open(Path(folder, "table"), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        # Who writes to a file that lacks blocks is ended where there is no room for them.
+        os.posix_fallocate(file, 0, _size(count))
+        table = FrontTable(file, FrontPlace(0, count))
+    except BaseException:
+        os.close(file)
+        raise
+    for number in range(count):
+        table.reset(number, 0)
+    return file
+
+
+def _size(count: int) -> int:
+    return 8 * len(Column) * count
+
+
 class FrontTable:
     """The table of all fronts.
 
     Args:
-        path: the file, which the first front makes.
+        file: its descriptor, from `make_table`; not used once the table is mapped.
         place: which front this process is.
     """
 
-    def __init__(self, path: Path, place: FrontPlace) -> None:
+    def __init__(self, file: int, place: FrontPlace) -> None:
         self.place = place
-        size = 8 * len(Column) * place.count
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            made = place.number == 0 and not os.fstat(file).st_size
-            if made:
-                os.ftruncate(file, size)
-            self._cells = memoryview(mmap.mmap(file, size)).cast("q")
-        finally:
-            os.close(file)
-        # Once: when the first front's server is made, the others may already accept.
-        for number in range(place.count) if made else ():
-            self.reset(number, 0)
+        self._cells = memoryview(mmap.mmap(file, _size(place.count))).cast("q")
 
     def put(self, column: Column, value: int) -> None:
         """Set a cell of this front."""
@@ -84,10 +102,9 @@ class FrontTable:
     def reset(self, number: int, restarts: int) -> None:
         """Set the row of a front that has ended, or that is started anew."""
         row = number * len(Column)
+        values = {Column.SHARE: AWAY, Column.RESTARTS: restarts}
         for column in Column:
-            self._cells[row + column] = 0
-        self._cells[row + Column.SHARE] = AWAY
-        self._cells[row + Column.RESTARTS] = restarts
+            self._cells[row + column] = values.get(column, 0)
 
     def leave(self, number: int) -> None:
         """Let the others accept what a front would, until it says anew what it has."""
@@ -127,12 +144,15 @@ class FrontWatch:
         """How long a front that serves has been silent."""
         return self._silence_s[number]
 
+    def served(self, number: int) -> bool:
+        """Whether a front has served since its start: the first beat may be that of `expect`."""
+        return self._beats[number] > 1
+
     def state(self, number: int) -> FrontState:
         """What a front does."""
         if self._silence_s[number] > SILENT_S:
             return FrontState.SILENT
-        # The first one may be that of `expect`.
-        return FrontState.SERVING if self._beats[number] > 1 else FrontState.STARTING
+        return FrontState.SERVING if self.served(number) else FrontState.STARTING
 
     def reports(self) -> list[dict[str, object]]:
         """Of each front its number, its state, and how often it was started anew."""

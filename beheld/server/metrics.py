@@ -236,3 +236,20 @@ def summed(texts: Sequence[bytes]) -> bytes:
                 values[sample] += float(value)
     lines = (line if line[0] == "#" else f"{line} {values[line]}" for family in families.values() for line in family)
     return "".join(f"{line}\n" for line in lines).encode()
+
+
+def counted(texts: Sequence[bytes]) -> bytes:
+    """What fronts that have ended had counted: of their metrics those that only grow, summed."""
+    kept: list[str] = []
+    head, grows = "", False
+    for line in summed(texts).decode().splitlines():
+        if line.startswith("# HELP"):
+            head = line
+        elif line.startswith("# TYPE"):
+            name, kind = line.split(" ")[2:]
+            # The times at which counters were made are gauges by their type.
+            grows = kind in ("counter", "histogram") or name.endswith("_created")
+            kept += [head, line] if grows else []
+        elif grows:
+            kept.append(line)
+    return "".join(f"{line}\n" for line in kept).encode()

@@ -50,11 +50,13 @@ class Neighbours:
     Attributes:
         place: which of them this process is.
         folder: where their sockets are; empty if there is one front.
+        table: the descriptor of the fronts' table, the same in all; -1 if there is one front.
         secret: of the names that clients get, which all fronts give alike; empty for one of its own.
     """
 
     place: FrontPlace = ALONE
     folder: str = ""
+    table: int = -1
     secret: bytes = field(default=b"", repr=False)
 
     @property
@@ -70,11 +72,6 @@ class Neighbours:
     def path(self, number: int) -> Path:
         """The socket of a front."""
         return Path(self.folder, str(number))
-
-    @property
-    def table_path(self) -> Path:
-        """The file of the fronts' table."""
-        return Path(self.folder, "table")
 
     def listen(self) -> socket.socket:
         """This front's socket."""
@@ -110,7 +107,7 @@ class Figures:
     """What the other fronts have to add to a front's figures.
 
     Attributes:
-        texts: of each that ever answered.
+        texts: of each that ever answered, and what those had counted that were started anew.
         num_fronts: how many fronts there are, with the one that asks.
         num_new: how many of them have answered now.
     """
@@ -132,6 +129,8 @@ class Forwarding:
         figures: by path, what this front has to add to the figures of another one that asks.
         refuses: whether the application refuses a request by its frame, as it came.
         hangs: whether a front gives no sign of life.
+        restarts: how often each front was started anew.
+        counted: of the figures of fronts that have ended, what the figures of all keep.
     """
 
     def __init__(
@@ -144,6 +143,8 @@ class Forwarding:
         figures: Mapping[str, Callable[[], bytes]],
         refuses: Callable[[Scope], bool],
         hangs: Callable[[int], bool],
+        restarts: Callable[[], Sequence[int]],
+        counted: Callable[[Sequence[bytes]], bytes],
     ) -> None:
         self._app = app
         self._neighbours = neighbours
@@ -153,8 +154,12 @@ class Forwarding:
         self._figures = figures
         self._refuses = refuses
         self._hangs = hangs
-        # What each other front answered last, by its number and the path.
-        self._last: dict[tuple[int, str], bytes] = {}
+        self._restarts = restarts
+        self._counted = counted
+        # What each other front answered last, by its number and the path, and after how many restarts.
+        self._last: dict[tuple[int, str], tuple[int, bytes]] = {}
+        # Of earlier lives of fronts, by the path.
+        self._ended: dict[str, bytes] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the application here or in another process."""
@@ -230,14 +235,26 @@ class Forwarding:
     async def ask_others(self, path: str) -> Figures:
         """The figures of all other fronts; of one that does not answer soon, those that it gave last.
 
-        Sums of counters that left some out would seem to fall, and then to leap.
+        Sums of counters that left some out, or those of a front's earlier lives, would seem to fall.
         """
         numbers = [each for each in range(self._neighbours.place.count) if each != self._neighbours.place.number]
+        lives = self._restarts()
+        for number in numbers:
+            life, text = self._last.get((number, path), (lives[number], b""))
+            if life != lives[number]:
+                del self._last[number, path]
+                self._ended[path] = self._counted([self._ended.get(path, b""), text])
         found = await asyncio.gather(*(self._ask(number, path) for number in numbers))
-        new = {(number, path): text for number, text in zip(numbers, found, strict=True) if text is not None}
-        self._last.update(new)
-        known = [self._last[number, path] for number in numbers if (number, path) in self._last]
-        return Figures(known, 1 + len(numbers), 1 + len(new))
+        now = self._restarts()
+        num_new = 0
+        for number, answer in zip(numbers, found, strict=True):
+            # One that was started anew meanwhile may be among those that have ended.
+            if answer is not None and now[number] == lives[number]:
+                self._last[number, path] = lives[number], answer
+                num_new += 1
+        known = [self._last[number, path][1] for number in numbers if (number, path) in self._last]
+        ended = [self._ended[path]] if path in self._ended else []
+        return Figures([*known, *ended], 1 + len(numbers), 1 + num_new)
 
     async def _ask(self, number: int, path: str) -> bytes | None:
         answer = answer_of(self._neighbours.path(number), "GET", path.encode(), [(b"host", b"")], _nothing())

@@ -11,13 +11,14 @@ import pytest
 from beheld.api.front_place import FrontPlace
 from beheld.server.acceptor import Acceptor, ConnectionCounts, CountedPlaces
 from beheld.server.clients import Clients
-from beheld.server.front_table import FrontTable
+from beheld.server.front_table import FrontTable, make_table
 from beheld.server.listen import Listener
 from beheld.server.options import ServerOptions
 
 
 def tables_of(folder: Path, count: int) -> list[FrontTable]:
-    return [FrontTable(folder / "table", FrontPlace(number, count)) for number in range(count)]
+    with open(make_table(str(folder), count), "rb+") as file:
+        return [FrontTable(file.fileno(), FrontPlace(number, count)) for number in range(count)]
 
 
 def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
@@ -104,10 +105,11 @@ def accepted(listener: Listener, tables: list[FrontTable], taken: list[int], num
 
 
 def test_the_first_front_keeps_the_numbers_of_fronts_that_serve_before_it(tmp_path: Path) -> None:
-    """It makes the file for them; by the time it serves, they may have connections already."""
-    _, other = map(ConnectionCounts, tables_of(tmp_path, 2))
-    other.begin()
-    first = ConnectionCounts(FrontTable(tmp_path / "table", FrontPlace(0, 2)))
+    """By the time it serves, they may have connections already."""
+    with open(make_table(str(tmp_path), 2), "rb+") as file:
+        other = ConnectionCounts(FrontTable(file.fileno(), FrontPlace(1, 2)))
+        other.begin()
+        first = ConnectionCounts(FrontTable(file.fileno(), FrontPlace(0, 2)))
     first.begin()
     first.set(10)
     assert first.others_have_fewer()

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import socket
+import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from beheld.api.front_place import FrontPlace
+from beheld.cli import fronts
+from beheld.cli.fronts import Fronts
+from beheld.core.config import EngineArgs
+from beheld.core.errors import ConfigError
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
-from beheld.server.front_table import Column, FrontState, FrontTable, FrontWatch
+from beheld.server.front_table import Column, FrontState, FrontTable, FrontWatch, make_table
+from beheld.server.neighbours import Forwarding, Neighbours
 from beheld.server.options import ServerOptions
 
 
 def tables_of(folder: Path, count: int) -> list[FrontTable]:
-    return [FrontTable(folder / "table", FrontPlace(number, count)) for number in range(count)]
+    with open(make_table(str(folder), count), "rb+") as file:
+        return [FrontTable(file.fileno(), FrontPlace(number, count)) for number in range(count)]
 
 
 def refused(control: AdmissionControl, answers: int = 1, client: str = "") -> bool:
@@ -117,3 +132,94 @@ def test_a_front_without_beats_is_silent(tmp_path: Path, monkeypatch: pytest.Mon
     assert watch.state(1) is FrontState.SILENT
     assert watch.silence_s(1) > 8
     assert [each["state"] for each in watch.reports()] == ["serving", "silent"]
+
+
+def test_a_table_is_memory_and_without_that_a_file_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(make_table(str(tmp_path), 3), "rb"):
+        assert not list(tmp_path.iterdir())
+    monkeypatch.delattr(os, "memfd_create")
+    with open(make_table(str(tmp_path), 3), "rb+") as file:
+        assert FrontTable(file.fileno(), FrontPlace(1, 3)).column(Column.BEATS) == [0, 0, 0]
+        assert os.fstat(file.fileno()).st_blocks
+
+
+def test_without_room_for_the_table_a_server_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Fronts, "_begun", lambda *_: pytest.fail("a front was started"))
+    with socket.socket() as listener, pytest.raises(ConfigError, match="No space left"):
+        Fronts(2, EngineArgs(model="any"), ServerOptions(), listener)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("beats", "until_s"), [(1, 300.0), (2, 8.0)], ids=["starting", "serving"])
+def test_a_front_that_starts_has_longer_than_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beats: int, until_s: float
+) -> None:
+    now = 100.0
+    one, two = tables_of(tmp_path, 2)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    killed: list[float] = []
+
+    class Ending(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            now += timeout or 0.0
+            return bool(killed)
+
+    watched = Fronts.__new__(Fronts)
+    watched._table, watched._ending, watched._options = one, Ending(), ServerOptions(health_s=8.0)
+    watched._engine = SimpleNamespace(alive=True)  # type: ignore[assignment]
+    process = SimpleNamespace(poll=lambda: None, kill=lambda: killed.append(now))
+    watched._fronts = {1: SimpleNamespace(spawned=SimpleNamespace(process=process), restarts=0)}  # type: ignore[dict-item]
+    for _ in range(beats):
+        two.beat()
+    watched._watch()
+    assert killed[0] - 100 == pytest.approx(until_s, abs=1.0)
+    assert fronts._START_S == 300
+
+
+def test_what_a_front_had_counted_stays_when_it_is_started_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = tables_of(tmp_path, 2)
+    answer: bytes | None = b"5"
+
+    async def ask(self: Forwarding, number: int, path: str) -> bytes | None:
+        return answer
+
+    def counted(texts: Sequence[bytes]) -> bytes:
+        return b"kept %d" % sum(int(text.split()[-1]) for text in texts if text)
+
+    monkeypatch.setattr(Forwarding, "_ask", ask)
+    nothing: Any = None
+    asking = Forwarding(
+        nothing,
+        Neighbours(FrontPlace(0, 2)),
+        (),
+        nothing,
+        nothing,
+        {},
+        refuses=nothing,
+        hangs=nothing,
+        restarts=lambda: one.column(Column.RESTARTS),
+        counted=counted,
+    )
+
+    def told() -> tuple[list[bytes], int]:
+        figures = asyncio.run(asking.ask_others("/metrics"))
+        return list(figures.texts), figures.num_new
+
+    assert told() == ([b"5"], 2)
+    answer = None
+    assert told() == ([b"5"], 1)
+    one.reset(1, 1)
+    assert told() == ([b"kept 5"], 1)
+    answer = b"2"
+    assert told() == told() == ([b"2", b"kept 5"], 2)
+    one.reset(1, 3)
+    answer = b"1"
+    assert told() == ([b"1", b"kept 7"], 2)

@@ -341,7 +341,9 @@ def test_a_refusal_does_not_wait_for_the_body(fronted: Fronted, front: int) -> N
 
 def test_killed_front_is_started_anew_while_the_other_serves(fronted: Fronted) -> None:
     path, chats = "/v1/chat/completions", [asked(number, 200, stream=True) for number in range(3)]
-    expected = [streamed(fronted.begin("POST", path, chat, 0)) for chat in chats]
+    expected = [streamed(fronted.begin("POST", path, chat, 1)) for chat in chats]
+    count = 'beheld_requests_total{route="chat",status="200"}'
+    counted = fronted.metric(count)
     victim = fronted.fronts[1]
     mine = [fronted.begin("POST", path, chat, 0) for chat in chats]
     lost = [fronted.begin("POST", path, chat | {"max_tokens": 1500}, 1) for chat in chats]
@@ -360,6 +362,8 @@ def test_killed_front_is_started_anew_while_the_other_serves(fronted: Fronted) -
     assert fronted.fronts[1] != victim
     assert streamed(fronted.begin("POST", path, chats[0], 1)) == expected[0]
     assert fronted.ask("GET", "/metrics", front=1)[0] == 200
+    # What it had counted stays.
+    fronted.until(lambda: fronted.metric(count) >= counted + len(mine), 20)
 
 
 def test_sigterm_drains_all_fronts(fronted: Fronted) -> None:
