@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from beheld.api.async_llm import EngineStats
 from beheld.api.vllm_counts import values_of
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
+from beheld.core.request import FinishReason
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -70,6 +71,13 @@ class VllmMetrics(Collector):
         self._success = Counter(
             "vllm:request_success", "Answers that ended.", (*_LABELS, "finished_reason"), registry=registry
         )
+        # Without a value they would be absent until a request has ended, and a rate would miss the first.
+        for metric in (*(each for each, _ in self._stages), self._num_prompt, self._num_answer):
+            metric.labels(model, "0")
+        for counter in (self._prompt, self._answer):
+            counter.labels(model, "0")
+        for reason in FinishReason:
+            self._success.labels(model, "0", reason)
         registry.register(self)
 
     def generated(self, last: RequestOutput | PoolingRequestOutput, answer_tokens: int) -> None:

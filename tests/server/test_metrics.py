@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.engine.stats import EngineStats
 from beheld.scheduler.step_builder import SchedulerStats
-from beheld.server.metrics import Metrics, summed
+from beheld.server.metrics import Metrics, counted, summed
 
 COUNTS = SchedulerStats(
     num_running=0,
@@ -71,6 +71,7 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name.startswith("vllm:") and sample.labels.items() >= {("model_name", "mine"), ("engine", "0")}
+        if sample.labels.get("finished_reason", "length") == "length"
     }
     assert {
         "vllm:num_requests_running": 2,
@@ -89,6 +90,33 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
         "vllm:request_decode_time_seconds_count": 1,
     }.items() <= found.items()
     assert 'finished_reason="length"' in text
+
+
+def test_before_the_first_request_counters_of_vllms_are_0() -> None:
+    """One that is absent until then gives a rate that misses the first request."""
+    found = dict(line.rsplit(" ", 1) for line in Metrics("mine").text(None, 0).decode().splitlines())
+    labels = 'engine="0",model_name="mine"'
+    for name in (
+        f"vllm:prompt_tokens_total{{{labels}}}",
+        f"vllm:generation_tokens_total{{{labels}}}",
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="mine"}',
+        f"vllm:request_prompt_tokens_count{{{labels}}}",
+        f"vllm:request_generation_tokens_count{{{labels}}}",
+        f"vllm:time_to_first_token_seconds_count{{{labels}}}",
+        f"vllm:e2e_request_latency_seconds_sum{{{labels}}}",
+    ):
+        assert float(found[name]) == 0
+
+
+def test_of_fronts_that_have_ended_counters_and_histograms_are_kept() -> None:
+    metrics = Metrics()
+    metrics.answered("chat", 200, 0.003)
+    kept = counted([b"", metrics.text(None, 2)])
+    found = dict(line.rsplit(" ", 1) for line in counted([kept, kept]).decode().splitlines() if line[:1] != "#")
+    assert float(found['beheld_requests_total{route="chat",status="200"}']) == 2
+    assert float(found['beheld_request_seconds_count{route="chat"}']) == 2
+    assert 'beheld_requests_created{route="chat",status="200"}' in found
+    assert not [name for name in found if name.startswith(("beheld_answers_in_work", "beheld_held_bytes"))]
 
 
 def test_metrics_of_several_fronts_are_summed() -> None:
