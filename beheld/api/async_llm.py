@@ -58,6 +58,7 @@ from beheld.engine.process import Spawned
 from beheld.engine.stats import EngineReport, EngineState, EngineStats
 from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
+from beheld.inputs.prompt.template import text_of
 from beheld.inputs.sampling import option_checks
 from beheld.inputs.stages import ReadRequest
 from beheld.platform.room import check_room
@@ -211,7 +212,8 @@ class AsyncLLM:
         self._engine: Engine = remote.engine
         self._inputs = remote.inputs
         self._defaults = self._inputs.default_params()
-        self._scoring_template = args.chat_template
+        # Read once, as those of conversations.
+        self._scoring_template = text_of(args.chat_template) if args.chat_template else None
         self.host = HostTurns()
         self._pools = Pools(self.host, remote.place)
         # Texts to be pooled come in lists: those of one turn of the loop are prepared and submitted together.
@@ -339,7 +341,7 @@ class AsyncLLM:
             prepared: as for `chat`.
 
         Yields:
-            One output, with `beam_width` answers, the best first.
+            One output, with up to `beam_width` answers, the best first.
 
         Raises:
             UserError, EngineError: a request failed.
@@ -355,7 +357,7 @@ class AsyncLLM:
         # The input may be large, and the search may take long.
         del prompt, order
         prepared()
-        search = BeamSearch(first.token_ids, params, sorted(self.info.eos_ids), self.config.max_model_len)
+        search = BeamSearch(first.token_ids, params, sorted(self._inputs.compiler.eos_ids), self.config.max_model_len)
         output: RequestOutput | None = None
         while search.beams:
             asked = [
@@ -768,7 +770,7 @@ class AsyncLLM:
 
     @property
     def scoring_template(self) -> str | None:
-        """The template that makes the prompt of a pair: the engine's, or the model's own, if there is one."""
+        """The text of the template that makes the prompt of a pair: the engine's, or the model's own; None without."""
         own = "" if self.info.pooler is None else self.info.pooler.pair_template
         return self._scoring_template or own or None
 

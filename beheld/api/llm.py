@@ -247,10 +247,16 @@ class LLM:
             concurrency_limit: the most prompts that are searched at the same time; None for all.
 
         Returns:
-            One output per prompt, in order, with `beam_width` sequences.
+            One output per prompt, in order, with up to `beam_width` sequences.
         """
         return beam_search(
-            self, prompts, checked(params), lora_request, concurrency_limit, sorted(self._info.eos_ids), self._config
+            self,
+            prompts,
+            checked(params),
+            lora_request,
+            concurrency_limit,
+            sorted(self._inputs.compiler.eos_ids),
+            self._config,
         )
 
     # ------------------------------------------------------------------ pooling

@@ -16,7 +16,7 @@ from typing import Any
 
 from beheld.core.errors import ParamsError
 from beheld.core.outputs import Logprob
-from beheld.core.params import StructuredOutputs, number, whole
+from beheld.core.params import MAX_LOGPROB_TOKEN_IDS, StructuredOutputs, number, sequence, whole
 from beheld.core.request import LoRARequest
 
 
@@ -25,7 +25,7 @@ class BeamSearchParams:
     """Parameters of a beam search.
 
     Attributes:
-        beam_width: how many sequences are kept, and how many come back.
+        beam_width: how many sequences are kept, and at most how many come back.
         max_tokens: the most tokens of an answer.
         ignore_eos: go on after a token that ends answers.
         temperature: accepted; sequences are compared by the raw log-probabilities.
@@ -36,7 +36,7 @@ class BeamSearchParams:
         allowed_token_ids: up to 128 tokens; if given, answers have no others.
 
     Raises:
-        ParamsError: a value is out of range, or there are both a grammar and allowed tokens.
+        ParamsError: a value is wrong or out of range, or there are both a grammar and allowed tokens.
     """
 
     beam_width: int
@@ -53,12 +53,29 @@ class BeamSearchParams:
         self.beam_width = int(whole("beam_width", self.beam_width, 1) or 1)
         self.max_tokens = int(whole("max_tokens", self.max_tokens, 1) or 1)
         self.length_penalty = number("length_penalty", self.length_penalty, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _allowed(self.allowed_token_ids)
         if self.allowed_token_ids is not None and self.structured_outputs is not None:
             raise ParamsError(
                 "A search follows structured_outputs or allowed_token_ids.",
                 "Leave one of them out.",
                 param="allowed_token_ids",
             )
+
+
+def _allowed(given: Any) -> list[int]:
+    name = "allowed_token_ids"
+    sequence(name, given)
+    found = [int(whole(name, token, 0)) for token in given]
+    if not found:
+        raise ParamsError(f"{name} must not be empty.", "Leave it out to allow all.", param=name)
+    if (count := len(set(found))) > MAX_LOGPROB_TOKEN_IDS:
+        raise ParamsError(
+            f"{name} of a search has {count} tokens; at most {MAX_LOGPROB_TOKEN_IDS} are allowed.",
+            "Allow fewer, or follow a grammar with structured_outputs.",
+            param=name,
+        )
+    return found
 
 
 @dataclass
@@ -133,9 +150,15 @@ class BeamSearch:
         ended: list[_Growth] = []
         grown: list[_Growth] = []
         for beam, likely in zip(self.beams, candidates, strict=True):
+            ends = False
             for token, entry in sorted(likely.items(), key=lambda pair: -pair[1].logprob)[: self.num_candidates]:
-                score = self._score(beam.cum_logprob + entry.logprob, len(beam.logprobs) + 1)
-                (ended if token in self.eos_ids else grown).append((score, beam, token, likely))
+                growth = self._score(beam.cum_logprob + entry.logprob, len(beam.logprobs) + 1), beam, token, likely
+                if token not in self.eos_ids:
+                    grown.append(growth)
+                elif not (ends and self.params.structured_outputs is not None):
+                    # A complete grammar allows every token that ends answers: one answer, ended in several ways.
+                    ended.append(growth)
+                    ends = True
         self._ended = self._best([*self._ended, *self._longer(ended)])
         self.beams = self._longer(grown)
         self._taken += 1

@@ -124,7 +124,13 @@ class Link:
         """Send a frame whose body is in a memory file."""
         kept = self._written(pieces) if size <= _MAX_KEPT_BYTES else None
         if kept is not None:
-            socket.send_fds(self._end, [_HEAD.pack(_MAGIC, _KEPT, len(label), size), label], [kept])
+            try:
+                socket.send_fds(self._end, [_HEAD.pack(_MAGIC, _KEPT, len(label), size), label], [kept])
+            except OSError:
+                # Nobody will read it.
+                with self._keeping:
+                    self._forget(kept)
+                raise
             return
         memory = _memory()
         try:
@@ -146,8 +152,18 @@ class Link:
                 file = _memory()
                 self._kept.append(file)
             os.lseek(file, 0, os.SEEK_SET)
-            _write(file, [_UNREAD, *pieces])
+            try:
+                _write(file, [_UNREAD, *pieces])
+            except OSError:
+                self._forget(file)
+                raise
             return file
+
+    def _forget(self, file: int) -> None:
+        """Close a kept file, unless `close` did."""
+        if file in self._kept:
+            self._kept.remove(file)
+            os.close(file)
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for the next value.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +138,40 @@ def test_an_ended_sequence_competes_with_longer_ones() -> None:
     assert [(s.tokens, s.finish_reason) for s in search.best()] == [([7, 1, 3], "length"), ([7, 0], "stop")]
 
 
+def test_a_complete_grammar_ends_a_sequence_once() -> None:
+    """It allows each token that ends answers: the same answer came once for each, in place of others."""
+    params = BeamSearchParams(2, 2, structured_outputs=StructuredOutputs(choice=["a", "ab"]))
+    search = BeamSearch([7], params, [0, 9], 100)
+    search.take([{1: Logprob(-0.5)}])
+    search.take([{0: Logprob(-0.1), 9: Logprob(-0.2), 2: Logprob(-3.0)}])
+    assert [s.tokens for s in search.best()] == [[7, 1, 0], [7, 1, 2]]
+
+
+def test_a_search_ends_where_a_grammar_and_generate_end(tmp_path: Path) -> None:
+    """With the tokenizer's own token, too, where the checkpoint's configurations name another."""
+    folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "c")
+    own = transformers.AutoTokenizer.from_pretrained(folder).eos_token_id
+    for name in ("config.json", "generation_config.json"):
+        if (folder / name).is_file():
+            held = json.loads((folder / name).read_text()) | {"eos_token_id": 5}
+            (folder / name).write_text(json.dumps(held))
+    params = BeamSearchParams(2, 8, structured_outputs=StructuredOutputs(choice=["a", "b"]))
+
+    async def served() -> list[str | None]:
+        llm = AsyncLLM(str(folder), dtype="float32", max_model_len=128)
+        try:
+            return [one.finish_reason async for output in llm.beam_search("x", params) for one in output.outputs]
+        finally:
+            llm.close()
+
+    with LLM(str(folder), dtype="float32", max_model_len=128) as llm:
+        assert llm._info.eos_ids == {5} != {own}
+        (output,) = llm.beam_search(["x"], params)
+    assert [one.finish_reason for one in output.sequences] == ["stop", "stop"]
+    assert {one.text for one in output.sequences} == {"xa", "xb"}
+    assert asyncio.run(served()) == ["stop", "stop"]
+
+
 def test_the_length_is_the_answer_s_with_the_token_that_ends_it() -> None:
     """As transformers counts it: a long prompt evens nothing out."""
     search = BeamSearch([7] * 50, BeamSearchParams(beam_width=2, max_tokens=2), [0], 100)
@@ -168,3 +204,10 @@ def test_what_is_refused(llm: LLM) -> None:
         llm.beam_search(["a"], None)  # type: ignore[arg-type]
     with pytest.raises(ParamsError, match="beam_width"):
         BeamSearchParams(beam_width=0, max_tokens=4)
+    many: Any
+    for many in (5, "ab", [-1], ["a"], [True], list(range(129))):
+        with pytest.raises(ParamsError, match="allowed_token_ids") as caught:
+            BeamSearchParams(2, 4, allowed_token_ids=many)
+        assert caught.value.param == "allowed_token_ids"
+    assert "Allow fewer" in caught.value.remedy
+    assert BeamSearchParams(2, 4, allowed_token_ids=[*range(128), 0]).allowed_token_ids == [*range(128), 0]

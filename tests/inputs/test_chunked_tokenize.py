@@ -202,7 +202,7 @@ def test_long_text_of_users_has_the_same_ids_whatever_its_length(tokenizer: Any)
     text = next(long_texts())
     for first in (True, False):
         parts = [text, spelled, " and on"]
-        whole = plain._backend.encode(("" if first else "\U0010fff0") + "".join(parts), add_special_tokens=False).ids[
+        whole = plain.backend.encode(("" if first else "\U0010fff0") + "".join(parts), add_special_tokens=False).ids[
             0 if first else 1 :
         ]
         if plain._ids.isdisjoint(whole):

@@ -35,6 +35,14 @@ SHARED_ITEMS = (("qwen2_5_vl", 2), ("qwen3_vl_moe", 2))
 ON_FOUR = ("llama", "llava", "qwen2_5_vl", "qwen3_vl_moe", "gemma3", "glm4v_moe_fp8", "deepseek_v2", "qwen3_5")
 LONG_FORM = (*EVERY_TIME, *((family, 2) for family in tiny.TINY), *((family, 4) for family in ON_FOUR))
 FAMILIES = tuple(dict.fromkeys(LONG_FORM)) if LONG else EVERY_TIME
+# Of a plain kind; then with experts for all tokens, in groups, for text and for images, and in FP8.
+ALL_WITH_EXPERTS = (
+    *("qwen3_vl_moe", "glm4v_moe", "glm4v_moe_fp8", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    *("ernie4_5_vl_moe", "qwen3_omni_moe", "qwen3_5_moe", "qwen3_next", "granitemoehybrid"),
+)
+# Every rank has all of these, and the engine says why: the two kinds are converted as they are loaded.
+WHOLE_EXPERTS = ("ernie4_5_vl_moe",)
+WITH_EXPERTS = ALL_WITH_EXPERTS if LONG else ALL_WITH_EXPERTS[:1]
 # No part of the text models of these is cut, and the engine says why: layers have another form, or are converted.
 WHOLE = ("florence2", "molmo", "molmo2")
 
@@ -158,11 +166,13 @@ def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: 
         LLM(str(tmp_path), dtype="float32", max_model_len=64, **more)
 
 
-def test_experts_are_shared_out_whole() -> None:
-    family = "qwen3_vl_moe"
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_experts_are_shared_out_whole(family: str) -> None:
     with make(family, cases.options(family, "cut") | RANKS | {"enable_expert_parallel": True}) as llm:
-        model: Any = executor_of(llm)._local.runner._adapter.model  # type: ignore[attr-defined]
-        assert any(isinstance(module, SomeExperts) for module in model.modules())
+        target = executor_of(llm)._local.runner._adapter.surgery.target  # type: ignore[attr-defined]
+        shared_out = any(isinstance(module, SomeExperts) for module in target.model.modules())
+        assert shared_out == (family not in WHOLE_EXPERTS)
+        assert shared_out or any("converted" in part for part in target.shards.whole)
         check(llm, family, cases.mixed(family)[:4])
 
 
@@ -174,6 +184,15 @@ def test_states_of_sounds_are_the_same_on_all_ranks() -> None:
         whisper.check(llm, *whisper.ALL[1::-1])
     with pytest.raises(ConfigError, match="states of media"):
         whisper.make(**RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2})
+
+
+@pytest.mark.skipif(not LONG, reason="the long form's")
+def test_stages_resume_preempted_sequences() -> None:
+    family = "llama"
+    more = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "async_scheduling": True}
+    with make(family, cases.tight(family) | RANKS | more) as llm:
+        check(llm, family, cases.crowd(family))
+        assert llm.stats().scheduler.num_preemptions > 0
 
 
 def test_preempted_sequences_resume_and_adapters_are_shared_out(tmp_path: Path) -> None:
@@ -215,11 +234,12 @@ def answers(llm: LLM) -> list[Any]:
     ]
 
 
-def test_every_option_gives_the_same_tokens() -> None:
+@pytest.mark.parametrize("form", [{}, *([{"tensor_parallel_size": 1, "pipeline_parallel_size": 2}] if LONG else [])])
+def test_every_option_gives_the_same_tokens(form: dict[str, Any]) -> None:
     options: dict[str, Any] = cases.ROOMY | {"device": "cpu"}
     with make("llama", options) as llm:
         wanted = answers(llm)
-    with make("llama", options | RANKS) as llm:
+    with make("llama", options | RANKS | form) as llm:
         assert answers(llm) == wanted
 
 

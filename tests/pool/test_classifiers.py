@@ -273,6 +273,39 @@ def test_truncation_cuts_a_pairs_document(reranker: LLM) -> None:
     assert tokenizer.decode(cut[0].prompt_token_ids).endswith("Answer:")
 
 
+@pytest.mark.parametrize(
+    "document", ["dogs <|im_end|><|im_end|><|im_end|> sat", "a dog 😀", "😀😀 a", "a " * 40 + "😀"]
+)
+def test_a_document_is_cut_as_the_prompt_spells_it(reranker: LLM, document: str) -> None:
+    """What spells a special token is letters there, and a character of several tokens goes as a whole."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.checkpoint("qwen2"))
+    asked: dict[str, Any] = {"chat_template": TEMPLATE, "use_tqdm": False}
+    (whole,) = reranker.score("a cat", document, **asked)
+    (empty,) = reranker.score("a cat", "", **asked)
+    most, least = len(whole.prompt_token_ids), len(empty.prompt_token_ids)
+    for keep in range(most - 1, least, -1):
+        params = PoolingParams(truncate_prompt_tokens=keep)
+        found = reranker.score("a cat", document, pooling_params=params, **asked)[0].prompt_token_ids
+        # At most one character more than needed goes, and blanks next to it.
+        assert keep - 6 <= len(found) <= keep
+        head, _, rest = tokenizer.decode(found).partition("<document>: ")
+        assert head == "<query>: a cat"
+        assert rest.endswith("Answer:")
+        assert document.startswith(rest.removesuffix("Answer:").rstrip("\n"))
+
+
+def test_a_tokenizer_without_places_cuts_the_prompts_end(reranker: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its tokens stand is unknown, so that no document can be cut: the request was refused."""
+    asked: dict[str, Any] = {"chat_template": TEMPLATE, "use_tqdm": False}
+    (whole,) = reranker.score("a cat", "a dog in a red house", **asked)
+    monkeypatch.setattr(type(reranker._inputs.tokenizer), "is_fast", False)
+    keep = len(whole.prompt_token_ids) - 3
+    cut = reranker.score(
+        "a cat", "a dog in a red house", pooling_params=PoolingParams(truncate_prompt_tokens=keep), **asked
+    )[0]
+    assert list(cut.prompt_token_ids) == list(whole.prompt_token_ids)[:keep]
+
+
 def test_qwen3_rerankers_prompt(reranker: LLM) -> None:
     """As its model card writes it."""
     text = (

@@ -332,6 +332,13 @@ def test_a_cross_encoder_ranks_and_a_classifier_names_its_classes(tmp_path: Path
     assert (entry["num_classes"], sum(entry["probs"])) == (2, pytest.approx(1.0))
 
 
+RERANKER = {
+    "architectures": ["Qwen2ForSequenceClassification"],
+    "classifier_from_token": ["n", "y"],
+    "is_original_qwen3_reranker": True,
+}
+
+
 def test_a_pairs_template_has_the_requests_instruction(tmp_path: Path) -> None:
     folder = encoder(tmp_path / "one", "BertForSequenceClassification", num_labels=1)
     template = "{{ instruction }}{% for message in messages %} {{ message.content }}{% endfor %}"
@@ -344,6 +351,21 @@ def test_a_pairs_template_has_the_requests_instruction(tmp_path: Path) -> None:
     finally:
         served.close()
     assert one["data"] == same["data"] != other["data"]
+    written = tmp_path / "pair.jinja"
+    written.write_text(template)
+    # A file's text, and that of a template by its name, have the place; only their names were searched.
+    for by_name in (str(written), "template_qwen3_reranker.jinja"):
+        served = Running(
+            tiny.checkpoint("qwen2"),
+            {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 8, "chat_template": by_name}
+            | {"hf_overrides": RERANKER},
+        )
+        try:
+            found = [served.post("/score", body | {"instruction": text}) for text in ("be so", "be not so")]
+        finally:
+            served.close()
+        assert [answer.status_code for answer in found] == [200, 200], found[0].text
+        assert found[0].json()["data"] != found[1].json()["data"]
     without = "{% for message in messages %} {{ message.content }}{% endfor %}"
     served = Running(folder, {"dtype": "float32", "max_num_seqs": 8, "chat_template": without})
     try:

@@ -90,6 +90,17 @@ def test_a_query_with_an_image(reranker: LLM) -> None:
     assert output.outputs.score == pytest.approx(share(logits), abs=1e-5)
 
 
+def test_a_pair_with_media_is_not_cut(reranker: LLM) -> None:
+    """Also not the text of its document: an image takes more positions than its placeholder."""
+    with pytest.raises(ParamsError, match="cannot cut a prompt with media"):
+        reranker.score(
+            [side("the same?", SIZES[0])],
+            "a dog on a chair",
+            pooling_params=PoolingParams(truncate_prompt_tokens=60),
+            use_tqdm=False,
+        )
+
+
 def test_a_reranker_gives_no_vectors(reranker: LLM) -> None:
     with pytest.raises(ParamsError, match="scores of classes"):
         reranker.embed("x", use_tqdm=False)

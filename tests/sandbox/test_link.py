@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import socket
@@ -16,7 +17,7 @@ import pytest
 from beheld.core.errors import ConfigError
 from beheld.sandbox import link as link_module
 from beheld.sandbox.codec import Codec
-from beheld.sandbox.link import MAX_LABEL_BYTES, FrameError, Link, pair
+from beheld.sandbox.link import MAX_LABEL_BYTES, FrameError, Link, NoRoomError, pair
 
 CODEC = Codec(())
 HEAD = struct.Struct("<4sBIQ")
@@ -201,6 +202,45 @@ def test_kept_files_are_written_again_only_when_they_were_read(ends: tuple[socke
     sender.close()
     # Its end of the sockets, too.
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+@pytest.mark.parametrize("step", ["written", "sent"])
+def test_a_kept_file_that_is_not_sent_gives_its_room_back(
+    step: str, ends: tuple[socket.socket, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as unread for ever, so that after as many failures no file was kept."""
+    end, link = ends
+    sender = Link(end, CODEC, max_kept=2)
+    before = len(os.listdir("/proc/self/fd"))
+    row = np.arange(200_000, dtype=np.uint8)
+    write, made, memory = link_module._write, [], link_module._memory
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ETOOMANYREFS, "no room")
+
+    def half(file: int, pieces: list[object]) -> None:
+        write(file, pieces[:1])  # type: ignore[arg-type]
+        raise OSError(errno.ENOSPC, "no room")
+
+    def counted() -> int:
+        made.append(memory())
+        return made[-1]
+
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            if step == "sent":
+                patch.setattr(socket, "send_fds", fails)
+            else:
+                patch.setattr(link_module, "_write", half)
+            with pytest.raises(NoRoomError):
+                sender.send(row)
+    assert len(os.listdir("/proc/self/fd")) == before
+    monkeypatch.setattr(link_module, "_memory", counted)
+    for _ in range(4):
+        sender.send(row)
+        assert np.array_equal(link.receive(), row)
+    assert len(made) == 1
+    sender.close()
 
 
 def test_what_is_wrong_with_a_kept_frame_costs_that_frame_alone(

@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beheld.server.delta_parser import DeltaParser
+from beheld.text.marks import Enclosed
 from beheld.text.reasoning import FORMATS as REASONING
 from beheld.text.reasoning import THINK, ReasoningSplit, splitter
 from beheld.text.tools import FORMATS, Piece, Schemas, calls_of, form_of
+from beheld.text.tools.bare import BareReader
+from beheld.text.tools.json_calls import JsonCalls
 from beheld.text.tools.literal import unescaped_keywords_of
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the \\"sky\\""}}\n</tool_call>'
@@ -320,6 +323,8 @@ SKY = '"the \\"sky\\""'
         ("llama3_json", '\n I look {"name": "f", "parameters": {}}', "\n I look", [Piece("f", "{}")]),
         ("llama3_json", '```json\nA list: {"name": "f", "parameters": {}} Done.', "```json\nA list: Done.",
          [Piece("f", "{}")]),
+        ("llama3_json", '```json\n{"x": {"y": "}"}}\nSo: {"name": "f", "parameters": {}} Done.',
+         '```json\n{"x": {"y": "}"}}\nSo: Done.', [Piece("f", "{}")]),
         ("xlam", '\nSure. [{"name": "f", "arguments": {}}]', "\nSure.", [Piece("f", "{}")]),
         ("llama3_json", '{"name": "f", "parameters": {x: }}', '{"name": "f", "parameters": {x: }}', []),
         ("llama3_json", 'So: {"name": "f", invalid json}', 'So: {"name": "f", invalid json}', []),
@@ -471,6 +476,26 @@ def test_a_call_begins_with_a_delta_without_arguments(form: str | None, named: s
     assert begun["function"] == {"name": "f", "arguments": ""}
     assert "".join(one["function"]["arguments"] for (one,) in further) == '{"x": 1}'
     assert all("id" not in one for (one,) in further)
+
+
+def test_json_behind_a_fence_is_read_in_few_steps() -> None:
+    """It was read letter by letter to its end."""
+
+    class Counted(JsonCalls):
+        num = 0
+
+        def push(self, text: str) -> tuple[str, list[Piece]]:
+            self.num += 1
+            return super().push(text)
+
+    text = "```json\n" + json.dumps({"x": ["y" * 10_000] * 14})
+    for words in (None, Enclosed()):
+        body = Counted(words=words)
+        reader = BareReader(body, ("```json", "```"))
+        shown, pieces = reader.push(text)
+        rest, further = reader.finish()
+        assert (shown + rest, pieces + further) == (text, [])
+        assert body.num < 100
 
 
 def test_blanks_in_place_of_a_bare_calls_name_take_no_time() -> None:

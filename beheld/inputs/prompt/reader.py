@@ -404,7 +404,7 @@ class PromptReader:
         self._check_size(shown, params)
         if text is not None:
             ids = self._ids_of(text, params, talk.media)
-        if (shorter := self._with_shorter_document(asked, len(ids), params)) is not None:
+        if not talk.media and (shorter := self._with_shorter_document(asked, len(ids), params)) is not None:
             return self.read_chat(shorter, params, cancel)
         ids = self._truncated(ids, params, talk.media, text)
         parsed = replace(parsed, media=self._with_audio(talk.media, parsed.options, ids))
@@ -566,7 +566,8 @@ class PromptReader:
     def _with_shorter_document(self, asked: Chat, num_ids: int, params: SamplingParams | PoolingParams) -> Chat | None:
         """Return a pair's conversation with less of its document, if truncation cuts its prompt of `num_ids` ids.
 
-        A template may put the query, or what the score is read at, after the document.
+        A template may put the query, or what the score is read at, after the document. None with a tokenizer that does
+        not say where its tokens stand.
 
         Raises:
             ParamsError: the rest of the prompt leaves no room for the document.
@@ -575,7 +576,8 @@ class PromptReader:
         last = None if self._info.pooler is None else self._info.pooler.last_id
         excess = 0 if keep is None else num_ids + (last is not None) - keep
         place = next((i for i, message in enumerate(asked.messages) if message.get("role") == "document"), None)
-        if excess <= 0 or place is None or not isinstance(params, PoolingParams):
+        fast = getattr(self._tokenizer.inner, "is_fast", False)
+        if excess <= 0 or place is None or not isinstance(params, PoolingParams) or not fast:
             return None
         document = asked.messages[place]
         content, messages = document.get("content"), list(asked.messages)
@@ -583,8 +585,8 @@ class PromptReader:
         if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
             return None
         for index, part in reversed(list(enumerate(parts))):
-            num = len(self._tokenizer.encode(part["text"], add_special_tokens=False))
-            parts[index] = {**part, "text": self.cut(part["text"], num - excess) if num > excess else ""}
+            num = len(self._tokenizer.plain_ids(part["text"]))
+            parts[index] = {**part, "text": self._shorter(part["text"], num, num - excess) if num > excess else ""}
             excess -= num
             if excess <= 0:
                 break
@@ -596,6 +598,12 @@ class PromptReader:
             )
         messages[place] = {**document, "content": parts[0]["text"] if isinstance(content, str) else parts}
         return replace(asked, messages=messages)
+
+    def _shorter(self, text: str, num: int, most: int) -> str:
+        """Return the beginning of a document of `num` ids that is about `most` ids long, and shorter than it."""
+        found = self._tokenizer.cut(text, most, plain=True)
+        # A character of several ids is never cut, and a prompt's ids at the edges of its parts are not a part's alone.
+        return found if len(found) < len(text) else text[: len(text) * most // num]
 
     def _filled(self, ids: Sequence[int]) -> Sequence[int]:
         """Return a text's ids, filled up to as many as the model was trained with, if it reads those as well."""

@@ -166,17 +166,21 @@ class StandIns:
 
 
 class PlainEncoder:
-    """Encodes text with the tokenizer's rules but without its control tokens; `longer` as of PromptTokenizer."""
+    """Encodes text with the tokenizer's rules but without its control tokens; `longer` as of PromptTokenizer.
+
+    Attributes:
+        backend: the library's tokenizer that does so; None of a slow tokenizer.
+    """
 
     def __init__(self, tokenizer: Any, control: ControlTokens, longer: str = "") -> None:
         self.control = control
         self._longer = longer
         self._ids = frozenset(control.ids.values())
-        self._backend: Any = None
+        self.backend: Any = None
         self._tokenizer = tokenizer
         if getattr(tokenizer, "is_fast", False):
-            self._backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
-            self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self._backend, longer=longer)
+            self.backend = _without(tokenizer.backend_tokenizer, frozenset(control.ids))
+            self._chunked = ChunkedTokenizer(tokenizer.backend_tokenizer, self.backend, longer=longer)
 
     def encode(self, parts: Sequence[str], *, first: bool, most: int | None = None) -> list[int]:
         """Return token ids of the concatenated `parts`, none of which is a control token.
@@ -211,7 +215,7 @@ class PlainEncoder:
     def _encode(self, text: str, first: bool, most: int | None) -> list[int]:
         if not text:
             return []
-        if self._backend is None:
+        if self.backend is None:
             ids: list[int] = self._tokenizer(
                 text, add_special_tokens=False, truncation=False, split_special_tokens=True
             )["input_ids"]

@@ -19,7 +19,7 @@ from beheld.core.errors import ModelError, PromptError, PromptTooLongError, firs
 from beheld.families import registry
 from beheld.families.inputs import FamilyInputs, ItemPlace
 from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
-from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder
+from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder, StandIns, private_letters
 from beheld.utils.gil import out_of_turn
 
 # In characters. Shorter texts are always tokenized, which is quick, so that the error can name their length.
@@ -251,13 +251,14 @@ class PromptTokenizer:
         types = found.type_ids if "token_type_ids" in tokenizer.model_input_names else ()
         return list(found.ids), types.index(1) if 1 in types else None
 
-    def cut(self, text: str, most: int, *, end: bool = False) -> str:
+    def cut(self, text: str, most: int, *, end: bool = False, plain: bool = False) -> str:
         """Return the beginning of a text that its first `most` ids spell; the text itself if it has no more.
 
         Args:
             text: any text.
             most: at least 1.
             end: return the end, which its last ids spell.
+            plain: the text is untrusted: no spelling in it is a control token.
 
         Raises:
             PromptError: there is no tokenizer, it does not say where its tokens stand, or the text contains a lone
@@ -267,7 +268,8 @@ class PromptTokenizer:
         if not getattr(tokenizer, "is_fast", False):
             raise PromptError("This tokenizer cannot cut a text.", "Use a checkpoint with a tokenizer.json.")
         _check_letters(text)
-        backend, size = self._own(tokenizer.backend_tokenizer), SHORT_TEXT
+        backend = self.plain().backend if plain else self._own(tokenizer.backend_tokenizer)
+        size = SHORT_TEXT
         while True:
             # No more is read of a long text than is needed: a cut within a word changes only ids next to it.
             read = text[-size:] if end else text[:size]
@@ -446,6 +448,11 @@ class PromptTokenizer:
             if self._plain is None:
                 self._plain = PlainEncoder(self._require(), control, self.longer)
             return self._plain
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Return the ids of untrusted text within a prompt."""
+        control, stand_ins = self.control(), StandIns(private_letters(text))
+        return self.plain().encode(stand_ins.parts(stand_ins.replace(text, control)), first=False)
 
     def ends(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the ids that the tokenizer adds before and after a text."""

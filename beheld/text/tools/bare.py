@@ -15,6 +15,7 @@ _JSON_MARKS = ("<|python_tag|>", _FENCE + "json", _FENCE)
 _PYTHON_MARKS = ("<|python_start|>", "<|python_tag|>", _FENCE + "python", _FENCE)
 _XML = "<tool_call>", "</tool_call>"
 _PYTHON_END = "<|python_end|>"
+_BRACKET = re.compile(r"[{}]")
 _BETWEEN = re.compile(r"[\s,]*")
 
 
@@ -48,13 +49,24 @@ class BareReader:
         pieces: list[Piece] = []
         place = 0
         while place < len(text):
-            # What stands before words, or before a call: only a letter at a time tells which of them comes first.
-            size = 1 if self._undecided and not self._body.called else BLOCK
-            words, found_pieces = self._body.push(text[place : place + size])
-            place += size
+            stop = self._stop(text, place)
+            words, found_pieces = self._body.push(text[place:stop])
+            place = stop
             shown.append(self._shown(words))
             pieces += found_pieces
         return "".join(shown), pieces
+
+    def _stop(self, text: str, place: int) -> int:
+        """Where the part of a text that is read next ends.
+
+        While it is not known what follows the undecided text, words or a call, no part may hold both. A call begins
+        and ends with a bracket.
+        """
+        if self._undecided and not self._body.called:
+            found = _BRACKET.search(text, place, place + BLOCK)
+            if found is not None:
+                return found.end()
+        return place + BLOCK
 
     def finish(self) -> tuple[str, list[Piece]]:
         """As ToolReader."""
