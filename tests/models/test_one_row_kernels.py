@@ -36,6 +36,10 @@ DECODE = {
 DECODE |= {"WIDTH": 64, "V_WIDTH": 64, "PARTS": 4}
 LATENT = {"RANK": 512, "ROTARY": 64}
 TILES = {"TILES": 1, "GROUP": 20, "BLOCK_SIZE": 16, "ROWS": 32, "TILE": 32, "WIDTH": 512, "ROTARY_WIDTH": 64}
+ABSORBED = {**LATENT, "HEADS": 20, "PLAIN": 192, "BLOCK_SIZE": 16, "N": 256, "A": 64, "B": 64, "WIDTH": 512}
+# Queries that are rotated already, which do not grow with positions.
+ABSORBED |= {f"{name}_ptr": None for name in ("own", "weight", "cos", "sin", "cache", "slots", "position")}
+ABSORBED |= {"INTERLEAVED": False}
 JOIN = {"HEADS": 20, "RANK": 512, "WIDTH": 128, "MAX_PARTS": 128, "AT_ONCE": 8}
 CONVOLVED = {"CHANNELS": 8192, "LENGTH": 4, "BLOCK_SIZE": 16, "HAS_BIAS": False, "WIDTH": 256, "PLACES": 4}
 DELTA = {"HEADS": 32, "SHARE": 2, "KEY": 128, "VALUE": 128, "SCALE": 0.1, "EPS": 1e-6, "BLOCK_SIZE": 16}
@@ -104,7 +108,7 @@ def order(kernel: Any, fixed: dict[str, Any]) -> list[str]:
         (mxfp4_row_kernel._row, {**PACKED, "SUMMED": True}, True),
         (route_row_kernel._choose, {"G": 8, "S": 32, "SIGMOID": True}, True),
         (route_row_kernel._choose, {"G": 1, "S": 128, "SIGMOID": False, "correction_ptr": None}, False),
-        (triton_latent._absorb, {**LATENT, "PLAIN": 192, "N": 256, "A": 64, "B": 64}, True),
+        (triton_latent._absorb, ABSORBED, True),
         (triton_latent._raise, {"RANK": 512, "PLAIN": 192, "VALUES": 256, "V": 16, "A": 512}, True),
         (triton_latent._decode, {**LATENT, **TILES}, False),
         (triton_latent._join, JOIN, False),
