@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from beheld.core.errors import ConfigError
 
+_SEED_BYTES = 16
+
 
 def agreed_seed(wanted: int, seed: int) -> int:
     """Join the group of all processes, which stays for the script to use, and return the first one's seed.
@@ -41,6 +43,6 @@ def agreed_seed(wanted: int, seed: int) -> int:
     # A script's own group may be of GPUs alone.
     group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
     assert not isinstance(group, int), "every process is in the group"
-    agreed = torch.tensor(seed, device="cpu")
+    agreed = torch.tensor(list(seed.to_bytes(_SEED_BYTES, "little", signed=True)), dtype=torch.uint8, device="cpu")
     dist.broadcast(agreed, src=0, group=group)
-    return int(agreed)
+    return int.from_bytes(bytes(agreed.tolist()), "little", signed=True)

@@ -329,4 +329,4 @@ def test_slots_are_ordered_and_summed(tokens: int, choices: int, experts: int) -
     torch.testing.assert_close(found.double(), want, atol=1e-5, rtol=1e-5)
     in_slots = torch.empty_like(y)
     in_slots[order] = y
-    assert torch.equal(summed(in_slots, None, some, shares, experts), found)
+    assert torch.equal(summed(in_slots[-20 * choices :], None, some, shares, experts), found)
