@@ -157,8 +157,12 @@ def jobs(folder: Path, out: Path, peer: str = "") -> dict[str, list[Job]]:
         "glm-whole-ep2": [_bench("glm-ep2", "GLM", moe, "decode", "0,1", 0, *_TWO, *all_of_it, *_EXPERTS, limit_s=150)],
         "7B-one": [_bench("7B-tp1", "7B", dense, "", "0", 0, limit_s=150)],
         "7B-two": [_bench("7B-tp2", "7B", dense, f"{causes},new", "0,1", 0, *_TWO, limit_s=200)],
-        "http-one": [_ladder(1, 1, folder), _ladder(1, 4, folder)],
-        "http-two": [_ladder(2, 2, folder), _ladder(2, 4, folder)],
+        # One after another: servers that share GPUs would be measured at once.
+        **{
+            f"http-{engines}-{fronts}": [_ladder(engines, fronts, folder)]
+            for engines in (1, 2)
+            for fronts in (engines, 4)
+        },
         # One GPU needs more than 80 GB, so that 256 sequences fit next to the weights.
         "32B-one": [_bench("32B-tp1", "32B", dense, f"{causes},new", "0", 0, *all_of_it, limit_s=240)],
         "32B-two": [_bench("32B-tp2", "32B", dense, f"{causes},new", "0,1", 0, *_TWO, *all_of_it, limit_s=200)],
@@ -288,6 +292,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "beheld-benchmarks")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    if given.peer and (given.gpus != 2 or given.trial):
+        parser.error("--peer has jobs for two GPUs alone: leave it out, or --gpus and --try.")
     found = jobs(given.folder, given.out, given.peer) if given.gpus == 2 else jobs_of(given.gpus, given.folder)
     found = trials(given.folder, given.gpus) if given.trial else found
     groups = [name for name in found if name != "stacks" or shutil.which("py-spy")]

@@ -139,8 +139,10 @@ def test_69_sigterm_while_it_loads_ends_all_of_it_with_0() -> None:
     "signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]], ids=["time is up", "second signal"]
 )
 def test_69_answers_that_are_cut_off_say_so(signals: list[signal.Signals], tmp_path: Path) -> None:
-    """One in a stream, others that have not begun; nobody is told of a mistake, and the engine ends by itself. A second
-    signal ends all at once."""
+    """Both an answer in a stream and answers that have not begun. No error is logged, and the engine ends by itself.
+
+    A second signal ends all answers at once.
+    """
     log, flags = tmp_path / "log", ("--max-model-len", "2048", "--num-gpu-blocks-override", "2200")
     drain_s = "0.5" if len(signals) == 1 else "60"
     with (

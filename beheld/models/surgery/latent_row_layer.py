@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from beheld.attention.latent import Growth, LatentTurn, LatentUp, turned
 from beheld.attention.op import attend_latent_row
-from beheld.core.errors import EngineDeadError, first_line
 from beheld.models.one_row import OneRowLinear, early_start
 from beheld.models.surgery.joined import FirstOfFused
 from beheld.models.surgery.one_row_layer import (
@@ -31,8 +30,8 @@ from beheld.models.surgery.one_row_layer import (
     Seen,
     activation_of,
     added_to,
+    agrees,
     named_norms,
-    near,
     norm_of,
     probed_latents,
 )
@@ -312,17 +311,6 @@ def _same(made: LatentRowLayer, seen: Seen, trial: RankTrial) -> bool:
 
     made.attend = attend
     try:
-        given = made(seen.hidden, **seen.keywords)
-    except EngineDeadError:
-        raise
-    except Exception as error:  # Triton's errors have no class in common with others.
-        logger.debug("A layer of latents does not have the single-row form: %s", first_line(error))
-        trial.failed(error)
-        return False
+        return agrees(made, seen, trial, taken, (seen.query, seen.key))
     finally:
         made.attend = attend_latent_row
-    (query, key), hidden = taken[0], seen.hidden.float()
-    for found, wanted in ((query, seen.query), (key, seen.key)):
-        if found.shape != wanted.shape or not near(found, wanted, wanted.float()):
-            return False
-    return near(given, seen.given, seen.given.float() - hidden)

@@ -322,6 +322,27 @@ def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
 
     made.attend = attend
     try:
+        return agrees(made, seen, trial, taken, (seen.query, seen.key, seen.value))
+    finally:
+        made.attend = attend_layer
+
+
+def agrees(
+    made: Callable[..., Tensor],
+    seen: Seen,
+    trial: RankTrial,
+    taken: Sequence[tuple[Tensor, ...]],
+    wanted: tuple[Tensor, ...],
+) -> bool:
+    """Return whether a form gives the next layer what the original gave, and attention these values.
+
+    Args:
+        taken: gets what the form gives attention, when it is called.
+
+    Raises:
+        EngineDeadError: the trial failed on this rank alone, and others wait for it.
+    """
+    try:
         given = made(seen.hidden, **seen.keywords)
     except EngineDeadError:
         raise
@@ -329,13 +350,10 @@ def _same(made: OneRowLayer, seen: Seen, trial: RankTrial) -> bool:
         logger.debug("A layer does not have the single-row form: %s", first_line(error))
         trial.failed(error)
         return False
-    finally:
-        made.attend = attend_layer
-    (query, key, value), hidden = taken[0], seen.hidden.float()
-    for found, wanted in ((query, seen.query), (key, seen.key), (value, seen.value)):
-        if found.shape != wanted.shape or not near(found, wanted, wanted.float()):
+    for found, its in zip(taken[0], wanted, strict=True):
+        if found.shape != its.shape or not near(found, its, its.float()):
             return False
-    return near(given, seen.given, seen.given.float() - hidden)
+    return near(given, seen.given, seen.given.float() - seen.hidden.float())
 
 
 def near(found: Tensor, wanted: Tensor, added: Tensor) -> bool:
