@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -126,6 +128,40 @@ class Running(Reachable):
         self._thread.join(10)
         assert not self._thread.is_alive()
         self.llm.close()
+
+
+def listens(port: int) -> bool:
+    """True if a connection is taken there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def serving(folder: Path, flags: dict[str, str], log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """`beheld serve` in a process of its own, and its port: nothing but the server is measured then.
+
+    `flags` are names without their dashes, with values; `log` is a file for what the server writes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "beheld.cli.main", "serve", str(folder), "--port", str(port)]
+    command += [word for name, value in flags.items() for word in (f"--{name}", value)]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        deadline = time.monotonic() + 120
+        while not listens(port):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from beheld.server.listen import listen
 from beheld.server.options import ServerOptions
 from tests import tiny
 from tests.long import LONG, sized
-from tests.server.running import received, request_bytes
+from tests.server.running import listens, received, request_bytes
 from tests.server.slowness import slowness
 
 
@@ -66,15 +66,6 @@ def healthy(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
-
-
-def listens(port: int) -> bool:
-    """True if a connection is taken there."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def until(true: Callable[[], bool], within_s: float) -> None:

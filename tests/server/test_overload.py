@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests import tiny
 from tests.long import lasting_s
-from tests.server.running import ENGINE, Running
+from tests.server.running import Reachable, serving
 from tests.server.slowness import slowness
 
 pytestmark = pytest.mark.alone
@@ -24,14 +25,27 @@ GOODPUT, REFUSED_S, RECOVERED_S = 0.9, 0.050, 5.0
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Running]:
-    """Four sequences run and four more may wait; the engine has a process of its own, as with a GPU."""
-    found = Running("llama", {**ENGINE, "max_num_seqs": ROWS, "engine": "process"}, max_requests=PLACES)
-    yield found
-    found.close()
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reachable]:
+    """Four sequences run and four more may wait; the engine has a process of its own, as with a GPU.
+
+    The server has one too. In a thread of a process in which thousands of tests had run before, it answered 0.74 of the
+    peak beyond it, and 0.9 to 1 of it in one in which none had.
+    """
+    flags = {
+        "engine": "process",
+        "dtype": "float32",
+        "max-num-seqs": str(ROWS),
+        "max-concurrent-requests": str(PLACES),
+        "num-gpu-blocks-override": "600",
+        "max-model-len": "2048",
+    }
+    with serving(tiny.checkpoint("llama"), flags, tmp_path_factory.mktemp("overload") / "log") as (_, port):
+        found = Reachable(port)
+        yield found
+        found.close()
 
 
-def crowd(running: Running, how: str, number: float, seconds: float) -> dict[str, Any]:
+def crowd(running: Reachable, how: str, number: float, seconds: float) -> dict[str, Any]:
     """See `crowd.py`."""
     script = Path(__file__).with_name("crowd.py")
     words = [str(word) for word in (running.port, how, number, seconds, TOKENS)]
@@ -45,7 +59,7 @@ def per_s(found: dict[str, Any]) -> float:
     return len(found["answered"]) / float(found["seconds"])
 
 
-def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> None:
+def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Reachable) -> None:
     """Ten times the peak is offered: nine tenths of the peak are answered, the others are told within 50 ms (median) to
     come back, none fails otherwise, the queue keeps its bound, and within 5 s all is as before.
 
@@ -73,7 +87,7 @@ def test_65_ten_times_too_much_leaves_what_can_be_answered(small: Running) -> No
         pytest.fail(f"peaks {peaks}, answered beyond {goodputs}, seconds until a refusal {refused_s}")
 
 
-def recovered(running: Running) -> None:
+def recovered(running: Reachable) -> None:
     """Soon after the last of a crowd, a single client is answered and nothing is left."""
     begin = time.monotonic()
     while (answer := running.post("/v1/completions", {"prompt": "x", "max_tokens": 1})).status_code != 200:

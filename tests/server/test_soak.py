@@ -6,10 +6,8 @@ import json
 import os
 import random
 import re
-import socket
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +20,7 @@ from benchmarks.serving import resident_mib
 from tests import tiny
 from tests.long import LONG, lasting_s, sized
 from tests.server import test_refusals
-from tests.server.running import ENGINE, Reachable, Running, data_url, received, request_bytes, talk
-from tests.server.test_lifecycle import listens
+from tests.server.running import ENGINE, Reachable, Running, data_url, received, request_bytes, serving, talk
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -63,11 +60,7 @@ class Served(Reachable):
 @pytest.fixture(scope="module", params=["thread", "process"])
 def soaked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server of this file's own, whose engine runs in a thread or in a process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     flags = {
-        "port": str(port),
         "engine": request.param,
         "dtype": "float32",
         "max-num-seqs": "8",
@@ -75,23 +68,10 @@ def soaked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "max-model-len": "2048",
         "limit-mm-per-prompt": json.dumps(ENGINE["limit_mm_per_prompt"]),
     }
-    command = [sys.executable, "-m", "beheld.cli.main", "serve", str(tiny.checkpoint("qwen2_vl"))]
-    command += [word for name, value in flags.items() for word in (f"--{name}", value)]
-    log = tmp_path_factory.mktemp("soak") / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file)
-    found = Served(process, port, request.param)
-    try:
-        deadline = time.monotonic() + 120
-        while not listens(port):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
+    with serving(tiny.checkpoint("qwen2_vl"), flags, tmp_path_factory.mktemp("soak") / "log") as (process, port):
+        found = Served(process, port, request.param)
         yield found
-    finally:
         found.close()
-        process.kill()
-        process.wait()
 
 
 # ---------------------------------------------------------------------- load
