@@ -157,6 +157,7 @@ def _apply(
             replaced |= parts
         else:
             refused[shard.path] = "whose weights have few bits, in groups that ranks cannot share"
+    _with_partners(refused, plan, sources)
     if refused:
         left = plan.without(set(refused))
         count = len(plan.shards) - len(left.shards)
@@ -174,6 +175,22 @@ def _apply(
         else:
             weights[name] = part
     return plan
+
+
+def _with_partners(refused: dict[str, str], plan: ShardPlan, sources: Mapping[str, Sequence[tuple[str, Any]]]) -> None:
+    """Refuse experts also if others are refused whose weights come in one list with theirs.
+
+    The loader cuts the list into equal parts, so all have as many experts.
+    """
+    names = {
+        shard.path: {name for target in shard.cuts for name, _ in sources.get(target, ())}
+        for shard in plan.shards
+        if shard.experts is not None
+    }
+    for path in names.keys() & set(refused):
+        for other in names.keys() - set(refused):
+            if names[path] & names[other]:
+                refused[other] = refused[path]
 
 
 def _part(weight: Any, cut: Cut) -> Any:
@@ -245,8 +262,16 @@ def _further_targets(rule: Any, target: str, known: Mapping[str, Any]) -> list[s
     """Return the parameters that a conversion to several of them may make besides the one that is named."""
     if rule is None or len(rule.target_patterns) < 2:
         return []
-    ends = [str(pattern).replace("\\", "").strip("^$") for pattern in rule.target_patterns]
-    return [name for name in known if name != target and any(end in name for end in ends)]
+    first, *ends = _ends(rule)
+    there = [target.replace(first, end) for end in ends] if first in target else []
+    if there and all(name in known for name in there):
+        return there
+    return [name for name in known if name != target and any(end in name for end in (first, *ends))]
+
+
+def _ends(rule: Any) -> list[str]:
+    """Return what the names of a conversion's parameters have in them."""
+    return [str(pattern).replace("\\", "").strip("^$") for pattern in rule.target_patterns]
 
 
 def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, Any]) -> dict[str, Cut | None] | None:
@@ -258,11 +283,21 @@ def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, An
     found: dict[str, Cut | None] = {}
     for target, cut in shard.cuts.items():
         for name, rule in sources.get(target, ()):
-            if shard.experts is not None and rule is not None and _stacks(rule):
-                number = _NUMBER.search(name)
+            steps = None if rule is None else _steps(rule)
+            number = _NUMBER.search(name)
+            first = 0
+            if steps is not None and steps.shares_out:
+                # Each parameter has as many experts of the list.
+                size = len(known[target])
+                first = size * next((place for place, end in enumerate(_ends(rule)) if end in target), 0)
                 if number is None:
                     return None
-                if int(number[1]) not in shard.experts:
+                if not first <= int(number[1]) < first + size:
+                    continue
+            if shard.experts is not None and steps is not None and steps.stacks_experts:
+                if number is None:
+                    return None
+                if int(number[1]) - first not in shard.experts:
                     found[name] = None
                 continue
             own = cut if rule is None else _before(rule, cut, known[target], shard.num_sections.get(target, 1))
@@ -272,29 +307,84 @@ def _cuts_of(shard: Shard, known: Mapping[str, Tensor], sources: Mapping[str, An
     return found
 
 
-def _stacks(rule: Any) -> bool:
-    """Return whether a conversion stacks the weights of single experts, and perhaps joins the stacks."""
+@dataclasses.dataclass(frozen=True)
+class _LoaderSteps:
+    """What a conversion does.
+
+    Attributes:
+        stacked, joined: the dimensions in which it stacks modules of a list, and joins the stacks of several lists.
+        shares_out: it shares out the list among several parameters, in order and equally.
+    """
+
+    stacked: int | None
+    joined: int | None
+    shares_out: bool = False
+
+    @property
+    def stacks_experts(self) -> bool:
+        """Whether it stacks the weights of single experts, and perhaps joins the stacks."""
+        return self.stacked == 0 and self.joined != 0
+
+
+def _steps(rule: Any) -> _LoaderSteps | None:
+    """Return what a conversion does; None if it does anything else."""
     steps = {type(step).__name__: step for step in rule.operations}
-    joins = set(steps) == {"MergeModulelist", "Concatenate"} and steps["Concatenate"].dim != 0
-    return (joins or set(steps) == {"MergeModulelist"}) and steps["MergeModulelist"].dim == 0
+    if len(steps) != len(rule.operations):
+        return None
+    if len(rule.target_patterns) == 1 and set(steps) <= {"MergeModulelist", "Concatenate"}:
+        stacked, joined = (steps[name].dim if name in steps else None for name in ("MergeModulelist", "Concatenate"))
+        return _LoaderSteps(stacked, joined)
+    step: Any = rule.operations[0] if len(steps) == 1 else None
+    kind: Any = type(step)
+    sources = len(rule.source_patterns)
+    if not hasattr(step, "stack_dim") or not hasattr(step, "concat_dim"):
+        return None
+    if not _shares_out(kind, step.stack_dim, step.concat_dim, sources, len(rule.target_patterns)):
+        return None
+    return _LoaderSteps(step.stack_dim, step.concat_dim if sources > 1 else None, shares_out=True)
+
+
+@functools.cache
+def _shares_out(kind: Any, stacked: int, joined: int, num_sources: int, num_targets: int) -> bool:
+    """Return whether an operation gives its first target the first modules of each list, stacked and joined, and so on.
+
+    It is tried with numbers, because nothing else says so.
+    """
+    lists = {
+        f"source {source}": [
+            torch.full((2, 2), 100 * source + number, device="cpu") for number in range(2 * num_targets)
+        ]
+        for source in range(num_sources)
+    }
+    targets = [f"target {number}" for number in range(num_targets)]
+
+    def wanted(number: int) -> Tensor:
+        own = slice(2 * number, 2 * number + 2)
+        return torch.cat([torch.stack(each[own], stacked) for each in lists.values()], joined)
+
+    try:
+        made = kind(stacked, joined).convert(lists, list(lists), targets, None)
+        return all(torch.equal(made[target], wanted(number)) for number, target in enumerate(targets))
+    except Exception:
+        # It may ask for anything.
+        return False
 
 
 def _before(rule: Any, cut: Cut, target: Tensor, num_sections: int) -> Cut | None:
     """Return the cut of what a conversion stacks and joins into `target`; None if it does something else."""
     dim, pieces = cut.dim, cut.pieces
-    steps = {type(step).__name__: step for step in rule.operations}
-    if set(steps) == {"Transpose"} and dim not in (steps["Transpose"].dim0, steps["Transpose"].dim1):
+    only: Any = rule.operations[0] if len(rule.operations) == 1 else None
+    if type(only).__name__ == "Transpose" and dim not in (only.dim0, only.dim1):
         return cut
-    if len(steps) != len(rule.operations) or set(steps) - {"MergeModulelist", "Concatenate"}:
+    steps = _steps(rule)
+    if steps is None:
         return None
-    if len(rule.target_patterns) != 1:
-        return None
-    if "Concatenate" in steps:
-        if steps["Concatenate"].dim != dim or len(rule.source_patterns) != num_sections:
+    if steps.joined is not None:
+        if steps.joined != dim or len(rule.source_patterns) != num_sections:
             return None
         pieces = _first(pieces, target.shape[dim] // num_sections)
-    if "MergeModulelist" in steps:
-        if steps["MergeModulelist"].dim != 0 or dim == 0:
+    if steps.stacked is not None:
+        if steps.stacked != 0 or dim == 0:
             return None
         dim -= 1
     return dataclasses.replace(cut, dim=dim, pieces=pieces)

@@ -40,8 +40,6 @@ ALL_WITH_EXPERTS = (
     *("qwen3_vl_moe", "glm4v_moe", "glm4v_moe_fp8", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("ernie4_5_vl_moe", "qwen3_omni_moe", "qwen3_5_moe", "qwen3_next", "granitemoehybrid"),
 )
-# Every rank has all of these, and the engine says why: the two kinds are converted as they are loaded.
-WHOLE_EXPERTS = ("ernie4_5_vl_moe",)
 WITH_EXPERTS = ALL_WITH_EXPERTS if LONG else ALL_WITH_EXPERTS[:1]
 # No part of the text models of these is cut, and the engine says why: layers have another form, or are converted.
 WHOLE = ("florence2", "molmo", "molmo2")
@@ -170,9 +168,8 @@ def test_models_that_no_stage_can_hold_a_part_of_are_refused(kind: str, reason: 
 def test_experts_are_shared_out_whole(family: str) -> None:
     with make(family, cases.options(family, "cut") | RANKS | {"enable_expert_parallel": True}) as llm:
         target = executor_of(llm)._local.runner._adapter.surgery.target  # type: ignore[attr-defined]
-        shared_out = any(isinstance(module, SomeExperts) for module in target.model.modules())
-        assert shared_out == (family not in WHOLE_EXPERTS)
-        assert shared_out or any("converted" in part for part in target.shards.whole)
+        assert any(isinstance(module, SomeExperts) for module in target.model.modules())
+        assert not any("converted" in part for part in target.shards.whole)
         check(llm, family, cases.mixed(family)[:4])
 
 
