@@ -85,8 +85,10 @@ def test_two_engines_answer_like_one(two: LLM, alone: dict[str, Any]) -> None:
 
 def test_repeated_images_are_encoded_once_in_all(two: LLM) -> None:
     before = two.stats().scheduler.num_encoded
-    two.chat([conversation(number, 100 + number % 4) for number in range(40)], GREEDY, use_tqdm=False)
+    found = two.chat([conversation(number, 100 + number % 4) for number in range(40)], GREEDY, use_tqdm=False)
     assert two.stats().scheduler.num_encoded - before <= 5
+    # The one front prepares each of the four once, whichever engine answers.
+    assert sum(not receipt.cached for output in found for receipt in output.media) == 4
 
 
 def test_offline_calls_act_on_all_engines(two: LLM) -> None:
