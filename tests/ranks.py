@@ -34,6 +34,8 @@ SPAWN = multi._spawn
 """Starts a fresh process."""
 FAILING = set[int]()
 """Forked ranks with these numbers, of stages before the last, fail once: amid their third pass."""
+LOOPING = set[int]()
+"""Forked ranks with these numbers never come back from their third step."""
 TOWERS_FAILING = set[int]()
 """Forked ranks with these numbers fail in each tower while the file `towers_fail` of the test's process is there."""
 
@@ -148,9 +150,9 @@ def forked() -> Iterator[None]:
     def spawn(rank: int, config: EngineConfig) -> RankProcess:
         ours, ends = pair()
         with ends:
-            socket.send_fds(
-                control, [b"x" if rank in FAILING else b"y" if rank in TOWERS_FAILING else b"f"], [ends.fileno()]
-            )
+            kinds = {b"x": FAILING, b"y": TOWERS_FAILING, b"l": LOOPING}
+            kind = next((kind for kind, numbers in kinds.items() if rank in numbers), b"f")
+            socket.send_fds(control, [kind], [ends.fileno()])
         answer = control.recv(16)
         process = Forked(int(answer))
         return RankProcess(rank, process, Link(ours, CODEC, 2))  # type: ignore[arg-type]
@@ -187,6 +189,20 @@ def _fail_once() -> None:
     Pipeline.send = failing  # type: ignore[method-assign]
 
 
+def _loop_in_a_step() -> None:
+    from beheld.runner.runner import ModelRunner
+
+    launch, steps = ModelRunner.launch, itertools.count(1)
+
+    def looping(self: ModelRunner, plan: Any) -> Any:
+        number = next(steps)
+        while number == 3:
+            pass
+        return launch(self, plan)
+
+    ModelRunner.launch = looping  # type: ignore[method-assign]
+
+
 def _serve(descriptor: int) -> None:
     import importlib
 
@@ -220,6 +236,8 @@ def _serve(descriptor: int) -> None:
                     _fail_once()
                 if command == b"y":
                     fail_in_towers(tests)
+                if command == b"l":
+                    _loop_in_a_step()
                 if command == b"e":
                     os.setsid()
                     process.main(files[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -62,6 +63,8 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 _THREADS = 2
+# A step fails so soon after its executor is lost, unless it stands still.
+_FAILS_S = 2.0
 
 
 def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> None:
@@ -74,17 +77,24 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
     """
     in_flight: InFlight | None = None
     held = HeldTokens()
+    turn = threading.Lock()
+
+    def say(message: Reply) -> None:
+        with turn:
+            reply(message)
+
+    death = _Death(core, inbox, say)
 
     def send(message: Reply) -> None:
         if isinstance(message, Events):
             message = Events(held.take(message.events))
             if not message.events:
                 return
-        reply(message)
+        say(message)
 
     waiting = _WaitingRequests(inbox)
     falling = _FallingAsleep(core, waiting, send)
-    core.executor.on_loss(lambda: inbox.put(Lost()))
+    core.executor.on_loss(death.expect)
     try:
         while True:
             idle = in_flight is None and not core.has_work and not falling.ready
@@ -111,9 +121,49 @@ def serve(core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> Non
     except Exception as error:
         # The state is unknown now, so no later result is reliable.
         logger.exception("The engine has died.")
-        reply(Died(error.reason.rstrip(".") if isinstance(error, EngineDeadError) else type(error).__name__))
+        death.tell(error)
     finally:
+        death.call_off()
         waiting.close()
+
+
+class _Death:
+    """Tells once that the engine has died: its loop does, or, where a step stands still, another thread."""
+
+    def __init__(self, core: EngineCore, inbox: Inbox, reply: Callable[[Reply], None]) -> None:
+        self._core, self._inbox, self._reply = core, inbox, reply
+        self._turn = threading.Lock()
+        self._over = False
+        self._timer: threading.Timer | None = None
+
+    def expect(self) -> None:
+        """Wake the loop, whose executor is lost; if the loop does not come, tell it here. Any thread may call this."""
+        self._inbox.put(Lost())
+        self._timer = threading.Timer(_FAILS_S, self._late)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _late(self) -> None:
+        try:
+            self._core.executor.check()
+        except EngineDeadError as error:
+            logger.error("A step stands still in the engine's own process.")
+            self.tell(error)
+
+    def tell(self, error: Exception) -> None:
+        """Say why the engine has died, unless that was said."""
+        with self._turn:
+            if self._over:
+                return
+            self._over = True
+        self._reply(Died(error.reason.rstrip(".") if isinstance(error, EngineDeadError) else type(error).__name__))
+
+    def call_off(self) -> None:
+        """Expect nothing any more: the loop has ended."""
+        with self._turn:
+            self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 class _WaitingRequests:

@@ -12,6 +12,9 @@ from beheld.engine.messages import Close, Died, Message, Reply
 from beheld.engine.stats import EngineReport
 from beheld.utils.roomy_stack import roomy
 
+# A step that stands still does not end, and its thread is left.
+_CLOSE_S = 2.0
+
 
 class _QueueInbox:
     """A message queue within the process."""
@@ -75,9 +78,11 @@ class EngineThread:
         return ()
 
     def close(self) -> None:
-        """Finish the running step, end, and free the model's memory."""
+        """Finish the running step, end, and free the model's memory; of an engine that has died, what can be freed."""
         if self._thread is not None:
             self.send(Close())
-            self._thread.join()
+            self._thread.join(_CLOSE_S if self._ended else None)
+            stands_still = self._thread.is_alive()
             self._thread = None
-            self._core.executor.close()
+            if not stands_still:
+                self._core.executor.close()

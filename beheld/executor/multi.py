@@ -26,9 +26,10 @@ from beheld.core.plan import StepPlan, StepResult
 from beheld.core.request import LoRARequest
 from beheld.core.sleep import EnginePart
 from beheld.executor.executor import ModelSize, Watch
+from beheld.executor.hangs import Patience
 from beheld.executor.rank import config_of, config_text
 from beheld.executor.rank_folder import RankFolder
-from beheld.executor.watchdog import COMPILING_S, STUCK_S, RankProcess, Watchdog
+from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import (
     CODEC,
     Added,
@@ -122,7 +123,8 @@ class MultiExecutor:
         # Ranks from this one on are of the first stage, which has the towers.
         self._first_encoder = (local.config.pipeline_parallel_size - 1) * local.config.tensor_parallel_size
         self._shares_items = shares_items(local.config, info)
-        self._waits = not group.lockstep and platform_of(local.config.device).synchronous
+        self._synchronous = platform_of(local.config.device).synchronous
+        self._waits = not group.lockstep and self._synchronous
         # Steps that the first rank has not begun, by the ids of their plans.
         self._later: dict[int, Later] = {}
         watchdog.not_begun = self._later
@@ -204,9 +206,8 @@ class MultiExecutor:
             _abandon(ranks)
             placed.ended()
             raise
-        # A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
-        # may take longer for that than another.
-        watchdog = Watchdog(ranks, group, STUCK_S if platform.synchronous and group.lockstep else COMPILING_S)
+        patience = Patience.of(synchronous=platform.synchronous, lockstep=group.lockstep)
+        watchdog = Watchdog(ranks, group, patience)
         try:
             # Only now, while the other ranks import the same.
             from beheld.executor.local import LocalExecutor
@@ -239,11 +240,13 @@ class MultiExecutor:
         step = packed(plan)
         for each in self._ranks:
             _tell(each, self._own_features(step, each.rank) if step.encode else step, self._watchdog)
+        self._watchdog.hangs.launched(plan.id, _positions(plan))
         if self._waits:
             self._later[plan.id] = later = Later(plan)
             return later
         try:
-            return self._local.launch(plan)
+            with self._watchdog.clock.step():
+                return self._local.launch(plan)
         except Exception as error:
             self._failed(plan.id, error)
             raise
@@ -262,7 +265,9 @@ class MultiExecutor:
         """See Executor."""
         number = handle.plan.id if isinstance(handle, Later) else handle.plan_id
         try:
-            result = self._local.collect(self._begun(handle) if isinstance(handle, Later) else handle)
+            with self._watchdog.clock.step():
+                begun = self._begun(handle) if isinstance(handle, Later) else handle
+                result = self._local.collect(begun)
         except Exception as error:
             # Ranks that share this stage wait in the next steps for this one.
             self._begin_all()
@@ -270,6 +275,9 @@ class MultiExecutor:
             raise
         if self._watchdog.cause is not None:
             raise self._watchdog.error()
+        # Nobody waits for the device where a step gives nothing.
+        if self._synchronous or begun.ready is not None:
+            self._watchdog.hangs.finished(number)
         return result
 
     def _begun(self, step: Later) -> Handle:
@@ -424,6 +432,11 @@ class MultiExecutor:
     def _tell_all(self, message: Any) -> None:
         for each in self._ranks:
             _tell(each, message, self._watchdog)
+
+
+def _positions(plan: StepPlan) -> int:
+    """Return what a step computes: positions, and embeddings of items."""
+    return sum(piece.stop - piece.start for piece in plan.slices) + sum(item.num_embeds for item in plan.encode)
 
 
 def _spawn(rank: int, config: EngineConfig) -> RankProcess:

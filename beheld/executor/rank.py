@@ -14,12 +14,12 @@ from typing import Any
 
 from beheld.cluster.remote import LEAVE_S
 from beheld.core.errors import BeheldError, EngineDeadError, ModelError, first_line
+from beheld.executor.progress import StepClock
 from beheld.executor.wire import (
     CODEC,
     Added,
     AddRankLoRA,
     AskMissing,
-    Beat,
     CloseRank,
     Joining,
     Missing,
@@ -164,10 +164,10 @@ class Rank:
             self._answers.send(StepFailed(message.id, first_line(error)))
 
 
-def _beat(answers: Answers, group: Any, ended: threading.Event) -> None:
+def _beat(answers: Answers, clock: StepClock, ended: threading.Event) -> None:
     while not ended.wait(BEAT_S):
         try:
-            answers.send(Beat(group.entered))
+            answers.send(clock.beat())
         except OSError:
             return
 
@@ -211,8 +211,8 @@ def _run(link: Link | StreamLink, address: str | None) -> None:
             platform_of(start.config.device).collectives,
             lambda: answers.send(Joining()),
         )
-        ended = threading.Event()
-        threading.Thread(target=_beat, args=(answers, group, ended), name="beheld-beat", daemon=True).start()
+        ended, clock = threading.Event(), StepClock(group)
+        threading.Thread(target=_beat, args=(answers, clock, ended), name="beheld-beat", daemon=True).start()
         try:
             if not Path(start.info.path).exists():
                 raise ModelError(
@@ -224,7 +224,8 @@ def _run(link: Link | StreamLink, address: str | None) -> None:
             answers.send(Started(runner.config.max_model_len, runner.capacity))
             rank = Rank(runner, group, answers, start.rank)
             while not isinstance(message := link.receive(), CloseRank):
-                rank.take(message)
+                with clock.step():
+                    rank.take(message)
         except BeheldError as error:
             answers.send(RankFailed(error))
         except (EOFError, ConnectionError):

@@ -14,6 +14,8 @@ from typing import Any
 
 from beheld.cluster.remote import RemoteProcess
 from beheld.core.errors import BeheldError, EngineDeadError
+from beheld.executor.hangs import Hangs, Patience
+from beheld.executor.progress import RankProgress, StepClock
 from beheld.executor.wire import Beat, RankFailed, StepFailed
 from beheld.parallel.group import RankGroups
 from beheld.sandbox.link import FrameError, Link
@@ -26,15 +28,14 @@ _RESTART = "Restart the engine."
 _POLL_S = 0.25
 # A process that sends no beat for so long is stopped or swapped out.
 SILENT_S = 7.0
-# The first rank waits in a collective that another rank has not reached for so long: ranks do equal work between
-# collectives, so they reach them at nearly the same time, unless they compile for new sizes.
-STUCK_S, COMPILING_S = 7.0, 90.0
 # What fails on all ranks fails at the same place on each; the others' messages come this much later at most.
 _SAME_S = 2.0
 # Failed steps that are remembered, more than are in flight at once.
 _FAILED = 32
 # If this process itself stood still for longer than this, what it did not hear says nothing.
 _STALL_S = 2.0
+# Ending what waits for ranks that are gone may itself wait for a device that stands still.
+_ABORT_S = 2.0
 
 
 @dataclass(eq=False)
@@ -43,7 +44,7 @@ class RankProcess:
 
     Attributes:
         beat_at: when its last message came, by time.monotonic.
-        entered: how many collectives it has begun; that number last changed at `entered_at`.
+        progress: what its beats say.
         started: whether it has loaded its part.
         answers: its answers to requests, in order.
     """
@@ -52,10 +53,12 @@ class RankProcess:
     process: subprocess.Popen[bytes] | RemoteProcess
     link: Link | StreamLink
     beat_at: float = field(default_factory=time.monotonic)
-    entered: int = 0
-    entered_at: float = field(default_factory=time.monotonic)
+    progress: RankProgress = field(init=False)
     started: bool = False
     answers: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+
+    def __post_init__(self) -> None:
+        self.progress = RankProgress(self.rank)
 
     def ending(self) -> str:
         """How the process has ended, in words."""
@@ -77,11 +80,16 @@ class Watchdog:
     """A thread that ends all ranks as soon as one of them cannot go on.
 
     What then waits for a rank fails at once, because its connections are closed. `cause` says why.
+
+    Attributes:
+        clock: of the first rank, which this process is.
+        hangs: what finds a rank that hangs.
     """
 
-    def __init__(self, ranks: Sequence[RankProcess], group: RankGroups, stuck_s: float) -> None:
+    def __init__(self, ranks: Sequence[RankProcess], group: RankGroups, patience: Patience) -> None:
         self._ranks, self._group = ranks, group
-        self._stuck_s = stuck_s
+        self.clock, self._own = StepClock(group), RankProgress(0)
+        self.hangs = Hangs(self._own, [each.progress for each in ranks], patience, lockstep=group.lockstep)
         self._turn = threading.Lock()
         self._closing = False
         self._tell: Callable[[], None] | None = None
@@ -112,7 +120,9 @@ class Watchdog:
             tell = self._tell
         logger.error("%s", cause)
         self._kill()
-        self._group.abort()
+        aborting = threading.Thread(target=self._group.abort, name="beheld-abort", daemon=True)
+        aborting.start()
+        aborting.join(_ABORT_S)
         if tell is not None:
             tell()
 
@@ -160,8 +170,10 @@ class Watchdog:
                 self._read(by_file[file])
             now = time.monotonic()
             if now - looked > _STALL_S:
+                self._own.excuse(now)
                 for each in self._ranks:
-                    each.beat_at = each.entered_at = now
+                    each.beat_at = now
+                    each.progress.excuse(now)
             looked = now
             if not self._closing:
                 self._judge(now)
@@ -178,8 +190,7 @@ class Watchdog:
             return
         rank.beat_at = time.monotonic()
         if isinstance(message, Beat):
-            if message.entered != rank.entered:
-                rank.entered, rank.entered_at = message.entered, rank.beat_at
+            rank.progress.note(message, rank.beat_at)
         elif isinstance(message, StepFailed):
             self._failed_there = rank.beat_at, rank, message
         elif isinstance(message, RankFailed):
@@ -197,15 +208,14 @@ class Watchdog:
                 self._failed_there = now, where, message
             elif now - at > _SAME_S:
                 self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
-        waits_since, entered = self._group.waits_since, self._group.entered
         for each in self._ranks:
-            if not each.started:
-                continue
-            if now - each.beat_at > SILENT_S:
+            if each.started and now - each.beat_at > SILENT_S:
                 self.end(EngineDeadError(f"The process of rank {each.rank} does not answer.", _RESTART))
-            behind = (each.entered < entered or not self._group.lockstep) and now - each.entered_at > self._stuck_s
-            if waits_since is not None and now - waits_since > self._stuck_s and behind:
-                self.end(EngineDeadError(f"Rank {each.rank} is stuck in a step.", _RESTART))
+        if all(each.started for each in self._ranks):
+            self._own.note(self.clock.beat(), now)
+            hang = self.hangs.found(now)
+            if hang is not None:
+                self.end(EngineDeadError(hang, _RESTART))
 
 
 def _of_rank(rank: int, error: BeheldError) -> BeheldError:

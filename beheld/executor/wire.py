@@ -58,9 +58,19 @@ class Started:
 
 @dataclass(frozen=True)
 class Beat:
-    """This rank's process runs. `entered` is the number of collectives that it has begun."""
+    """This rank's process runs.
+
+    Attributes:
+        entered, steps: how many collectives and steps it has begun.
+        waits_s, device_s: seconds that it has waited in a collective, and for its device; None if it does not.
+        works: whether its host computes.
+    """
 
     entered: int
+    steps: int
+    waits_s: float | None
+    device_s: float | None
+    works: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ from beheld.platform.platform import Event
 from beheld.platform.registry import platform_of
 from beheld.pool.alignment import Aligner
 from beheld.pool.pooler import PooledValues, Pooler
-from beheld.runner import cross_inputs
+from beheld.runner import cross_inputs, device_wait
 from beheld.runner.batch import Batch, build, lay_out
 from beheld.runner.cache.registry import make_caches
 from beheld.runner.capture import NotCapturedError
@@ -477,7 +477,8 @@ class ModelRunner:
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a launched step and read its result."""
         if handle.ready is not None:
-            handle.ready.synchronize()
+            with device_wait.waiting():
+                handle.ready.synchronize()
         tokens: dict[int, tuple[int, ...]] = {}
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         failed: dict[int, str] = {}

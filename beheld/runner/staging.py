@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from beheld.platform.registry import platform_of
+from beheld.runner import device_wait
 
 # Buffers of a ring: while the device computes one step and the next is launched, the one after that is laid out.
 _TURNS = 3
@@ -74,7 +75,8 @@ class Ring:
         """The buffer to be written now; waits until it may be."""
         self._turn = (self._turn + 1) % _TURNS
         if self._copied:
-            self._copied[self._turn].synchronize()
+            with device_wait.waiting():
+                self._copied[self._turn].synchronize()
         return self._turn
 
     def send(self, turn: int, target: Tensor) -> None:

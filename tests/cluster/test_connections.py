@@ -15,7 +15,7 @@ from beheld.cluster import remote
 from beheld.cluster.handshake import Door, connect, new_token
 from beheld.cluster.remote import Secrets, environment
 from beheld.core.errors import EngineDeadError
-from beheld.executor.wire import CODEC, Beat, Sync
+from beheld.executor.wire import CODEC, Sync
 from beheld.sandbox import stream_link
 from beheld.sandbox.link import FrameError
 from beheld.sandbox.stream_link import StreamLink
@@ -144,9 +144,9 @@ def links() -> tuple[StreamLink, StreamLink]:
 def test_values_of_all_sizes_arrive_in_order() -> None:
     ours, theirs = links()
     large = np.arange(1 << 20, dtype=np.int32)
-    thread = threading.Thread(target=lambda: [ours.send(each) for each in (Beat(1), (large, large), Sync(2))])
+    thread = threading.Thread(target=lambda: [ours.send(each) for each in (Sync(1), (large, large), Sync(2))])
     thread.start()
-    assert theirs.receive() == Beat(1)
+    assert theirs.receive() == Sync(1)
     first, second = theirs.receive()
     assert (first == large).all()
     assert (second == large).all()
@@ -162,8 +162,8 @@ def test_silence_is_told_from_an_end() -> None:
     ours, theirs = links()
     with pytest.raises(TimeoutError):
         theirs.receive(0.01)
-    ours.send(Beat(3))
-    assert theirs.receive(1.0) == Beat(3)
+    ours.send(Sync(3))
+    assert theirs.receive(1.0) == Sync(3)
     ours.close()
     theirs.close()
 
@@ -188,7 +188,7 @@ def test_a_reader_that_is_stuck_stops_the_sender() -> None:
     assert time.monotonic() - began < 5.0
     # A part of the frame has left, so nothing may follow it.
     with pytest.raises(OSError):
-        ours.send(Beat(1))
+        ours.send(Sync(1))
     ours.close()
     theirs.close()
 
@@ -230,8 +230,8 @@ def test_a_body_that_cannot_be_read_harms_no_other_frame() -> None:
         link.receive()
     assert caught.value.label == b"ab"
     assert link.num_unread == 1
-    StreamLink(ours, CODEC).send(Beat(5))
-    assert link.receive() == Beat(5)
+    StreamLink(ours, CODEC).send(Sync(5))
+    assert link.receive() == Sync(5)
     ours.close()
     link.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import queue
+import threading
 from typing import Any
 
 import pytest
@@ -12,15 +13,15 @@ from beheld import LLM, SamplingParams
 from beheld.core.config import EngineConfig
 from beheld.core.errors import EngineDeadError
 from beheld.core.request import LoRARequest, Request
-from beheld.engine import setup
+from beheld.engine import loop, setup, thread
 from beheld.engine.core import EngineCore
-from beheld.engine.messages import Died, Ping, Pong, Reply
+from beheld.engine.messages import Died, Ping, Pong, Reply, Submit
 from beheld.engine.thread import EngineThread
 from beheld.executor.executor import Executor
 from beheld.executor.local import LocalExecutor
 from beheld.executor.multi import MultiExecutor
 from tests import tiny
-from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info
+from tests.fakes import FakeExecutor, expected_tokens, fake_capacity, fake_config, fake_info, fake_request
 
 METHODS = [name for name, member in vars(Executor).items() if callable(member) or isinstance(member, classmethod)]
 METHODS = [name for name in METHODS if not name.startswith("_")]
@@ -100,6 +101,41 @@ def test_an_idle_engine_dies_as_soon_as_its_executor_is_lost() -> None:
     assert isinstance(died, Died)
     assert "rank 1" in died.reason
     engine.close()
+
+
+def test_an_engine_whose_step_stands_still_dies_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own device does not answer, so nothing brings the thread of the steps back."""
+    monkeypatch.setattr(loop, "_FAILS_S", 0.1)
+    monkeypatch.setattr(thread, "_CLOSE_S", 0.1)
+    info, config = fake_info(), fake_config()
+    executor = FakeExecutor(config, info, fake_capacity(info, config))
+    in_step, ends = threading.Event(), threading.Event()
+
+    def stands_still(plan: Any) -> Any:
+        in_step.set()
+        ends.wait()
+        raise EngineDeadError("It goes on after all.")
+
+    monkeypatch.setattr(executor, "launch", stands_still)
+    replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+    engine = EngineThread(EngineCore(info, executor))
+    engine.start(replies.put)
+    engine.send(Submit((fake_request("one", 1, 2, 3),)))
+    assert in_step.wait(5.0)
+    executor.loss = EngineDeadError("The devices have not finished a step.")
+    assert executor.tell_loss is not None
+    executor.tell_loss()
+    died = replies.get(timeout=5)
+    assert isinstance(died, Died)
+    assert "have not finished a step" in died.reason
+    assert not engine.alive
+    run = engine._thread
+    assert run is not None
+    engine.close()
+    assert not executor.closed, "its memory is in use"
+    ends.set()
+    run.join(5.0)
+    assert replies.empty(), "it died once"
 
 
 def test_sizes_are_asked_of_the_executor(fake: list[FakeExecutor]) -> None:

@@ -23,14 +23,17 @@ from beheld.core.errors import EngineDeadError, ModelError, StepError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
-from beheld.executor import multi, watchdog
+from beheld.executor import hangs, multi, watchdog
 from beheld.executor import rank as rank_module
+from beheld.executor.hangs import Patience
 from beheld.executor.multi import MultiExecutor
+from beheld.executor.progress import StepClock
 from beheld.executor.rank import Rank, config_of, config_text
 from beheld.executor.ray import RayExecutor
 from beheld.executor.watchdog import RankProcess, Watchdog
 from beheld.executor.wire import CODEC, Beat, Missing, RankFailed, Step, StepFailed, packed, unpacked
 from beheld.models.rank_towers import RankTowers
+from beheld.runner import device_wait
 from beheld.sandbox.link import Link, pair
 from tests import ranks, tiny
 from tests.inputs import pipes
@@ -172,7 +175,7 @@ def test_what_fails_in_the_last_stage_alone_gives_no_one_another_s_answer(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stage before has sent its hidden states already, and counts on tokens."""
-    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    monkeypatch.setattr(hangs, "COMPILING_S", 5.0)
     prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
     with start(family, STAGES) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
@@ -206,7 +209,7 @@ def test_what_fails_in_the_last_stage_alone_gives_no_one_another_s_answer(
 def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
     family: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(multi, "COMPILING_S", 5.0)
+    monkeypatch.setattr(hangs, "COMPILING_S", 5.0)
     # Rank 1 is of the stage before the last one.
     monkeypatch.setattr(ranks, "FAILING", {1})
     prompts = [tiny.wrap(family, word) for word in ("one", "two", "three", "four")]
@@ -214,6 +217,19 @@ def test_a_stage_before_the_last_that_fails_once_costs_nothing_but_time(
         found = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
         assert llm.stats().retried == 1
         assert found == [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY, use_tqdm=False)]
+
+
+def quiet_watchdog() -> Any:
+    """A watchdog that watches nothing."""
+    group = SimpleNamespace(entered=0, waits_since=None)
+    return SimpleNamespace(
+        not_begun=(),
+        cause=None,
+        clock=StepClock(group),
+        leave=lambda: None,
+        failed=lambda step: None,
+        hangs=SimpleNamespace(launched=lambda step, positions: None),
+    )
 
 
 def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
@@ -229,7 +245,7 @@ def of_stages(launch: Any, ranks: list[Any], rank_watch: Any) -> MultiExecutor:
 
 def test_a_step_that_the_first_rank_is_in_has_begun() -> None:
     """Another rank that fails in it fails alone."""
-    watch: Any = SimpleNamespace(not_begun=(), cause=None, leave=lambda: None, failed=lambda step: None)
+    watch = quiet_watchdog()
     begun = list[bool]()
 
     def launch(plan: StepPlan) -> Any:
@@ -250,7 +266,7 @@ def test_features_go_to_the_stage_with_towers_alone() -> None:
         link: Any = SimpleNamespace(send=lambda message: sent.__setitem__(number, message))
         return RankProcess(number, SimpleNamespace(), link)  # type: ignore[arg-type]
 
-    watch = SimpleNamespace(not_begun=(), cause=None, leave=lambda: None)
+    watch = quiet_watchdog()
     executor = of_stages(None, [rank(number) for number in (1, 2, 3)], watch)
     item = EncodeItem(b"a" * 32, "image", {"pixel_values": torch.ones(4)}, 2)
     executor.launch(StepPlan(7, (), encode=(item,)))
@@ -266,7 +282,7 @@ def test_the_first_stage_says_which_embeddings_are_missing() -> None:
     )
     rank = Rank(runner, None, SimpleNamespace(send=first.answers.put), 1)  # type: ignore[arg-type]
     first.link.send = lambda message: rank.take(CODEC.decode(bytearray(b"".join(CODEC.encode(message)))))
-    executor = of_stages(None, [first], SimpleNamespace(not_begun=(), cause=None, leave=lambda: None))
+    executor = of_stages(None, [first], quiet_watchdog())
     # A late answer to what an interrupted step asked.
     first.answers.put(Missing(0, (known,)))
     assert executor.missing([known, b"b" * 32]) == (b"b" * 32,)
@@ -402,6 +418,45 @@ def test_a_rank_that_ends_or_hangs_ends_the_engine(number: signal.Signals, monke
         assert gone(process.pid)
 
 
+@pytest.mark.parametrize("more", [{}, STAGES], ids=["part", "stage"])
+def test_a_rank_that_loops_in_a_step_ends_the_engine(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process says that it lives. Of stages only the time tells that one hangs."""
+    monkeypatch.setattr(hangs, "STUCK_S", 2.0)
+    monkeypatch.setattr(hangs, "COMPILING_S", 2.0)
+    monkeypatch.setattr(hangs, "HOST_POSITION_S", 0.01)
+    monkeypatch.setattr(ranks, "LOOPING", {1})
+    with start(more=more) as llm:
+        pid = executor_of(llm)._ranks[0].process.pid
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="Rank 1 is stuck in a step"):
+            llm.generate([tiny.wrap("llama", "one two three")] * 8, GREEDY, use_tqdm=False)
+        assert time.monotonic() - begun < 8.0
+        assert gone(pid)
+
+
+def test_a_device_that_stands_still_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank waits for it, and no rank has anything left to launch."""
+    monkeypatch.setattr(hangs, "DEVICE_S", 1.0)
+    monkeypatch.setattr(hangs, "HOST_POSITION_S", 0.01)
+    with start() as llm:
+        executor = executor_of(llm)
+        pid = executor._ranks[0].process.pid
+
+        def stands_still(handle: Any) -> Any:
+            with device_wait.waiting():
+                assert told.wait(20.0)
+            raise RuntimeError("the communicator was aborted")
+
+        told = threading.Event()
+        executor.on_loss(told.set)
+        monkeypatch.setattr(executor._local, "collect", stands_still)
+        begun = time.monotonic()
+        with pytest.raises(EngineDeadError, match="devices have not finished a step"):
+            llm.generate(tiny.wrap("llama", "one"), GREEDY, use_tqdm=False)
+        assert time.monotonic() - begun < 8.0
+        assert gone(pid)
+
+
 def test_a_stage_that_ends_ends_the_engine() -> None:
     with start(more=STAGES) as llm:
         process = executor_of(llm)._ranks[0].process
@@ -517,7 +572,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Watchdog, RankPro
     rank = RankProcess(1, process, Link(ours, CODEC))  # type: ignore[arg-type]
     rank.started = True
     group = SimpleNamespace(waits_since=None, entered=0, lockstep=True, abort=lambda: None)
-    made = Watchdog([rank], group, 0.5)  # type: ignore[arg-type]
+    made = Watchdog([rank], group, Patience(0.5, 0.01, alike=True))  # type: ignore[arg-type]
     other = Link(theirs, CODEC)
     yield made, rank, other, group
     made.close(0.1)
@@ -545,11 +600,11 @@ def test_a_rank_that_does_not_reach_a_collective_is_stuck(watched: Any) -> None:
     group.waits_since, group.entered = time.monotonic(), 7
     # It is slow, but goes on.
     for entered in range(4):
-        other.send(Beat(entered))
+        other.send(Beat(entered, 1, None, None, works=True))
         time.sleep(0.2)
     assert made.cause is None
     for _ in range(10):
-        other.send(Beat(3))
+        other.send(Beat(3, 1, None, None, works=True))
         time.sleep(0.1)
     assert "stuck" in cause_of(made, 3.0)
 

@@ -1,0 +1,139 @@
+"""Finds the rank that hangs: others wait for it, or it has been in one step for too long, or the devices stand still.
+
+A long prompt and a compiler are no hang. So ranks that do equal work are compared; where they cannot be, the limit
+grows with the number of positions under way, by many times what the slowest device takes for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beheld.executor.progress import RankProgress
+
+# A rank waits in a collective that another one has not reached for so long: ranks do equal work between collectives, so
+# they reach them at nearly the same time, unless they compile for new sizes. The first rank also runs what users write,
+# such as logits processors.
+STUCK_S, COMPILING_S = 7.0, 90.0
+# The first rank waits for its device, and no rank's host has anything left to launch, for so long.
+DEVICE_S = 7.0
+# A host computes for so long in one step without beginning a collective, whether another rank waits for it or not.
+WORKING_S = 600.0
+# What is added for each position and embedding under way: on a device of its own, and on the host's cores.
+POSITION_S, HOST_POSITION_S = 0.01, 1.0
+# No device is more steps behind its host, which writes their inputs into few buffers in turn.
+_UNDER_WAY = 16
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks are waited for.
+
+    Attributes:
+        stuck_s: for one that has not reached a collective.
+        position_s: further, for each position under way.
+        alike: ranks do equal work on the host's cores, so nothing is added to `stuck_s`.
+    """
+
+    stuck_s: float
+    position_s: float
+    alike: bool
+
+    @classmethod
+    def of(cls, *, synchronous: bool, lockstep: bool) -> Patience:
+        """Return that of ranks on such devices.
+
+        A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
+        may take longer for that than another.
+        """
+        alike = synchronous and lockstep
+        return cls(STUCK_S if alike else COMPILING_S, HOST_POSITION_S if synchronous else POSITION_S, alike)
+
+
+class Hangs:
+    """Looks at what ranks say of themselves.
+
+    Args:
+        own: of the first rank.
+        lockstep: whether all ranks begin the same collectives in the same order.
+    """
+
+    def __init__(
+        self, own: RankProgress, others: Sequence[RankProgress], patience: Patience, *, lockstep: bool
+    ) -> None:
+        self._own, self._others, self._patience, self._lockstep = own, others, patience, lockstep
+        # Positions of steps that may not have been computed yet, by the ids of their plans, and their sum.
+        self._positions: dict[int, int] = {}
+        self._under_way = 0
+
+    def launched(self, step: int, positions: int) -> None:
+        """Note that a step is under way; the thread of the steps calls it."""
+        self._positions[step] = positions
+        if len(self._positions) > _UNDER_WAY:
+            del self._positions[next(iter(self._positions))]
+        self._under_way = sum(self._positions.values())
+
+    def finished(self, step: int) -> None:
+        """Note that the devices have finished this step and all before it; the same thread calls it."""
+        self._positions = {other: count for other, count in self._positions.items() if other > step}
+        self._under_way = sum(self._positions.values())
+
+    def found(self, now: float) -> str | None:
+        """Return what hangs, in a sentence; None if nothing does."""
+        more_s = self._patience.position_s * self._under_way
+        stuck = self._in_one_step(now, more_s) or self._late(now, more_s) or self._late_on_device(now, more_s)
+        if stuck is not None:
+            return f"Rank {stuck.rank} is stuck in a step."
+        still_s = self._still_s(now)
+        if still_s > DEVICE_S + more_s:
+            return f"The devices have not finished a step {still_s:.0f} s after all ranks had launched it."
+        return None
+
+    def _in_one_step(self, now: float, more_s: float) -> RankProgress | None:
+        """Return a rank whose host does not come back from a step."""
+        for each in (self._own, *self._others):
+            if each.works_since is not None and now - each.works_since > WORKING_S + more_s:
+                return each
+        return None
+
+    def _late(self, now: float, more_s: float) -> RankProgress | None:
+        """Return a rank that has not reached a collective in which another one waits.
+
+        While the first rank is in no step, such as after an interrupt, others may wait for it without end.
+        """
+        own = self._own
+        if own.waits_since is None and own.device_since is None and own.works_since is None:
+            return None
+        limit_s = self._patience.stuck_s + (0.0 if self._patience.alike else more_s)
+        waits = [
+            each for each in (own, *self._others) if each.waits_since is not None and now - each.waits_since > limit_s
+        ]
+        if not waits:
+            return None
+        reached = max(each.entered for each in waits)
+        late = [
+            each
+            for each in self._others
+            if now - each.entered_at > limit_s and (each.entered < reached or not self._lockstep)
+        ]
+        if late:
+            # Of stages, one may wait for another that does not come.
+            return next((each for each in late if each.waits_since is None), late[0])
+        if own.works_since is None or (self._lockstep and own.entered >= reached):
+            return None
+        return own if now - own.works_since > COMPILING_S + more_s else None
+
+    def _late_on_device(self, now: float, more_s: float) -> RankProgress | None:
+        """Return a rank whose host has not launched all that the first rank's device may wait for."""
+        since = self._own.device_since
+        if since is None:
+            return None
+        for each in self._others:
+            if each.works_since is not None and now - max(since, each.works_since) > COMPILING_S + more_s:
+                return each
+        return None
+
+    def _still_s(self, now: float) -> float:
+        """Return for how long the first rank has waited for its device while no host launched anything."""
+        since = self._own.device_since
+        return 0.0 if since is None else now - max(since, *(each.worked_at for each in self._others))

@@ -1,0 +1,218 @@
+"""A rank that hangs is found in bounded time, and no long prompt, compiler or pause is taken for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from beheld.executor import hangs, watchdog
+from beheld.executor.hangs import Hangs, Patience
+from beheld.executor.progress import RankProgress, StepClock
+from beheld.executor.wire import Beat
+from beheld.runner import device_wait
+
+IDLE = Beat(7, 3, None, None, works=False)
+WORKS = Beat(7, 3, None, None, works=True)
+
+
+def waits(seconds: float, entered: int = 8) -> Beat:
+    """In a collective."""
+    return Beat(entered, 3, seconds, None, works=False)
+
+
+def device(seconds: float) -> Beat:
+    """For its device."""
+    return Beat(8, 3, None, seconds, works=False)
+
+
+class Ranks:
+    """Some ranks, on a clock of the test's own."""
+
+    def __init__(self, count: int, *, synchronous: bool, lockstep: bool) -> None:
+        self.now = 1000.0
+        self.ranks = [RankProgress(rank, entered_at=self.now, worked_at=self.now) for rank in range(count)]
+        patience = Patience.of(synchronous=synchronous, lockstep=lockstep)
+        self.hangs = Hangs(self.ranks[0], self.ranks[1:], patience, lockstep=lockstep)
+
+    def say(self, *beats: Beat) -> None:
+        """Take a beat of each rank."""
+        for rank, beat in zip(self.ranks, beats, strict=True):
+            rank.note(beat, self.now)
+
+    def until_found(self, limit_s: float, *beats: Any) -> tuple[str | None, float]:
+        """Say the same four times a second; return what is found, and after how many seconds.
+
+        A function among the beats gives one for a number of seconds since the start.
+        """
+        began = self.now
+        while self.now - began <= limit_s:
+            self.say(*(beat(self.now - began) if callable(beat) else beat for beat in beats))
+            if (found := self.hangs.found(self.now)) is not None:
+                return found, self.now - began
+            self.now += 0.25
+        return None, limit_s
+
+
+def test_on_cpus_a_rank_that_others_wait_for_is_found_soon() -> None:
+    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(60, waits, WORKS, waits)
+    assert found == "Rank 1 is stuck in a step."
+    assert after_s < 8
+
+
+def test_on_cpus_all_others_may_wait_for_the_first_rank() -> None:
+    """It runs what users write, so it has longer."""
+    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(200, WORKS, waits, waits)
+    assert found == "Rank 0 is stuck in a step."
+    assert 90 < after_s < 91
+
+
+def test_a_first_rank_that_runs_no_step_is_not_stuck() -> None:
+    """An interrupted script leaves other ranks amid a step, and may go on an hour later."""
+    for lockstep in (True, False):
+        assert Ranks(2, synchronous=True, lockstep=lockstep).until_found(3600, IDLE, waits)[0] is None
+
+
+def test_of_stages_the_one_that_no_other_keeps_waiting_is_named() -> None:
+    """Rank 2 computes the first stage; the other two wait for it, one after the other."""
+    found, after_s = Ranks(3, synchronous=True, lockstep=False).until_found(200, waits, waits, WORKS)
+    assert found == "Rank 2 is stuck in a step."
+    assert 90 < after_s < 91
+
+
+def test_a_stage_may_take_long_for_a_long_prompt() -> None:
+    """4,096 positions of a large model on a slow CPU."""
+    ranks = Ranks(2, synchronous=True, lockstep=False)
+    ranks.hangs.launched(5, 4096)
+    assert ranks.until_found(4000, waits, WORKS)[0] is None
+
+
+def test_devices_that_stand_still_while_requests_decode_are_found_soon() -> None:
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+    ranks.hangs.launched(5, 64)
+    ranks.hangs.launched(6, 64)
+    found, after_s = ranks.until_found(60, device, IDLE)
+    assert found is not None
+    assert found.startswith("The devices have not finished a step")
+    assert 7 < after_s < 10
+
+
+@pytest.mark.parametrize("positions", [8192, 131_072])
+def test_devices_may_compute_a_long_prompt(positions: int) -> None:
+    """At 5 ms a position, which is slow."""
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+    ranks.hangs.launched(5, positions)
+    assert ranks.until_found(0.005 * positions, device, IDLE)[0] is None
+    assert ranks.until_found(0.006 * positions + 10, lambda s: device(0.005 * positions + s), IDLE)[0] is not None
+
+
+def test_a_finished_step_gives_the_next_one_no_time() -> None:
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+    ranks.hangs.launched(5, 131_072)
+    ranks.hangs.launched(6, 1)
+    ranks.hangs.finished(5)
+    assert ranks.until_found(60, device, IDLE)[1] < 8
+
+
+def test_steps_that_give_nothing_are_forgotten_in_time() -> None:
+    """Nobody waits for the device after a piece of a prompt, so it is never known to be finished."""
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+    for step in range(1000):
+        ranks.hangs.launched(step, 10)
+    assert ranks.until_found(60, device, IDLE)[1] < 7 + 0.01 * 10 * 16 + 1
+
+
+def test_a_host_that_compiles_while_the_devices_of_others_wait_has_time() -> None:
+    ranks = Ranks(3, synchronous=False, lockstep=True)
+    assert ranks.until_found(80, device, IDLE, WORKS)[0] is None
+    # It is done, and the devices have had all for a moment.
+    assert ranks.until_found(5, lambda s: device(80 + s), IDLE, IDLE)[0] is None
+
+
+def test_a_host_that_never_launches_what_others_wait_for_is_named() -> None:
+    found, after_s = Ranks(3, synchronous=False, lockstep=True).until_found(200, device, IDLE, WORKS)
+    assert found == "Rank 2 is stuck in a step."
+    assert 90 < after_s < 91
+
+
+def test_a_host_may_begin_step_after_step_without_a_collective() -> None:
+    """As graphs are launched."""
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+
+    def steps(seconds: float) -> Beat:
+        return Beat(7, int(100 * seconds), None, None, works=True)
+
+    assert ranks.until_found(2000, steps, steps)[0] is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_host_that_does_not_come_back_from_a_step_is_found_in_the_end(which: int) -> None:
+    beats = [IDLE, IDLE]
+    beats[which] = WORKS
+    found, after_s = Ranks(2, synchronous=True, lockstep=True).until_found(700, *beats)
+    assert found == f"Rank {which} is stuck in a step."
+    assert 600 < after_s < 601
+
+
+def test_what_nobody_heard_counts_from_when_somebody_listens() -> None:
+    """A machine that was stopped and goes on."""
+    ranks = Ranks(2, synchronous=False, lockstep=True)
+    ranks.say(device(1), WORKS)
+    ranks.now += 3600
+    for each in ranks.ranks:
+        each.excuse(ranks.now)
+    ranks.say(device(3601), WORKS)
+    assert ranks.hangs.found(ranks.now) is None
+    ranks.now += 1
+    ranks.say(device(3602), IDLE)
+    assert ranks.hangs.found(ranks.now) is None
+
+
+def test_a_clock_tells_what_the_thread_of_steps_is_at() -> None:
+    group = SimpleNamespace(entered=4, waits_since=None)
+    clock, may, at = StepClock(group), threading.Semaphore(0), threading.Semaphore(0)
+
+    def run() -> None:
+        with clock.step():
+            at.release()
+            may.acquire()
+            with device_wait.waiting():
+                at.release()
+                may.acquire()
+            group.waits_since = time.monotonic()
+            at.release()
+            may.acquire()
+            group.waits_since = None
+        at.release()
+
+    found = [clock.beat()]
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in range(4):
+        at.acquire()
+        found.append(clock.beat())
+        may.release()
+    thread.join()
+    assert [(beat.steps, beat.waits_s is None, beat.device_s is None, beat.works) for beat in found] == [
+        (0, True, True, False), (1, True, True, True), (1, True, False, False), (1, False, True, False),
+        (1, True, True, False),
+    ]  # fmt: skip
+
+
+def test_limits_are_as_the_page_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "several-gpus.md").read_text(encoding="utf-8")
+    section = page.partition("## When something fails")[2].partition("\n## ")[0]
+    for words in (
+        f"for {hangs.STUCK_S:.0f} s",
+        f"{hangs.COMPILING_S:.0f} s",
+        f"{hangs.DEVICE_S:.0f} s",
+        f"{1000 * hangs.POSITION_S:.0f} ms",
+        f"{hangs.HOST_POSITION_S:.0f} s for each",
+        f"{hangs.WORKING_S / 60:.0f} minutes",
+        f"{watchdog.SILENT_S:.0f} s",
+    ):
+        assert words in section, words
