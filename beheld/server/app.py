@@ -121,7 +121,7 @@ class Service:
         self.metrics = Metrics(options.names[0])
         self.neighbours = neighbours
         self.clients = Clients(options, secret=neighbours.secret)
-        self.access_log = AccessLog(self.metrics)
+        self.access_log = AccessLog(self.metrics, takes_names=options.takes_request_ids)
         self._starts = RequestTurns()
         self._reader = Reader(
             self.admission,
