@@ -461,7 +461,7 @@ async def _chunks(
                     yield {**base, "choices": [choice], **usage, **media}
             if output.finished:
                 head.ended(output, total)
-                reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
+                reasoned = 0 if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
                 yield {**base, "choices": [], "usage": usage_of(output, total, reasoned)}
     finally:
         await outputs.aclose()
