@@ -66,6 +66,7 @@ from beheld.utils import env
 from beheld.utils.cancellation import CancelToken
 from beheld.utils.gil import quick_turns
 from beheld.utils.host_turns import HostTurns
+from beheld.utils.tally import Tally
 
 __all__ = [
     "AsyncLLM",
@@ -96,6 +97,11 @@ class Pieces(StrEnum):
     FINAL = "final"
 
 
+# Bounds of the seconds from token to token.
+_TOKEN_GAPS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
 # How many texts one job in a thread prepares: it takes a few milliseconds, and other clients' texts wait for it.
 _RUN = 64
 
@@ -156,9 +162,14 @@ class _LiveRequest:
     pieces: Pieces
     started: float
     prepared: float
+    max_tokens: int | None = None
     first_token: float | None = None
     waited_s: float = 0.0
-    num_tokens: int = 0
+    # By the number of each answer.
+    num_tokens: dict[int, int] = field(default_factory=dict)
+    finish_reasons: dict[int, str] = field(default_factory=dict)
+    # When the last tokens of each of the engine's requests came.
+    last_tokens: dict[str, float] = field(default_factory=dict)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def milliseconds(self) -> dict[str, float]:
@@ -174,9 +185,16 @@ class _LiveRequest:
         }
 
     def metrics(self, output: RequestOutput) -> RequestMetrics:
-        self.num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
-        count = self.num_tokens if self.pieces is Pieces.DELTA else output.usage.completion_tokens
-        return metrics_of(count, self.started, self.prepared, self.waited_s, self.first_token, time.monotonic())
+        for answer in output.outputs:
+            before = self.num_tokens.get(answer.index, 0) if self.pieces is Pieces.DELTA else 0
+            self.num_tokens[answer.index] = before + len(answer.token_ids)
+            if answer.finish_reason is not None:
+                self.finish_reasons[answer.index] = answer.finish_reason
+        counts = self.num_tokens.values()
+        made = metrics_of(sum(counts), self.started, self.prepared, self.waited_s, self.first_token, time.monotonic())
+        made.num_answers, made.max_answer_tokens = len(self.request_ids), max(counts, default=0)
+        made.max_tokens, made.finish_reasons = self.max_tokens, tuple(self.finish_reasons.values())
+        return made
 
 
 class AsyncLLM:
@@ -225,8 +243,11 @@ class AsyncLLM:
         # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
         self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        # What the engine lacks, as it last reported.
+        # Seconds from token to token of answers, as they come from the engine.
+        self.token_gaps = Tally(_TOKEN_GAPS)
+        # What the engine lacks, as it last reported, and the level at which it was sent to sleep.
         self._lacks = frozenset[EnginePart]()
+        self._level = 0
         # The numbers of the messages to wake up that are not answered yet.
         self._waking = set[int]()
         self._woken_s = -math.inf
@@ -625,8 +646,10 @@ class AsyncLLM:
             EngineDeadError: the engine has died.
         """
         order = level_of(level), mode_of(mode)
+        before = self.sleep_level
         self._outbox.flush()
         await self._ask(lambda number: Sleep(number, *order))
+        self._level = max(before, level)
 
     async def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Take the memory again that `sleep` gave back; `tags` as for LLM.wake_up.
@@ -658,6 +681,11 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         """True if it must wake up before it answers."""
         return bool(self._lacks)
+
+    @property
+    def sleep_level(self) -> int:
+        """The level at which it lacks memory; 0 while it has all."""
+        return self._level if self._lacks & MEMORY else 0
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Begin to record what the engine computes, with torch's profiler.
@@ -881,7 +909,8 @@ class AsyncLLM:
         requests = answers(first, chosen, seed)
         collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
-        live = _LiveRequest(collector, ids, pieces, started, time.monotonic())
+        longest = first.params.max_tokens if isinstance(first.params, Sampling) else None
+        live = _LiveRequest(collector, ids, pieces, started, time.monotonic(), longest)
         self._check_alive()
         self._live.update(dict.fromkeys(ids, live))
         if isinstance(chosen, PoolingParams) and not first.spans:
@@ -1003,8 +1032,9 @@ class AsyncLLM:
 
     def _take(self, reply: Reply) -> None:
         if isinstance(reply, Events):
+            now = time.monotonic()
             for event in reply.events:
-                self._push(event)
+                self._push(event, now)
         elif isinstance(reply, Pong | LoRAAdded | LoRAsManaged | Asleep | Profiled):
             if isinstance(reply, Asleep):
                 self._lacks = reply.lacks
@@ -1028,13 +1058,18 @@ class AsyncLLM:
             self._reason = f"The engine has died ({reply.reason})."
             self._fail_all()
 
-    def _push(self, event: TokenEvent) -> None:
+    def _push(self, event: TokenEvent, now: float) -> None:
         live = self._live.get(event.request_id)
         if live is None:
             return
         if live.first_token is None:
-            live.first_token = time.monotonic()
+            live.first_token = now
             live.waited_s = event.waited_s
+        if event.token_ids:
+            if (last := live.last_tokens.get(event.request_id)) is not None:
+                # Of an answer that is read at its end several tokens come at once.
+                self.token_gaps.add((now - last) / len(event.token_ids), len(event.token_ids))
+            live.last_tokens[event.request_id] = now
         if live.collector.push(event):
             self._engine.send(Stop(event.request_id))
             del self._live[event.request_id]
@@ -1050,7 +1085,7 @@ class AsyncLLM:
         """Fail these requests: a message from or to them is lost."""
         error = StepError("A message between the server and its engine could not be read.", "Try again.")
         for name in request_ids:
-            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error), time.monotonic())
         waiting = None if number is None else self._asked.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_exception(error)
@@ -1058,7 +1093,7 @@ class AsyncLLM:
     def _fail_all(self) -> None:
         error = EngineDeadError(self._reason, "Start it again.")
         for name in list(self._live):
-            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error))
+            self._push(TokenEvent(name, (), FinishReason.ERROR, error=error), time.monotonic())
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(error)

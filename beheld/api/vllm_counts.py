@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from beheld.core.config import EngineConfig
 from beheld.engine.stats import EngineStats
+
+__all__ = ["CACHE_CONFIG", "SLEEP_STATES", "cache_config", "values_of"]
+
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By the level at which an engine sleeps."""
+CACHE_CONFIG = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+"""What `cache_config` tells."""
 
 
 def values_of(stats: EngineStats) -> dict[str, float]:
@@ -19,3 +27,10 @@ def values_of(stats: EngineStats) -> dict[str, float]:
         "mm_cache_queries": held.num_encoded + held.num_reused,
         "mm_cache_hits": held.num_reused,
     }
+
+
+def cache_config(config: EngineConfig, stats: EngineStats) -> dict[str, str]:
+    """How an engine's KV cache is made, by the names of vLLM's configuration."""
+    num_blocks = sum(stats.scheduler.num_blocks)
+    values = config.block_size, num_blocks, config.kv_dtype, config.prefix_caching, config.memory_fraction
+    return dict(zip(CACHE_CONFIG, map(str, values), strict=True))

@@ -26,7 +26,6 @@ FLAGS: dict[str, VllmOption] = {
     ),
     "enable-reasoning": VllmOption("--reasoning-parser says it"),
     "enable-prompt-tokens-details": VllmOption("usage always has them"),
-    "enable-request-id-headers": VllmOption("every answer has an X-Request-Id"),
     "exclude-tools-when-tool-choice-none": VllmOption("that is so here"),
     "disable-access-log-for-endpoints": VllmOption(_LOG, values=1),
     "enable-offline-docs": VllmOption("/docs needs no other server"),

@@ -17,6 +17,8 @@ NAN = "nan"
 STUCK = "stuck"
 # The most draft tokens in one slice. A sampler remembers at least this many past tokens of a row.
 MAX_DRAFT_TOKENS = 24
+# Bounds by which statistics count the positions that a step computes.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Positions of a prompt that are turned into objects at once.
 _AT_A_TIME = 256
 

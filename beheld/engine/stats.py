@@ -84,7 +84,9 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """The sum of numbers, or of tuples entry by entry."""
+    """The sum of numbers, or of tuples entry by entry; the union of sets."""
+    if isinstance(values[0], frozenset):
+        return frozenset().union(*values)
     if isinstance(values[0], tuple):
         return tuple(sum(column) for column in zip(*values, strict=True))
     return sum(values)

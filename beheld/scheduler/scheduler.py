@@ -32,6 +32,7 @@ from beheld.core.params import Pooling, Sampling
 from beheld.core.plan import (
     MAX_DRAFT_TOKENS,
     NAN,
+    STEP_TOKENS,
     STUCK,
     Admission,
     PromptLogprobs,
@@ -54,6 +55,7 @@ from beheld.scheduler.queue import WaitingQueue
 from beheld.scheduler.sequence import Sequence, Status
 from beheld.scheduler.shared_prefill import SharedPrefills
 from beheld.scheduler.step_builder import Flight, SchedulerStats, StepBuilder
+from beheld.utils.tally import Tally
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,6 +126,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
+        self._step_tokens = Tally(STEP_TOKENS)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -199,6 +202,7 @@ class Scheduler:
             released=tuple(self._released),
             forget=self._encoder.take_forgotten(),
         )
+        self._step_tokens.add(self._config.max_num_batched_tokens - step.budget)
         self._released.clear()
         self._next_plan += 1
         self._flights[plan.id] = Flight(plan, step.sequences, step.epochs, step.num_plain, step.num_reported)
@@ -864,7 +868,18 @@ class Scheduler:
             max_embeds=self._encoder.max_embeds,
             num_encoded=self._encoder.num_encoded,
             num_reused=self._encoder.num_reused,
+            num_tokens=int(self._step_tokens.total),
+            steps_by_tokens=tuple(self._step_tokens.counts),
+            running_loras=self._lora_names(Status.RUNNING),
+            waiting_loras=self._lora_names(Status.WAITING),
         )
+
+    def _lora_names(self, status: Status) -> frozenset[str]:
+        """The names of the adapters of all sequences with this status."""
+        if not self._config.max_loras:
+            return frozenset()
+        loras = [s.request.lora for s in self._sequences.values() if s.status is status]
+        return frozenset(lora.lora_name for lora in loras if lora is not None)
 
     def check(self) -> None:
         """Assert every invariant of rows, queue, blocks and embeddings."""

@@ -142,6 +142,9 @@ class SchedulerStats:
         num_embeds: embeddings on the device.
         max_embeds: most of them.
         num_encoded, num_reused: items encoded, and uses of an item that was on the device already.
+        num_tokens: positions of all steps.
+        steps_by_tokens: how many steps computed so many positions, by STEP_TOKENS, and those with more.
+        running_loras, waiting_loras: names of the adapters of running and waiting sequences.
     """
 
     num_running: int
@@ -156,3 +159,7 @@ class SchedulerStats:
     max_embeds: int
     num_encoded: int
     num_reused: int
+    num_tokens: int = 0
+    steps_by_tokens: tuple[int, ...] = ()
+    running_loras: frozenset[str] = frozenset()
+    waiting_loras: frozenset[str] = frozenset()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,29 +21,52 @@ GONE = 499
 # Routes that are polled and not logged.
 _QUIET = frozenset({"health", "show_metrics"})
 NO_ROUTE = "none"
+# Names of clients that are taken: visible ASCII, so that no line of the log can be forged.
+_NAME = re.compile(rb"[!-~]{1,128}")
+
+
+@dataclass(frozen=True)
+class RequestName:
+    """What a request is called.
+
+    Attributes:
+        number: the end of the id in the response body.
+        shown: X-Request-Id.
+        logged: the beginning of its line in the log.
+    """
+
+    number: str
+    shown: str
+    logged: str
 
 
 class AccessLog:
-    """Logs and counts the end of each request."""
+    """Logs and counts the end of each request.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Args:
+        takes_names: the X-Request-Id of a request is that of its answer.
+    """
+
+    def __init__(self, metrics: Metrics, *, takes_names: bool = False) -> None:
         self._metrics = metrics
+        self._takes_names = takes_names
 
-    def ended(self, route: str, number: str, status: int, seconds: float) -> None:
-        """Record the end of a request. `number` is the common part of its names, see `name_of`."""
+    def named(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> RequestName:
+        """Name a new request that has these headers."""
+        number = uuid.uuid4().hex
+        own = f"req-{number}"
+        if not self._takes_names:
+            return RequestName(number, own, own)
+        given = next((value for name, value in headers if name == b"x-request-id"), b"")
+        if not _NAME.fullmatch(given):
+            return RequestName(number, number, own)
+        return RequestName(number, given.decode(), f"{own} ({given.decode()})")
+
+    def ended(self, route: str, name: RequestName, status: int, seconds: float) -> None:
+        """Record the end of a request."""
         self._metrics.answered(route, status, seconds)
         if route not in _QUIET:
-            logger.info("%s %s %d %.0f ms", name_of(number), route, status, 1e3 * seconds)
-
-
-def number() -> str:
-    """A new request's number."""
-    return uuid.uuid4().hex
-
-
-def name_of(number: str) -> str:
-    """The request's name in X-Request-Id and in the log; the id in the response body ends with the same number."""
-    return f"req-{number}"
+            logger.info("%s %s %d %.0f ms", name.logged, route, status, 1e3 * seconds)
 
 
 class AccessLogMiddleware:
@@ -61,8 +87,9 @@ class AccessLogMiddleware:
             return
         begin = time.monotonic()
         state = scope["state"]
-        state |= {"number": number(), "route": NO_ROUTE, "outcome": None, "streamed": False}
-        REQUEST.set(name_of(state["number"]))
+        own = self._access_log.named(scope["headers"])
+        state |= {"number": own.number, "route": NO_ROUTE, "outcome": None, "streamed": False}
+        REQUEST.set(own.shown)
         DIALECT.set(dialect_of(scope["path"]))
         status = GONE
         logged = False
@@ -71,15 +98,13 @@ class AccessLogMiddleware:
             nonlocal logged
             if not logged:
                 logged = True
-                self._access_log.ended(
-                    state["route"], state["number"], state["outcome"] or status, time.monotonic() - begin
-                )
+                self._access_log.ended(state["route"], own, state["outcome"] or status, time.monotonic() - begin)
 
         async def send_logged(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                name = (b"x-request-id", name_of(state["number"]).encode())
+                name = (b"x-request-id", own.shown.encode())
                 message = {**message, "headers": [*message.get("headers", ()), name]}
             elif not message.get("more_body") and not state["streamed"]:
                 # Before the last bytes, so that a client that has the response finds it counted.

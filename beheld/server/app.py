@@ -118,10 +118,10 @@ class Service:
                 options.max_connections, self.connection_counts, self.front_table
             )
         self.engine_health = EngineHealth(llm, self.admission, options.health_s, self.front_watch)
-        self.metrics = Metrics(options.names[0])
+        self.metrics = Metrics(options.names[0], llm)
         self.neighbours = neighbours
         self.clients = Clients(options, secret=neighbours.secret)
-        self.access_log = AccessLog(self.metrics)
+        self.access_log = AccessLog(self.metrics, takes_names=options.takes_request_ids)
         self._starts = RequestTurns()
         self._reader = Reader(
             self.admission,

@@ -120,8 +120,7 @@ def chunks(
     if defaults.max_tokens == SamplingParams.max_tokens:
         # The checkpoint recommends no length: an answer goes on until the model ends it.
         defaults.max_tokens = None
-    grammar = tools.grammar is not None
-    beams = beams_of(body, options, llm.config.max_model_len if longest is None else longest, formed=grammar)
+    beams = beams_of(body, options, llm.config.max_model_len if longest is None else longest, tools.grammar)
     params = sampling(
         body,
         defaults,
@@ -155,6 +154,7 @@ def chunks(
         "template_kwargs": variables_of(body, llm.chat_template),
         "cache_salt": salt,
         "tools": tools.shown,
+        "reasoning": None if marks is None else _reasoning_before(params, marks),
     }
     if beams is not None:
         # The end of the reasoning must be in the text, also where it is a special token.
@@ -171,7 +171,6 @@ def chunks(
         lazy_prompt=True,
         # If these are special tokens, they are left out of texts, and the end of the reasoning would not be seen.
         marks=() if marks is None else marks.tokens,
-        reasoning=None if marks is None else _reasoning_before(params, marks),
         **asked,
         **shown,
     )
@@ -462,7 +461,7 @@ async def _chunks(
                     yield {**base, "choices": [choice], **usage, **media}
             if output.finished:
                 head.ended(output, total)
-                reasoned = None if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
+                reasoned = 0 if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
                 yield {**base, "choices": [], "usage": usage_of(output, total, reasoned)}
     finally:
         await outputs.aclose()

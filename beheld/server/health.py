@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import EngineDeadError
-from beheld.server.access_log import AccessLog, name_of, number
+from beheld.server.access_log import AccessLog
 from beheld.server.admission import AdmissionControl
 from beheld.server.errors import HttpError
 from beheld.server.front_table import FrontWatch
@@ -136,11 +136,11 @@ class EarlyHealth:
         except (HttpError, EngineDeadError):
             await self._app(scope, receive, send)
             return
-        own = number()
+        own = self._access_log.named(scope["headers"])
         headers = [
             (b"content-length", str(len(body)).encode()),
             (b"content-type", b"application/json"),
-            (b"x-request-id", name_of(own).encode()),
+            (b"x-request-id", own.shown.encode()),
         ]
         self._access_log.ended("health", own, 200, time.monotonic() - begin)
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -13,7 +13,7 @@ import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from beheld.server.access_log import NO_ROUTE, AccessLog, name_of, number
+from beheld.server.access_log import NO_ROUTE, AccessLog
 from beheld.server.admission import Places
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import OPEN_PATHS
@@ -420,10 +420,10 @@ class DeadlineProtocol(H11Protocol):
     def _refuse(self, error: HttpError) -> None:
         """Respond without the application, unless another response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            own = number()
+            own = self.request_log.named()
             answer = error.response()
             answer.headers["connection"] = "close"
-            answer.headers["x-request-id"] = name_of(own)
+            answer.headers["x-request-id"] = own.shown
             head = f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n".encode()
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
             self.transport.write(head + lines + b"\r\n" + bytes(answer.body))

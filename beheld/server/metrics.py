@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from beheld.api.async_llm import EngineReport, EngineState, EngineStats
+from beheld.api.async_llm import AsyncLLM, EngineReport, EngineState, EngineStats
 from beheld.core.outputs import PoolingRequestOutput, RequestOutput
 from beheld.server.vllm_metrics import VllmMetrics
 from beheld.utils.allocator import held_bytes
@@ -32,13 +32,14 @@ class Metrics:
 
     Args:
         model: the served name of the model, which vLLM's names of metrics have as a label.
+        llm: the model; None leaves out what only it knows.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, model: str = "") -> None:
+    def __init__(self, model: str = "", llm: AsyncLLM | None = None) -> None:
         registry = self._registry = CollectorRegistry()
-        self._vllm = VllmMetrics(registry, model)
+        self._vllm = VllmMetrics(registry, model, llm)
         self._requests = Counter("beheld_requests", "Answered requests.", ("route", "status"), registry=registry)
         self._latency = Histogram(
             "beheld_request_seconds",

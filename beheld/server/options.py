@@ -218,6 +218,13 @@ class ServerOptions:
         "log-probabilities name tokens `token_id:7` in place of their texts, unless a request says otherwise",
         shown="off",
     )
+    takes_request_ids: bool = _option(
+        False,
+        "enable-request-id-headers",
+        "the X-Request-Id of a request is that of its answer, and stands in the log; without one, it is 32 hexadecimal "
+        "digits. The name is vLLM's",
+        shown="off",
+    )
     strict_fields: bool = _option(
         False,
         "strict-fields",

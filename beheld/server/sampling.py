@@ -108,25 +108,23 @@ _NOT_IN_BEAMS = (
     "frequency_penalty",
     "repetition_penalty",
     "logit_bias",
-    "allowed_token_ids",
     "bad_words",
     "prompt_logprobs",
     "logprob_token_ids",
     "truncate_prompt_tokens",
     "repetition_detection",
-    "structured_outputs",
     "thinking_token_budget",
 )
 
 
 def beams_of(
-    body: Sampled, options: ServerOptions, max_tokens: int | None, *, formed: bool = False
+    body: Sampled, options: ServerOptions, max_tokens: int | None, grammar: StructuredOutputs | None = None
 ) -> BeamSearchParams | None:
     """The beam search that a request asks for, with `n` beams; None if it asks for none.
 
     Args:
         max_tokens: the most tokens of an answer.
-        formed: whether another field shapes the answer's form.
+        grammar: the grammar that answers follow, where another field says it; None leaves it to the request's own.
 
     Raises:
         HttpError, ParamsError: a field is out of range, or does not go with a search.
@@ -144,8 +142,6 @@ def beams_of(
     names = [name for name in _NOT_IN_BEAMS if getattr(body, name) not in (None, [], {})]
     if getattr(body, "grounding", None) is True:
         names.append("grounding")
-    if formed or (body.response_format is not None and body.response_format.type != "text"):
-        names.append("response_format" if body.response_format is not None else "tool_choice")
     if names:
         raise HttpError(
             400,
@@ -159,6 +155,8 @@ def beams_of(
         max_tokens=16 if max_tokens is None else max_tokens,  # as SamplingParams
         ignore_eos=body.ignore_eos or False,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        structured_outputs=structured(body.response_format, body.structured_outputs) if grammar is None else grammar,
+        allowed_token_ids=body.allowed_token_ids,
     )
 
 

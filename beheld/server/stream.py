@@ -27,7 +27,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def usage_of(output: RequestOutput, completion_tokens: int, reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """OpenAI's usage object; `reasoning_tokens` is what the reasoning's text takes, None where none is split off."""
+    """OpenAI's usage object; `reasoning_tokens` is what the reasoning's text takes; None leaves it out."""
     prompt = output.usage.prompt_tokens
     reasoned = None if reasoning_tokens is None else {"reasoning_tokens": min(reasoning_tokens, completion_tokens)}
     return {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 # Longer texts are processed in blocks, so that the rest of a text is not copied and searched after each of its marks.
 BLOCK = 4096
@@ -68,27 +69,31 @@ class Enclosed:
     """Words around marked parts: the marks that enclose a part are left out, and so is whitespace before it.
 
     Args:
-        opens: marks that may stand before a part, in any number.
-        closes: marks that may stand behind it, one of them.
+        pairs: marks that may stand before a part, in any number, and the mark that closes each; None for one that
+            nothing closes. Behind a part stand as many closing marks as were opened, or one.
     """
 
     # Longer whitespace and marks are words. Each push looks at no more.
     MOST = 64
 
-    def __init__(self, opens: Sequence[str] = (), closes: Sequence[str] = ()) -> None:
-        self._opens = opens
-        self._closes = closes
+    def __init__(self, pairs: Mapping[str, str | None] = MappingProxyType({})) -> None:
+        self._opens = tuple(pairs)
+        self._pairs = pairs
+        self._closes = tuple(dict.fromkeys(mark for mark in pairs.values() if mark is not None))
         self._held = ""
+        # What closes the parts so far: how many marks may follow, and what looks for the next.
+        self._left = 0
         self._closing: Beginning | None = None
 
     def push(self, text: str) -> str:
         """Add text; returns what is certain."""
-        if self._closing is not None:
+        while self._closing is not None:
             found = self._closing.push(text)
             if found is None:
                 return ""
             blanks, mark, rest = found
-            self._closing, text = None, rest if mark else blanks + rest
+            self._left = self._left - 1 if mark else 0
+            self._closing, text = self._next(), rest if mark else blanks + rest
         text = self._held + text
         place = self._opening(text, max(0, len(text) - self.MOST))
         self._held = text[place:]
@@ -96,15 +101,32 @@ class Enclosed:
 
     def part(self) -> None:
         """A part stands here: forget what opens it."""
+        # Nothing stands between parts that follow one another: what encloses the first encloses all.
+        self._left = max(self._left, self._opened(), 1 if self._closes else 0)
         self._held = ""
-        self._closing = Beginning(*self._closes) if self._closes else None
+        self._closing = self._next()
 
     def rest(self) -> str:
         """Return and forget what is held back."""
         held, self._held = self._held, ""
         if self._closing is not None:
-            held, self._closing = self._closing.rest() + held, None
+            held, self._closing, self._left = self._closing.rest() + held, None, 0
         return held
+
+    def _next(self) -> Beginning | None:
+        """Look for one more closing mark, if there may be one."""
+        return Beginning(*self._closes) if self._left else None
+
+    def _opened(self) -> int:
+        """How many of the marks held back are to be closed."""
+        count, text = 0, self._held.rstrip()
+        while text:
+            mark = max(filter(text.endswith, self._opens), key=len, default="")
+            if not mark:
+                break
+            count += self._pairs[mark] is not None
+            text = text.removesuffix(mark).rstrip()
+        return count
 
     def _opening(self, text: str, least: int) -> int:
         """Where the marks and the whitespace at the end begin, or what may become a mark."""

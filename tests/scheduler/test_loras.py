@@ -84,3 +84,14 @@ def test_what_waits_for_a_slot_can_be_aborted() -> None:
 def test_an_engine_without_slots_takes_no_adapters() -> None:
     with pytest.raises(LoRAError, match="enable_lora"):
         bench(0).add(request("a", A))
+
+
+def test_the_adapters_that_run_and_wait_are_told() -> None:
+    made = bench(1)
+    made.add(request("a", A), request("b", B), request("none", None))
+    made.step()
+    stats = made.scheduler.stats()
+    assert (stats.running_loras, stats.waiting_loras) == ({"a"}, {"b"})
+    made.run()
+    stats = made.scheduler.stats()
+    assert not stats.running_loras | stats.waiting_loras

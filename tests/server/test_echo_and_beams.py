@@ -10,6 +10,7 @@ import pytest
 
 from beheld import LLM, SamplingParams
 from beheld.core.beams import BeamSearchParams
+from beheld.core.params import StructuredOutputs
 from tests.server.running import ENGINE, Running, data_url
 from tests.server.test_refusals import refused
 
@@ -130,11 +131,63 @@ def test_beams_over_a_picture(running: Running, offline: LLM) -> None:
     running.idle()
 
 
+WORDS = ["yes", "no", "not so"]
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 3]}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "form"),
+    [
+        ({"structured_outputs": {"choice": WORDS}}, {"choice": WORDS}),
+        ({"structured_outputs": {"regex": "(a|bc)d{2,4}"}}, {"regex": "(a|bc)d{2,4}"}),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, {"json": SCHEMA}),
+    ],
+)
+def test_beams_follow_a_grammar(running: Running, offline: LLM, more: dict[str, Any], form: dict[str, Any]) -> None:
+    """The sequences that a script finds, also in a stream."""
+    params = BeamSearchParams(beam_width=3, max_tokens=40, structured_outputs=StructuredOutputs(**form))
+    (expected,) = offline.beam_search([{"prompt": "a small cat sat"}], params)
+    num_prompt = len(offline.get_tokenizer().encode("a small cat sat"))
+    wanted = [offline.get_tokenizer().decode(beam.tokens[num_prompt:]) for beam in expected.sequences]
+    body = {"prompt": "a small cat sat", "n": 3, "max_tokens": 40, "use_beam_search": True, **more}
+    assert [choice["text"] for choice in complete(running, **body)] == wanted
+    assert all(choice["finish_reason"] == "stop" for choice in complete(running, **body))
+    chunks = running.post(COMPLETE, body | {"stream": True}).text.split("\n\n")[:-2]
+    assert [choice["text"] for chunk in chunks for choice in json.loads(chunk[6:])["choices"]] == wanted
+    running.idle()
+
+
+def test_beams_of_a_conversation_follow_a_grammar(running: Running) -> None:
+    """One that a response_format says, and one of a tool that must be called."""
+    asked = {"messages": [{"role": "user", "content": "Is it?"}], "n": 2, "max_tokens": 60, "use_beam_search": True}
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    formed = running.post(CHAT, asked | {"response_format": schema}).json()["choices"]
+    assert len(formed) == 2
+    assert all(json.loads(choice["message"]["content"])["n"] in (1, 22, 3) for choice in formed)
+    tool = {"type": "function", "function": {"name": "count", "parameters": SCHEMA}}
+    named = {"type": "function", "function": {"name": "count"}}
+    called = running.post(CHAT, asked | {"tools": [tool], "tool_choice": named}).json()["choices"]
+    for choice in called:
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "count"
+        assert json.loads(call["function"]["arguments"])["n"] in (1, 22, 3)
+
+
+def test_beams_of_allowed_tokens(running: Running) -> None:
+    allowed = running.post("/tokenize", {"prompt": "a b c d", "add_special_tokens": False}).json()["tokens"]
+    body = {"prompt": "a small cat", "n": 3, "max_tokens": 3, "use_beam_search": True, "return_token_ids": True}
+    found = complete(running, **body, allowed_token_ids=allowed)
+    assert len({tuple(choice["token_ids"]) for choice in found}) == 3
+    assert all(set(choice["token_ids"]) <= set(allowed) for choice in found)
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [
         ({"stop": ["x"]}, "use_beam_search"),
-        ({"response_format": {"type": "json_object"}}, "use_beam_search"),
+        ({"allowed_token_ids": list(range(129))}, "allowed_token_ids"),
+        ({"allowed_token_ids": [7], "structured_outputs": {"regex": "a"}}, "allowed_token_ids"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"n": 99}, "n"),
         ({"use_beam_search": False, "length_penalty": 2.0}, "length_penalty"),
         ({"echo": True, "logprobs": 1}, "echo"),

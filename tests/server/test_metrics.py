@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from beheld.core.outputs import CompletionOutput, RequestOutput
-from beheld.engine.stats import EngineStats
+from beheld.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from beheld.engine.stats import EngineReport, EngineState, EngineStats, total
 from beheld.scheduler.step_builder import SchedulerStats
 from beheld.server.metrics import Metrics, counted, summed
+from beheld.utils.tally import Tally
+from tests.server.running import Running
 
 COUNTS = SchedulerStats(
     num_running=0,
@@ -55,13 +60,16 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
     """Dashboards and autoscalers ask for these."""
     metrics = Metrics("mine")
     counts = replace(COUNTS, num_running=2, num_waiting=3, num_free_blocks=(6,), num_preemptions=4, prefix_hits=5)
+    counts = replace(counts, num_tokens=40, steps_by_tokens=(1, 0, 1, 1, *[0] * 10))
     ended = RequestOutput(
         "1",
         None,
         [1, 2, 3],
         [CompletionOutput(0, "x", [7, 8], None, None, "length")],
         True,
+        num_cached_tokens=1,
         milliseconds={"prepare": 10.0, "queue": 20.0, "prefill": 30.0, "decode": 40.0, "first_token": 60.0},
+        metrics=RequestMetrics(2, 0, 0, 0, 0, 0, 0, max_answer_tokens=2, max_tokens=9, finish_reasons=("length",)),
     )
     metrics.generated(ended, 2)
     for _ in range(2):
@@ -88,8 +96,25 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
         "vllm:request_queue_time_seconds_sum": 0.02,
         "vllm:request_inference_time_seconds_sum": pytest.approx(0.07),
         "vllm:request_decode_time_seconds_count": 1,
+        "vllm:request_time_per_output_token_seconds_sum": 0.04,
+        "vllm:request_prefill_kv_computed_tokens_sum": 2,
+        "vllm:request_max_num_generation_tokens_sum": 2,
+        "vllm:request_params_n_sum": 1,
+        "vllm:request_params_max_tokens_sum": 9,
+        "vllm:prompt_tokens_cached_total": 1,
+        "vllm:external_prefix_cache_hits_total": 0,
+        "vllm:iteration_tokens_total_sum": 40,
+        "vllm:iteration_tokens_total_count": 3,
     }.items() <= found.items()
     assert 'finished_reason="length"' in text
+    labels = 'engine="0",model_name="mine"'
+    for line in (
+        'vllm:iteration_tokens_total_bucket{engine="0",le="16.0",model_name="mine"} 2.0',
+        f'vllm:prompt_tokens_by_source_total{{{labels},source="local_compute"}} 2.0',
+        f'vllm:prompt_tokens_by_source_total{{{labels},source="local_cache_hit"}} 1.0',
+        f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 3.0',
+    ):
+        assert line in text.splitlines()
 
 
 def test_before_the_first_request_counters_of_vllms_are_0() -> None:
@@ -142,3 +167,67 @@ def test_metrics_of_several_fronts_are_summed() -> None:
     assert len(families["beheld_requests"].samples) == 3
     names = [[line.rpartition(" ")[0] for line in text.decode().splitlines()] for text in (summed(texts[:1]), texts[0])]
     assert names[0] == names[1]
+
+
+def figures(running: Running) -> dict[str, float]:
+    """vLLM's series by name and their own label."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(running.get("/metrics").text):
+        for sample in family.samples:
+            own = [value for name, value in sample.labels.items() if name in ("finished_reason", "sleep_state")]
+            if sample.name.startswith("vllm:") and "le" not in sample.labels:
+                found[" ".join((sample.name, *own))] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_times_from_token_to_token_are_counted_for_each(running: Running, stream: bool) -> None:
+    """All tokens but the first of each answer, whether they are read as they come or at the end."""
+    before = figures(running)
+    body = {"prompt": "a small cat", "n": 2, "max_tokens": 70, "ignore_eos": True, "stream": stream}
+    assert running.post("/v1/completions", body).status_code == 200
+    after = figures(running)
+    grown = {name: value - before[name] for name, value in after.items() if value != before[name]}
+    gaps, each = "vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"
+    assert grown[f"{gaps}_count"] == 2 * 69
+    assert grown[f"{each}_count"] == 1
+    # Both answers are computed at the same time, and the last token may be there before it is read.
+    assert 0 < grown[f"{gaps}_sum"] / (2 * 69) <= grown[f"{each}_sum"] * 1.01
+    assert grown["vllm:request_success_total length"] == 2
+    assert grown["vllm:request_params_n_sum"] == 2
+    assert grown["vllm:request_params_max_tokens_sum"] == grown["vllm:request_max_num_generation_tokens_sum"] == 70
+    assert grown["vllm:generation_tokens_total"] == 140
+    steps = grown["vllm:iteration_tokens_total_count"]
+    assert 70 <= steps <= 72
+    assert grown["vllm:iteration_tokens_total_sum"] >= 2 * 69 + grown["vllm:request_prefill_kv_computed_tokens_sum"]
+
+
+def test_the_cache_and_its_sleep_are_told() -> None:
+    running = Running(operator_routes=True)
+    try:
+        info = re.search(r"^vllm:cache_config_info{(.*)} 1.0$", running.get("/metrics").text, re.MULTILINE)
+        assert info is not None
+        assert 'num_gpu_blocks="600"' in info[1]
+        for path, state in (
+            ("/sleep?level=2", "discard_all"),
+            ("/wake_up", "awake"),
+            ("/sleep?level=1", "weights_offloaded"),
+        ):
+            assert running.post(path, {}).status_code == 200
+            found = figures(running)
+            states = [name.split()[1] for name, value in found.items() if "sleep_state" in name and value]
+            assert states == [state]
+    finally:
+        running.close()
+
+
+def test_adapters_of_all_engines_are_told() -> None:
+    config = SimpleNamespace(max_loras=2, block_size=16, kv_dtype="float32", prefix_caching=True, memory_fraction=0.9)
+    llm: Any = SimpleNamespace(token_gaps=Tally((1.0,)), config=config, sleep_level=0)
+    parts = [replace(COUNTS, running_loras=frozenset("ab")), replace(COUNTS, waiting_loras=frozenset("c"))]
+    stats = [EngineStats(part, 1, 0) for part in parts]
+    each = tuple(EngineReport(n, EngineState.SERVING, 0, 0, 0, part) for n, part in enumerate(stats))
+    for given in (total(stats), replace(total(stats), engines=each)):
+        text = Metrics("mine", llm).text(given, 0).decode()
+        labels = 'max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"'
+        assert text.count("\nvllm:lora_requests_info{") == text.count(f"\nvllm:lora_requests_info{{{labels}}} ") == 1

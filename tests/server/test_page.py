@@ -102,8 +102,8 @@ def test_ask_about_a_picture_by_keyboard(
 @pytest.mark.parametrize(
     ("modalities", "told"),
     [
-        (["image", "video", "audio"], "Drop pictures, a video or a sound anywhere"),
-        (["image", "video"], "Drop pictures or a video anywhere"),
+        (["image", "video", "audio"], "Drop pictures, a PDF, a video or a sound anywhere"),
+        (["image", "video"], "Drop pictures, a PDF or a video anywhere"),
         (["audio"], "Drop a sound anywhere"),
         ([], "Ask a question."),
     ],
@@ -111,7 +111,7 @@ def test_ask_about_a_picture_by_keyboard(
 def test_the_hint_names_what_the_model_takes(running: Running, browser: Browser, modalities: Any, told: str) -> None:
     browser.open(running.url + "/", 800, 600, "light")
     browser.until("document.getElementById('about').textContent.includes('tiny')")
-    assert "Drop pictures or a video anywhere" in browser.run("document.getElementById('hint').textContent")
+    assert "Drop pictures, a PDF or a video anywhere" in browser.run("document.getElementById('hint').textContent")
     browser.run(f"introduce({json.dumps({'id': 'x', 'max_model_len': 1, 'modalities': modalities})})")
     assert told in browser.run("document.getElementById('hint').textContent")
 
@@ -307,7 +307,7 @@ def test_a_file_that_is_left_out_is_told_of_in_view(
     keep(browser, f"left-out-{width}")
     found = browser.run(SEEN)
     assert "gone.png cannot be read." in found
-    assert "note.txt is neither a picture nor a video nor a sound." in found
+    assert "note.txt is neither a picture nor a PDF nor a video nor a sound." in found
     assert browser.run("document.querySelectorAll('#added li').length") == 0
     browser.write("What is it?")
     browser.key("Enter")
@@ -332,6 +332,36 @@ def test_files_are_dropped_onto_the_page(running: Running, browser: Browser, tmp
     browser.until(ANSWER)
     assert browser.run("sent[0][0].content.map((part) => part.type)") == ["image_url", "image_url", "text"]
     assert browser.run("document.querySelectorAll('.answer summary').length") == 2
+
+
+@needs_browser
+def test_a_pdf_has_a_receipt_for_each_page(running: Running, browser: Browser, tmp_path: Path) -> None:
+    """Pictures after it are still shown with their own receipts, also in a later question."""
+    pytest.importorskip("pypdfium2")
+    document, picture = tmp_path / "two.pdf", tmp_path / "one.png"
+    pages = [tiny.picture(144, 100, seed) for seed in range(2)]
+    pages[0].save(document, save_all=True, append_images=pages[1:])
+    tiny.picture(84, 56, 3).save(picture)
+    watched(running, browser)
+    browser.drop(400, 200, document, picture)
+    browser.until("document.querySelectorAll('#added li').length === 2")
+    assert browser.run("document.querySelector('#added .sound').textContent") == "two.pdf"
+    browser.write("What are they?")
+    browser.key("Enter")
+    browser.until(ANSWER)
+    assert browser.run("sent[0][0].content.map((part) => part.type)") == ["file", "image_url", "text"]
+    captions = browser.run("[...document.querySelectorAll('.answer figcaption')].map((node) => node.textContent)")
+    assert [caption.split(" \u00b7 ")[0].split(",")[0] for caption in captions] == [
+        "image 1page 1 of 2",
+        "image 2page 2 of 2",
+        "image 384 \u00d7 56",
+    ]
+    # The pages have no picture here; the picture has.
+    shown = "[...document.querySelectorAll('.answer .receipt')].map((node) => node.querySelectorAll('img').length)"
+    assert browser.run(shown) == [0, 0, 1]
+    browser.write("And now?")
+    browser.key("Enter")
+    browser.until("document.querySelectorAll('.answer')[1]?.textContent.includes('image 1, image 2, image 3')")
 
 
 # What the server finds in a picture of 200 by 100 pixels that its file holds on its side (EXIF orientation 6).

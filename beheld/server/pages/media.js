@@ -6,6 +6,7 @@ let waiting = [];
 const labels = new Map();
 
 function kindOf(file) {
+  if (file.type === "application/pdf") return "document";
   const kind = file.type.split("/")[0];
   return ["image", "video", "audio"].includes(kind) ? kind : null;
 }
@@ -20,7 +21,27 @@ function shown(item, large = false) {
     if (!large) film.addEventListener("click", () => (film.paused ? film.play() : film.pause()));
     return film;
   }
+  if (item.kind === "document") return make("span", { class: "sound" }, item.label);
   return make("span", { class: "sound" }, item.label, make("audio", { src: item.view, controls: "", "aria-label": item.label }));
+}
+
+// The part of a message that sends an item.
+async function partOf({ kind, label, url }) {
+  if (kind === "document") return { type: "file", file: { filename: label, file_data: await url } };
+  return { type: `${kind}_url`, [`${kind}_url`]: { url: await url } };
+}
+
+// The item that each receipt tells of: they come in the order of items, and of a PDF each page has one.
+function owners(receipts, items) {
+  const left = new Map(), current = new Map();
+  return receipts.map(({ modality, given }) => {
+    if (!left.has(modality)) left.set(modality, items.filter(({ kind }) => kind === modality || (modality === "image" && kind === "document")));
+    const last = current.get(modality);
+    if (last?.pages > 1) { last.pages -= 1; return last.item; }
+    const item = left.get(modality).shift();
+    current.set(modality, { item, pages: item?.kind === "document" ? given.pages : 1 });
+    return item;
+  });
 }
 
 function read(file) {
@@ -37,7 +58,7 @@ function add(files) {
   find("left").replaceChildren();
   for (const file of files) {
     const kind = kindOf(file);
-    if (!kind) { warn(`${file.name} is neither a picture nor a video nor a sound.`); continue; }
+    if (!kind) { warn(`${file.name} is neither a picture nor a PDF nor a video nor a sound.`); continue; }
     const item = { kind, label: file.name || kind, view: URL.createObjectURL(file), url: read(file) };
     item.url.then((url) => labels.set(url, item.label), () => {
       warn(`${item.label} cannot be read.`);

@@ -12,7 +12,7 @@ const percent = (value, whole) => `${(100 * value) / whole}%`;
 // "3000 × 1200, seen as 440 × 180 in 3 tiles", or the like of frames and seconds.
 function sizes({ given, used }) {
   const side = (of) => (of.width && of.height ? `${of.width} \u00d7 ${of.height}` : "");
-  const told = [];
+  const told = given.page ? [`page ${given.page} of ${given.pages}`] : [];
   if (side(given)) told.push(side(given));
   if (side(used)) told.push(`seen as ${side(used)}${used.tiles ? ` in ${used.tiles} tiles` : ""}`);
   if (used.frames) told.push(`${used.frames} frames`);
@@ -23,6 +23,7 @@ function sizes({ given, used }) {
 // A picture with a layer for boxes; `item` is what was sent.
 function view(item, receipt) {
   const picture = shown(item, true), layer = make("div", { class: "view" }, picture);
+  if (item.kind === "document") return { layer: "", tools: [] };
   if (item.kind !== "image") return { layer: item.kind === "audio" ? picture : layer, tools: [] };
   const { given, used } = receipt, tools = [];
   if (Array.isArray(used.crop)) {

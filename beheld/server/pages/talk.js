@@ -43,14 +43,15 @@ function begun() {
   const node = turn(false), said = make("p", { class: "said" }), figures = make("p", { class: "figures", text: "\u2026" });
   const foot = make("div", { class: "foot" }, figures), receipts = make("div", { class: "receipts" });
   node.append(said, foot, receipts);
-  return { node, said, receipts, thoughts: make("p", { class: "thoughts" }), figures, foot, whole: "", layers: new Map() };
+  return { node, said, receipts, thoughts: make("p", { class: "thoughts" }), figures, foot, whole: "", layers: new Map(), items: new Map() };
 }
 
 // The receipts of a request tell of all its media; pictures of earlier questions are not drawn again.
 function showReceipts(answer, receipts, items, before) {
-  const earlier = [];
-  for (const receipt of receipts) {
-    const item = items.filter(({ kind }) => kind === receipt.modality)[receipt.index];
+  const earlier = [], found = owners(receipts, items);
+  for (const [place, receipt] of receipts.entries()) {
+    const item = found[place];
+    answer.items.set(receipt.item, item);
     if (item && items.indexOf(item) < before) { earlier.push(receipt); continue; }
     const figure = drawn(receipt, item), picture = figure.querySelector(".view img");
     if (picture) answer.layers.set(receipt.item, { layer: figure.querySelector(".view"), picture });
@@ -62,8 +63,8 @@ function showReceipts(answer, receipts, items, before) {
 }
 
 // The boxes of a picture of an earlier question need that picture. Entries name it as receipts do: "image 1".
-function showBoxes(answer, entries, items) {
-  const images = new Map(items.filter(({ kind }) => kind === "image").map((item, k) => [`image ${k + 1}`, item]));
+function showBoxes(answer, entries) {
+  const images = new Map([...answer.items].filter(([, item]) => item?.kind === "image"));
   for (const at of new Set(entries.map(({ image }) => image))) {
     if (!answer.layers.has(at) && images.has(at)) {
       const picture = shown(images.get(at)), layer = make("div", { class: "view" }, picture);
@@ -100,7 +101,7 @@ async function stream(body, answer, controller, media, before) {
       const { content, reasoning_content: thought } = choice.delta, boxes = choice.grounding;
       if (thought) { if (!answer.thoughts.isConnected) answer.said.before(answer.thoughts); answer.thoughts.append(thought); }
       if (content) { answer.whole += content; answer.said.append(content); }
-      if (Array.isArray(boxes)) showBoxes(answer, boxes, media);
+      if (Array.isArray(boxes)) showBoxes(answer, boxes);
       if ((content || thought) && found.first === null) found.first = performance.now();
       found.reason = choice.finish_reason || found.reason;
     }
@@ -125,7 +126,7 @@ async function ask() {
   busy(controller);
   try {
     const parts = [];
-    for (const { kind, url } of items) parts.push({ type: `${kind}_url`, [`${kind}_url`]: { url: await url } });
+    for (const item of items) parts.push(await partOf(item));
     if (text) parts.push({ type: "text", text });
     controller.signal.throwIfAborted();
     conversation.push({ role: "user", content: parts });
@@ -253,11 +254,11 @@ function introduce(model) {
   advice = model.advice;
   const takes = `takes ${["text", ...model.modalities].join(", ")} \u00b7 ${model.max_model_len} tokens`;
   find("about").textContent = models.length > 1 ? takes : `${name} \u00b7 ${takes}`;
-  const known = { image: "pictures", video: "a video", audio: "a sound" };
-  const taken = model.modalities.filter((kind) => known[kind]).map((kind) => known[kind]);
+  const known = { image: ["pictures", "a PDF"], video: ["a video"], audio: ["a sound"] };
+  const taken = model.modalities.flatMap((kind) => known[kind] || []);
   const list = [taken.slice(0, -1).join(", "), ...taken.slice(-1)].filter(Boolean).join(" or ");
   kinds.textContent = list ? `Drop ${list} anywhere, or paste them, and ask about them.` : "Ask a question.";
-  find("files").accept = model.modalities.filter((kind) => known[kind]).map((kind) => `${kind}/*`).join(",");
+  find("files").accept = model.modalities.filter((kind) => known[kind]).map((kind) => (kind === "image" ? "image/*,application/pdf" : `${kind}/*`)).join(",");
   find("record").hidden = !model.modalities.includes("audio");
   offer(model.modalities, (files, text) => {
     if (running) return;

@@ -202,8 +202,8 @@ def json_reader(schemas: Schemas) -> BareReader:
 
 def listed_json_reader(schemas: Schemas) -> BareReader:
     """The same of calls that xLAM's models write, which may also stand among words: in lists, fences and tags."""
-    enclosed = Enclosed((_FENCE + "json", _FENCE, "[TOOL_CALLS]", _XML[0], "["), (_FENCE, _XML[1]))
-    return BareReader(JsonCalls(schemas, words=enclosed), ())
+    pairs = {_FENCE + "json": _FENCE, _FENCE: _FENCE, "[TOOL_CALLS]": None, _XML[0]: _XML[1], "[": None}
+    return BareReader(JsonCalls(schemas, words=Enclosed(pairs)), ())
 
 
 def python_reader(schemas: Schemas) -> BareReader:
