@@ -11,6 +11,7 @@ from beheld.core.outputs import CompletionOutput, RequestOutput
 from beheld.engine.stats import EngineStats
 from beheld.scheduler.step_builder import SchedulerStats
 from beheld.server.metrics import Metrics, counted, summed
+from tests.server.running import Running
 
 COUNTS = SchedulerStats(
     num_running=0,
@@ -142,3 +143,17 @@ def test_metrics_of_several_fronts_are_summed() -> None:
     assert len(families["beheld_requests"].samples) == 3
     names = [[line.rpartition(" ")[0] for line in text.decode().splitlines()] for text in (summed(texts[:1]), texts[0])]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {"kv_cache'), ("xml", None)],
+)
+def test_an_answer_tells_gateways_the_load(running: Running, form: str, begin: str | None, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "stream": stream}
+    plain = running.post("/v1/completions", body)
+    told = running.post("/v1/completions", body, headers={"endpoint-load-metrics-format": form})
+    assert "endpoint-load-metrics" not in plain.headers
+    assert told.headers.get("endpoint-load-metrics", "").startswith(begin or "")
+    assert ("endpoint-load-metrics" in told.headers) == (begin is not None)

@@ -191,6 +191,23 @@ class MediaWithBytes:
     """vLLM's pair of an image and its file; our images come alone."""
 
 
+def async_tensor_h2d(values: Any, dtype: Any, device: Any, **_: Any) -> torch.Tensor:
+    """A tensor of these values on the device."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def make_tensor_with_pad(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, **_: Any) -> torch.Tensor:
+    """A matrix of rows that are filled up to the longest."""
+    longest = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=dtype)
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """vLLM's fixture of that name."""
+    return caplog
+
+
 @pytest.fixture
 def example_prompts() -> list[str]:
     """vLLM's fixture of that name."""
@@ -223,4 +240,11 @@ _NAMES: dict[str, Any] = {
     "VLLMValidationError": UserError,
     "VLLM_S3_BUCKET_URL": PUBLIC,
     "compute_maxsim_score": maxsim,
+    "async_tensor_h2d": async_tensor_h2d,
+    "make_tensor_with_pad": make_tensor_with_pad,
+    "LOGITSPROCS_GROUP": "vllm.logits_processors",
+    "STR_POOLING_REJECTS_LOGITSPROCS": "Pooling models do not support custom logits processors.",
+    "STR_SPEC_DEC_REJECTS_LOGITSPROCS": (
+        "Custom logits processors are not supported when speculative decoding is enabled."
+    ),
 }
