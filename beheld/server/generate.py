@@ -88,7 +88,7 @@ async def folded(parts: AsyncIterator[Chunk]) -> dict[str, Any]:
     async for chunk in parts:
         body |= {name: value for name, value in chunk.items() if name != "choices"}
         for choice in chunk["choices"]:
-            empty = {"token_ids": [], "logprobs": None} | ({"text": ""} if "text" in choice else {})
+            empty: dict[str, Any] = {"token_ids": [], "logprobs": None} | ({"text": ""} if "text" in choice else {})
             known = choices.setdefault(choice["index"], choice | empty)
             known["token_ids"] += choice["token_ids"]
             if "text" in choice:
