@@ -152,6 +152,17 @@ class Answer(BaseModel):
         return [cls.model_validate(each) for each in given] if isinstance(given, list) else given
 
 
+class BatchRequestOutput(BaseModel):
+    """A line of a batch's output, with all of its fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    custom_id: str
+    response: dict[str, Any] | None
+    error: Any | None
+
+
 @dataclass
 class EmbedModelInfo:
     """A model that a test names."""
@@ -236,6 +247,7 @@ def attribute(module: str, name: str) -> Any:
 _NAMES: dict[str, Any] = {
     "MiB_bytes": 1 << 20,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
+    "BatchRequestOutput": BatchRequestOutput,
     "MediaWithBytes": MediaWithBytes,
     "VLLMValidationError": UserError,
     "VLLM_S3_BUCKET_URL": PUBLIC,
