@@ -26,7 +26,8 @@ _PARSERS = bool(os.environ.get("PEER_PARSERS"))
 # Errors of tests that reach into vLLM: attributes of its classes, of mocks of them, and fixtures of its own tests.
 _INSIDE = re.compile(
     r"'vllm\.[\w.]*' object has no attribute|__new__\(vllm\.|Mock object has no attribute|fixture '\w+' not found"
-    r"|property 'engine_core' of '\w+' object has no setter|has no attribute 'update_from_tokenizer'"
+    r"|property 'engine_core' of '\w+' object has no setter"
+    r"|has no attribute '(?:update_from_tokenizer|configure_logprobs|output_processor)'"
     r"|AttributeError: __get__|SamplingParams\.verify\(\) takes|find_spec at \w+>\('gpt_oss'\)"
 )
 # File -> test -> (result, line).

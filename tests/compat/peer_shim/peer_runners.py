@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,6 +214,17 @@ def make_tensor_with_pad(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, **
     return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=dtype)
 
 
+@contextmanager
+def set_default_torch_num_threads(count: int) -> Iterator[None]:
+    """So many threads of torch until the end of the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.fixture
 def caplog_vllm(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """vLLM's fixture of that name."""
@@ -254,6 +266,7 @@ _NAMES: dict[str, Any] = {
     "compute_maxsim_score": maxsim,
     "async_tensor_h2d": async_tensor_h2d,
     "make_tensor_with_pad": make_tensor_with_pad,
+    "set_default_torch_num_threads": set_default_torch_num_threads,
     "LOGITSPROCS_GROUP": "vllm.logits_processors",
     "STR_POOLING_REJECTS_LOGITSPROCS": "Pooling models do not support custom logits processors.",
     "STR_SPEC_DEC_REJECTS_LOGITSPROCS": (
