@@ -468,6 +468,11 @@ class SamplingParams:
                 param="logprob_token_ids",
             )
 
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """The tokens that end an answer, besides the model's own."""
+        return set(self.stop_token_ids or ())
+
     def clone(self) -> SamplingParams:
         """An independent copy; lists are copied one level deep."""
         # Not checked again: every request is when it is resolved.

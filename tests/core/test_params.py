@@ -65,6 +65,7 @@ def test_what_changes_no_answer_is_taken() -> None:
 def test_what_is_named_twice_counts_once() -> None:
     params = SamplingParams(stop_token_ids=[42, 7, 42, 9, 7], bad_words=["bad", "worse", "bad"])
     assert (params.stop_token_ids, params.bad_words) == ([42, 7, 9], ["bad", "worse"])
+    assert params.all_stop_token_ids == {7, 9, 42}
 
 
 def test_log_probabilities_are_counted_from_true() -> None:

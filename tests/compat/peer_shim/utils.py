@@ -58,7 +58,7 @@ class RemoteOpenAIServer:
         **_: Any,
     ) -> None:
         self.host = "127.0.0.1"
-        words = list(map(str, vllm_serve_args))
+        words = _without(list(map(str, vllm_serve_args)))
         if override_hf_configs is not None:
             words += ["--hf-overrides", json.dumps(override_hf_configs)]
         if "--port" in words:
@@ -66,13 +66,15 @@ class RemoteOpenAIServer:
         else:
             self.port = _free_port()
             words += ["--port", str(self.port)]
+        # As tiny models are compared, exactly: nothing is rounded on the way.
+        words += ["--dtype", "float32"]
         if "--served-model-name" not in words:
             words += ["--served-model-name", model]
         self.show_hidden_metrics = any(word.startswith("--show-hidden-metrics") for word in words)
         self.uds = words[words.index("--uds") + 1] if "--uds" in words else None
         self.proc: Any = None
         self._log = open(os.environ["PEER_LOG"], "w", encoding="utf-8")  # noqa: SIM115
-        self._start(model, _without(words), env_dict)
+        self._start(model, words, env_dict)
         # The runner ends it if this process cannot.
         with open(os.environ["PEER_LOG"] + ".pids", "a", encoding="utf-8") as pids:
             pids.write(f"{self.proc.pid}\n")
