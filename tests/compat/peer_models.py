@@ -124,7 +124,7 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
         vocab_size=151_936,
         id2label={"0": "Default", "1": "Spoiled"},
     ),
-    "intfloat/multilingual-e5-small": _embedder("XLMRobertaModel", 384, 514, vocab_size=116_000),
+    "intfloat/multilingual-e5-small": _embedder("XLMRobertaModel", 384, 514, vocab_size=134_000),
     "sentence-transformers/all-MiniLM-L12-v2": _embedder("BertModel", 384, 512),
     "Snowflake/snowflake-arctic-embed-m-v1.5": _embedder("BertModel", 768, 512),
     "google/siglip-so400m-patch14-384": example_repositories._contrastive("siglip"),

@@ -118,7 +118,7 @@ class PromptTokenizer:
     def _require(self) -> Any:
         if self.inner is None:
             raise PromptError(
-                "Text prompts are not available: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Text prompts are not available: the engine runs without a tokenizer (`skip_tokenizer_init=True`).",
                 "Send the prompt as token ids.",
                 or_engine="start without skip_tokenizer_init",
             )
