@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from beheld.core.outputs import PoolingRequestOutput
@@ -52,8 +54,7 @@ def chunked(
     Raises:
         HttpError: the tokens have no places in the text.
     """
-    # Its wrapper would change how it tokenizes other requests' texts.
-    encoded = tokenizer.backend_tokenizer.encode(text, add_special_tokens=special)
+    encoded = _plain(tokenizer).encode(text, add_special_tokens=special)
     values, places = output.outputs.data, encoded.offsets
     if encoded.ids != list(output.prompt_token_ids) or len(values) != len(places):
         raise HttpError(400, "The tokens of this text have no places in it.", "Leave it out.", param=_NAME)
@@ -68,6 +69,18 @@ def chunked(
         made = made / made.norm(dim=-1, keepdim=True).clamp_min(1e-12)
     metadata = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(places), "chunks": chunks}
     return replace(output, outputs=replace(output.outputs, data=made)), {"late_chunking": metadata}
+
+
+@lru_cache(maxsize=2)
+def _plain(tokenizer: Any) -> Any:
+    """Return a copy that neither cuts texts nor fills them up, as the checkpoint's own may.
+
+    Changes to the other one would change how other requests are tokenized.
+    """
+    made = copy.deepcopy(tokenizer.backend_tokenizer)
+    made.no_truncation()
+    made.no_padding()
+    return made
 
 
 def _letters(places: Sequence[tuple[int, int]]) -> list[int] | None:

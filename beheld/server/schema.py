@@ -926,6 +926,7 @@ class Pooled(Body):
     """The common fields of requests that pool. Absent fields take the model's defaults."""
 
     says_nothing = {"user": ()}
+    without_effect: ClassVar[Mapping[str, str]] = {"request_id": _WITHOUT_EFFECT["request_id"]}
 
     model: Name | None = None
     priority: Whole | None = None

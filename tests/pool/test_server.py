@@ -527,3 +527,27 @@ def test_late_chunks_of_other_inputs_are_refused(of_tokens: Running, body: dict[
 def test_late_chunks_need_vectors_of_tokens(running: Running) -> None:
     refused = running.post("/v1/embeddings", {"input": "x", "late_chunking_params": {"chunk_size": 4}})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "late_chunking_params")
+
+
+def test_late_chunks_of_a_tokenizer_that_fills_texts_up_and_cuts_them(tmp_path: Path) -> None:
+    """The tokenizers of encoders mostly do."""
+    encoder(tmp_path, "BertModel")
+    file = tmp_path / "tokenizer.json"
+    padding = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    cuts = {"direction": "Right", "max_length": 12, "strategy": "LongestFirst", "stride": 0}
+    written = json.loads(file.read_text(encoding="utf-8"))
+    written |= {"padding": padding | {"pad_type_id": 0, "pad_token": "[PAD]"}, "truncation": cuts}
+    file.write_text(json.dumps(written), encoding="utf-8")
+    run = Running(
+        tmp_path, {"dtype": "float32", "runner": "pooling", "pooler_config": PoolerConfig(task="token_embed")}
+    )
+    try:
+        for text in ("ab", "a small red circle stands left of a large blue square"):
+            asked = {"input": text, "late_chunking_params": {"chunk_size": 4}, "request_id": "mine"}
+            answer = run.post("/v1/embeddings", asked)
+            found = answer.json()
+            (one,) = found["data"]
+            assert one["late_chunking"]["input_tokens"] == found["usage"]["prompt_tokens"]
+            assert answer.headers["X-Without-Effect"] == "request_id"
+    finally:
+        run.close()
