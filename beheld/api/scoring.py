@@ -81,9 +81,11 @@ def _crosses(info: PoolerInfo) -> bool:
     if not info.scores:
         return False
     if info.task != "classify" or info.width != 1:
-        raise ParamsError(
-            f"This model gives scores of {info.width} classes, and none of a pair.", "Use classify.", param="model"
-        )
+        # Clients of vLLM look for the first words.
+        only = "This model does not support the Scoring API"
+        if info.task == "classify" and info.chosen != "token_classify":
+            only = "Scoring API is only enabled for num_labels == 1"
+        raise ParamsError(f"{only}. It gives scores of {info.width} classes.", "Use classify.", param="model")
     return True
 
 

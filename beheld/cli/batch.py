@@ -66,6 +66,9 @@ def add_run_batch_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output-file", dest="output", metavar="FILE", required=True, help="a file of JSON lines"
     )
     _add_common(parser)
+    parser.add_argument(
+        "--enable-auto-tool-choice", action="store_true", default=None, help="always on; known for old scripts"
+    )
     parser.set_defaults(prompt=None, max_tokens=None, temperature=None)
 
 

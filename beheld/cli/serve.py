@@ -133,7 +133,8 @@ def _usual_fronts(arguments: argparse.Namespace, options: dict[str, Any], server
     Behind one front, two engines answer 1.2 times what one does, and with one each twice as much.
     """
     engines = int(options.get("data_parallel_size", 1))
-    if engines == 1 or options.get("data_parallel_backend") == "ray" or server.changes_loras:
+    alone = server.changes_loras or server.sagemaker_sessions
+    if engines == 1 or options.get("data_parallel_backend") == "ray" or alone:
         return 1
     if not has_accelerator(arguments.device) or len(os.sched_getaffinity(0)) < _CORES_EACH * engines:
         return 1
@@ -164,6 +165,12 @@ def several_fronts(count: int, arguments: argparse.Namespace, server: ServerOpti
         raise ConfigError(
             "--allow-runtime-lora-updating is for one process that speaks HTTP: others would not know the adapters.",
             "Leave --api-server-count out, or name the adapters with --lora-modules.",
+            param="api_server_count",
+        )
+    if server.sagemaker_sessions:
+        raise ConfigError(
+            "--sagemaker-sessions is for one process that speaks HTTP: others would not know the sessions.",
+            "Leave --api-server-count out.",
             param="api_server_count",
         )
 
@@ -367,7 +374,11 @@ def server_options(arguments: argparse.Namespace, model: str | None, engine: dic
     for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
         if name in said:
             said[name] = _words(said[name], name)
-    for name, variable in (("operator_routes", env.OPERATOR_ROUTES), ("changes_loras", env.CHANGE_LORAS)):
+    for name, variable in (
+        ("operator_routes", env.OPERATOR_ROUTES),
+        ("changes_loras", env.CHANGE_LORAS),
+        ("sagemaker_sessions", env.SAGEMAKER_SESSIONS),
+    ):
         said[name] = said.get(name, False) or variable()
     if said["changes_loras"] and not engine.get("enable_lora"):
         raise ConfigError(

@@ -45,7 +45,6 @@ FLAGS: dict[str, VllmOption] = {
     "rope-theta": VllmOption(remedy="Use --hf-overrides '{\"rope_theta\": ...}'.", values=1),
     "enable-server-load-tracking": VllmOption("/load always tells how many answers are in work"),
     "enable-log-outputs": VllmOption(remedy="Leave it out: what models say is never logged."),
-    "enable-per-request-metrics": VllmOption(remedy="Leave it out; /metrics has the times of requests."),
     "enable-scale-out": VllmOption(remedy="Use --data-parallel-size."),
     "sse-keep-alive-interval": VllmOption(
         "streams have no comments", "Leave it out; a stream that was cut can be taken up again.", values=1, only=("0",)

@@ -52,6 +52,7 @@ class ScriptLLM(LLM):
             hf_text_config=read.get_text_config(),
             max_model_len=self._config.max_model_len,
             embedding_size=None if pooler is None or pooler.scores else pooler.width,
+            get_vocab_size=lambda: self._info.vocab_size,
         )
 
     def generate(
@@ -336,9 +337,13 @@ class ScriptEngine:
 
     @property
     def vllm_config(self) -> Any:
-        """The configuration as far as scripts read it: `model_config` with `model` and `hf_config`, and which of
-        torchrun's engines this is."""
-        return SimpleNamespace(model_config=self.model_config, parallel_config=self._llm.parallel_config)
+        """The configuration as far as scripts read it: `model_config` with `model` and `hf_config`, which of
+        torchrun's engines this is, and whether prefixes are cached."""
+        config = self._llm._config
+        caches = SimpleNamespace(enable_prefix_caching=config.prefix_caching, block_size=config.block_size)
+        return SimpleNamespace(
+            model_config=self.model_config, parallel_config=self._llm.parallel_config, cache_config=caches
+        )
 
     @property
     def model_config(self) -> Any:

@@ -34,6 +34,7 @@ class BeamSearchParams:
         structured_outputs: a grammar that answers follow. It ends them, so that `ignore_eos` changes nothing.
         skip_special_tokens: whether texts leave out special tokens.
         allowed_token_ids: up to 128 tokens; if given, answers have no others.
+        watermarking: accepted; texts are not marked.
 
     Raises:
         ParamsError: a value is wrong or out of range, or there are both a grammar and allowed tokens.
@@ -48,6 +49,7 @@ class BeamSearchParams:
     structured_outputs: StructuredOutputs | None = None
     skip_special_tokens: bool = True
     allowed_token_ids: list[int] | None = None
+    watermarking: bool | None = None
 
     def __post_init__(self) -> None:
         self.beam_width = int(whole("beam_width", self.beam_width, 1) or 1)

@@ -163,6 +163,10 @@ class LoRAError(UserError):
     stage = "lora"
 
 
+class LoRAMissingError(LoRAError):
+    """The folder of a LoRA adapter does not exist."""
+
+
 class MediaError(UserError):
     """One media item is at fault; `item` names it."""
 

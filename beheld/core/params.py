@@ -270,7 +270,8 @@ class SamplingParams:
     vocabulary, which max_logprobs must allow. `logprob_token_ids` names the tokens that are reported in place of the
     likeliest, up to 128; they have no rank. With `flat_logprobs`, log-probabilities are FlatLogprobs in place of lists.
     `max_tokens` may be 0 where `prompt_logprobs` is asked. `guided_decoding` is the older name of
-    `structured_outputs`, which has its value once it is made.
+    `structured_outputs`, which has its value once it is made. `watermarking`, `routed_experts_prompt_start`,
+    `skip_reading_prefix_cache`, `skip_clone` and `stream_interval` change no answer here and are accepted.
 
     Raises:
         ParamsError: a keyword is unknown or a value is wrong; the error names the parameter. The constructor raises it,
@@ -312,6 +313,11 @@ class SamplingParams:
     thinking_token_budget: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     guided_decoding: StructuredOutputs | None = None
+    watermarking: bool | None = None
+    routed_experts_prompt_start: int = 0
+    skip_reading_prefix_cache: bool | None = None
+    skip_clone: bool = False
+    stream_interval: int | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> SamplingParams:
         """Refuse an unknown keyword with an error that names it; a dataclass alone would raise a TypeError."""
@@ -327,6 +333,11 @@ class SamplingParams:
                     "guided_decoding is the older name of structured_outputs.", "Give one.", param="guided_decoding"
                 )
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None
+        for name in ("stop_token_ids", "bad_words"):
+            given = getattr(self, name)
+            # A long list is refused elsewhere, and a wrong one by `verify`.
+            if isinstance(given, list) and len(given) > 1 and {*map(type, given)} in ({int}, {str}):
+                setattr(self, name, list(dict.fromkeys(given)))
         self.verify()
 
     def verify(self) -> None:
@@ -357,8 +368,8 @@ class SamplingParams:
         self.seed = whole("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
         self.top_k = whole("top_k", self.top_k, -1)
         # The engine's max_logprobs limits them when the request is resolved.
-        self.logprobs = whole("logprobs", self.logprobs, -1, optional=True)
-        self.prompt_logprobs = whole("prompt_logprobs", self.prompt_logprobs, -1, optional=True)
+        self.logprobs = whole("logprobs", _one_for_true(self.logprobs), -1, optional=True)
+        self.prompt_logprobs = whole("prompt_logprobs", _one_for_true(self.prompt_logprobs), -1, optional=True)
         self.truncate_prompt_tokens = whole("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, optional=True)
         if self.truncate_prompt_tokens == 0:
             raise ParamsError("truncate_prompt_tokens must be -1 or at least 1.", param="truncate_prompt_tokens")
@@ -456,6 +467,11 @@ class SamplingParams:
                 "Leave logprobs out: the named tokens are reported in place of the likeliest.",
                 param="logprob_token_ids",
             )
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """The tokens that end an answer, besides the model's own."""
+        return set(self.stop_token_ids or ())
 
     def clone(self) -> SamplingParams:
         """An independent copy; lists are copied one level deep."""
@@ -570,6 +586,10 @@ def pooling_task(name: Any) -> str:
         ParamsError: there is none.
     """
     found = _TASK_ALIASES.get(name, name) if isinstance(name, str) else name
+    if found == "plugin":
+        raise ParamsError(
+            "No IOProcessor plugin installed.", "Write the processor as code before the engine.", param="task"
+        )
     if found not in POOLING_TASKS:
         raise ParamsError(
             f"There is no pooling task {name!r}.",
@@ -616,6 +636,11 @@ def whole(name: str, value: Any, low: int, high: int | None = None, *, optional:
         span = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ParamsError(f"{name} must be {span}, got {value}.", "Leave it out for the default.", param=name)
     return value
+
+
+def _one_for_true(value: Any) -> Any:
+    """`value`, or 1 for True, as OpenAI's clients and vLLM count log-probabilities."""
+    return 1 if value is True else value
 
 
 def number(name: str, value: Any, low: float, high: float) -> Any:

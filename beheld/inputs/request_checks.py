@@ -13,6 +13,7 @@ from beheld.core.params import PoolingParams, SamplingParams, whole
 from beheld.core.request import LoRARequest
 from beheld.families.inputs import FamilyInputs
 from beheld.inputs.media import embeds
+from beheld.inputs.prompt.chunked_tokenize import REDUCE
 from beheld.utils.log import get_logger, once
 
 logger = get_logger(__name__)
@@ -192,7 +193,7 @@ class RequestChecks:
                 # Clients look for the first words.
                 f"This model's maximum context length is {limit} tokens{why}; the prompt has {count} tokens{of_media}"
                 f"{', and the answer needs at least one' if answer else ''}.",
-                "Send fewer or smaller items." if taken * 2 > count else "Shorten it.",
+                "Send fewer or smaller items." if taken * 2 > count else REDUCE,
                 or_engine=longer_prompts(self.config, self.info),
             )
         seen: dict[str, int] = {}

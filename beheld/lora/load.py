@@ -19,7 +19,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from beheld.core.errors import LoRAError
+from beheld.core.errors import LoRAError, LoRAMissingError
 from beheld.parallel.shards import Cut
 
 CONFIG = "adapter_config.json"
@@ -223,7 +223,7 @@ def _folder(name: str, folder: str) -> Path:
     except (OSError, ValueError):
         found = False
     if not found:
-        raise LoRAError(
+        raise LoRAMissingError(
             f"The folder {folder[:256]!r} of the adapter {name!r} does not exist.",
             f"Give the folder that holds {CONFIG} and {WEIGHTS}.",
         )

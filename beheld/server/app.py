@@ -29,8 +29,10 @@ from beheld.server import (
     completions,
     fill_in,
     generate,
+    generative_scoring,
     invocations,
     limits,
+    load_report,
     operator,
     page,
     pooling,
@@ -48,7 +50,7 @@ from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
 from beheld.server.field_names import NO_NAMES, field_names_of
 from beheld.server.front_table import Column, FrontTable, FrontWatch
-from beheld.server.generate_schema import GenerateRequest
+from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
 from beheld.server.health import EngineHealth
 from beheld.server.hosts import HostGuard
 from beheld.server.http_protocol import Farewell, FrameGuard
@@ -60,6 +62,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
 from beheld.server.response_store import ResponseStore
+from beheld.server.sagemaker_sessions import SESSION, SessionRequest, Sessions
 from beheld.server.sampling import check_answers, check_ids, with_all
 from beheld.server.schema import (
     ChatRequest,
@@ -87,6 +90,8 @@ logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
 # The header with the names of the fields without effect.
 _WARNED = "X-Without-Effect"
+# How long an answer waits for the engine's load.
+_REPORT_S = 0.2
 # What a prompt without a template has no use for.
 _OF_TEMPLATES = ("tools", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -137,6 +142,7 @@ class Service:
         self._ends_reasoning = chat.ends_reasoning(llm, self._forms.reasoning)
         self._openapi: JSONResponse | None = None
         self._adapters = Adapters(llm, options.loras, (*options.names, *options.aliases))
+        self._sessions = Sessions()
         self._forwarding: Forwarding | None = None
 
     def forwarding(self, app: ASGIApp) -> ASGIApp:
@@ -170,6 +176,7 @@ class Service:
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self.complete), methods=["POST"]),
             Route("/inference/v1/generate", self._guarded(self.generate), methods=["POST"]),
+            Route("/generative_scoring", self._guarded(self.score_labels), methods=["POST"]),
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
             *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
@@ -268,6 +275,8 @@ class Service:
                 if notes.fields:
                     self.metrics.accepted(notes.fields)
                     response.headers[_WARNED] = ", ".join(notes.fields)
+                if request.method == "POST" and (form := request.headers.get(load_report.FORMAT)):
+                    await self._report_load(response, form)
                 return response
             except (ClientDisconnect, Gone):
                 return Response(status_code=GONE)
@@ -278,6 +287,14 @@ class Service:
                     request.state.held.release()
 
         return handle
+
+    async def _report_load(self, response: Response, form: str) -> None:
+        """Add the header with the engine's load, unless the engine is too busy to tell it."""
+        with contextlib.suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(_REPORT_S):
+                value = load_report.report(form, await self.llm.ping())
+            if value is not None:
+                response.headers[load_report.HEADER] = value
 
     # ------------------------------------------------------------------ answers
 
@@ -315,10 +332,29 @@ class Service:
     async def generate(self, request: Request) -> Response:
         """POST /inference/v1/generate."""
         asked = await self._read(request, GenerateRequest)
-        prompt, bodies = asked.return_token_ids is True, [self._completed(generate.completion_of(asked))]
+        prompt, mode = asked.return_token_ids is True, asked.output_mode
+        bodies = [self._completed(generate.completion_of(asked, self.llm.config.max_model_len))]
         del asked
         return await self._complete(
-            request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt), generate.folded
+            request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt, mode=mode), generate.folded
+        )
+
+    async def score_labels(self, request: Request) -> Response:
+        """POST /generative_scoring."""
+        asked = await self._read(request, GenerativeScoringRequest)
+        self._check_model(asked.model)
+        generative_scoring.check(asked, self.options, self.llm.info.num_ids)
+        client = request.state.held.client
+        with self.admission.admitted(client=client):
+            prompts = await until_gone(generative_scoring.prompts_of(asked, self.llm, client), request.receive)
+        labels, softmax = list(dict.fromkeys(asked.label_token_ids)), asked.apply_softmax is not False
+        bodies = [generative_scoring.completion_of(asked, prompts)]
+        del asked, prompts
+        return await self._complete(
+            request,
+            bodies.pop(),
+            lambda made: made,
+            lambda made: generative_scoring.folded(made, labels, softmax=softmax),
         )
 
     async def _complete(
@@ -548,6 +584,11 @@ class Service:
         body = await self._reader.read_one_of(
             request, lambda given: invocations.kind_of(given, info), state.held, state.notes, lambda body: body
         )
+        if isinstance(body, SessionRequest):
+            if not self.options.sagemaker_sessions:
+                remedy = "Send a request without one. The operator may start with --sagemaker-sessions."
+                raise HttpError(400, "This server has no sessions.", remedy, param="requestType")
+            return self._sessions.answer(body, request.headers.get(SESSION))
         adapter = request.headers.get(invocations.ADAPTER)
         state.given = [body if adapter is None else body.model_copy(update={"model": adapter})]
         kind = type(body)

@@ -144,6 +144,8 @@ def chunks(
     messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
     read_as(messages, body.media_io_kwargs, options)
     begun = _last_words(messages[-1]) if body.echo else ""
+    # Of several answers none has times of its own.
+    tells_times = options.tells_times and (body.n or 1) == 1
     asked: dict[str, Any] = {
         "lora_request": head.lora,
         "priority": body.priority or 0,
@@ -161,7 +163,7 @@ def chunks(
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
         outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun, count)
+        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells_times)
     outputs = llm.chat(
         messages,
         params,
@@ -174,7 +176,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun, count)
+    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells_times)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -411,6 +413,16 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     }
 
 
+def _times(output: RequestOutput, total: int) -> dict[str, float]:
+    """The times of an answer of `total` tokens under vLLM's names; what is not known is left out."""
+    queue, prefill, decode = (output.milliseconds.get(stage) for stage in ("queue", "prefill", "decode"))
+    found = {"queue_time_ms": queue, "time_to_first_token_ms": prefill, "generation_time_ms": decode}
+    if prefill is not None and decode is not None:
+        found["mean_itl_ms"] = decode / (total - 1) if total > 1 else None
+        found["tokens_per_second"] = 1e3 * total / (prefill + decode) if prefill + decode else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
 async def _chunks(
     outputs: AsyncGenerator[RequestOutput, None],
     body: ChatRequest,
@@ -419,6 +431,8 @@ async def _chunks(
     marks: ReasoningMarks | None,
     begun: str,
     count: Callable[[str], Awaitable[int]],
+    *,
+    tells_times: bool = False,
 ) -> AsyncGenerator[Chunk, None]:
     """The chunks of the answers, which begin with the text `begun`; `count` returns the number of a text's tokens."""
     parsers: dict[int, DeltaParser] = {}
@@ -462,7 +476,8 @@ async def _chunks(
             if output.finished:
                 head.ended(output, total)
                 reasoned = 0 if marks is None else sum([await count(one.reasoning) for one in parsers.values()])
-                yield {**base, "choices": [], "usage": usage_of(output, total, reasoned)}
+                times = {"metrics": _times(output, total)} if tells_times else {}
+                yield {**base, "choices": [], "usage": usage_of(output, total, reasoned), **times}
     finally:
         await outputs.aclose()
 

@@ -19,7 +19,10 @@ _Kinds = Annotated[list[_Kind], Field(min_length=1, max_length=8, fail_fast=True
 class EmbedRequest(Pooled):
     """POST /v2/embed: texts, URLs of images, or contents of both."""
 
-    without_effect: ClassVar[Mapping[str, str]] = {"input_type": "Queries and documents are read as they are sent."}
+    without_effect: ClassVar[Mapping[str, str]] = {
+        **Pooled.without_effect,
+        "input_type": "Queries and documents are read as they are sent.",
+    }
 
     input_type: Name | None = None
     texts: _Texts | None = None

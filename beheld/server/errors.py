@@ -59,6 +59,16 @@ _CODES = {
 }
 
 
+# vLLM's types, which are the names of the errors that OpenAI's client raises.
+_VLLM_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    409: "ConflictError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -148,6 +158,11 @@ def _anthropic_error(error: HttpError) -> dict[str, Any]:
     return {"type": "error", "error": error.fields(kind), "request_id": REQUEST.get()}
 
 
+def _vllm_error(error: HttpError) -> dict[str, Any]:
+    kind = _VLLM_TYPES.get(error.status, "BadRequestError" if error.status < 500 else "InternalServerError")
+    return {"error": error.fields(kind)}
+
+
 OPENAI = Dialect(_openai_error, _openai_error, named_events=False, last_event=b"data: [DONE]\n\n")
 
 
@@ -160,9 +175,17 @@ def _response_error(error: HttpError) -> dict[str, Any]:
 
 RESPONSES = Dialect(_openai_error, _response_error, named_events=True, last_event=b"")
 ANTHROPIC = Dialect(_anthropic_error, _anthropic_error, named_events=True, last_event=b"")
+VLLM = Dialect(_vllm_error, _vllm_error, named_events=False, last_event=b"data: [DONE]\n\n")
 # The dialect of the current request.
 DIALECT: ContextVar[Dialect] = ContextVar("dialect", default=OPENAI)
 _DIALECTS = {"/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES}
+# Routes that vLLM made up, which only its clients ask.
+_VLLM_ROUTES = (
+    *("/pooling", "/classify", "/score", "/v1/score", "/tokenize", "/detokenize", "/adapters"),
+    "/generative_scoring",
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
+_DIALECTS |= dict.fromkeys(_VLLM_ROUTES, VLLM)
 
 
 def dialect_of(path: str) -> Dialect:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from beheld.core.errors import BeheldError, LoRAError, MediaError, ParamsError, PlaceholderError, TemplateError
 from beheld.server.embed_schema import EmbedRequest
-from beheld.server.generate_schema import GenerateParams, GenerateRequest
+from beheld.server.generate_schema import GenerateParams, GenerateRequest, GenerativeScoringRequest
 from beheld.server.schema import (
     ChatRequest,
     ClassifyRequest,
@@ -99,6 +99,8 @@ def field_names_of(body: BaseModel) -> FieldNames:
         return FieldNames("prompt", fields=fields | {"prompt_token_ids": "prompt"})
     if isinstance(body, GenerateRequest):
         return FieldNames("token_ids", fields=_of_params())
+    if isinstance(body, GenerativeScoringRequest):
+        return FieldNames("items", fields={"logprob_token_ids": "label_token_ids", "prompt_token_ids": "items"})
     if isinstance(body, DetokenizeRequest):
         return FieldNames("tokens")
     if isinstance(body, TokenizeRequest | ClassifyRequest) and body.messages is not None:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
+from beheld.server.errors import HttpError
 from beheld.server.generate_schema import GenerateParams, GenerateRequest
 from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk
 
 
-def completion_of(body: GenerateRequest) -> CompletionRequest:
-    """The request as one for a completion of its ids."""
+def completion_of(body: GenerateRequest, longest: int) -> CompletionRequest:
+    """The request as one for a completion of its ids; prompt and answer have at most `longest` tokens.
+
+    Raises:
+        HttpError: it asks for a text and for none.
+    """
     given = {name: getattr(body.sampling_params, name) for name in GenerateParams.model_fields}
+    if given.pop("detokenize") is False and body.output_mode == "text":
+        raise HttpError(
+            400, "The output mode 'text' needs detokenize.", "Leave detokenize out.", param="sampling_params.detokenize"
+        )
     if given["logprob_token_ids"] and given["logprobs"] is None:
         # Here, unlike in a completion, they alone ask for a report.
         given["logprobs"] = len(given["logprob_token_ids"])
+    if given["max_tokens"] is None:
+        # As in a chat. A prompt that leaves no room is refused for its length.
+        given["max_tokens"] = max(1, longest - len(body.token_ids))
     return CompletionRequest.model_construct(
         **given,
         **{name: getattr(body, name) for name in ("model", "stream", "stream_options", "cache_salt", "priority")},
@@ -25,16 +37,20 @@ def completion_of(body: GenerateRequest) -> CompletionRequest:
     )
 
 
-async def chunks(completion: AsyncGenerator[Chunk, None], *, tells_prompt: bool) -> AsyncGenerator[Chunk, None]:
+async def chunks(
+    completion: AsyncGenerator[Chunk, None], *, tells_prompt: bool, mode: str | None = None
+) -> AsyncGenerator[Chunk, None]:
     """The chunks of a completion in the form of this route.
 
     Args:
         completion: the chunks.
         tells_prompt: whether the prompt's ids are given too.
+        mode: the request's output mode; "text" gives the answers' texts too.
     """
+    shown = {} if mode is None else {"output_mode": mode}
     try:
         async for chunk in completion:
-            made: Chunk = {"request_id": chunk["id"], "created": chunk["created"], "model": chunk["model"]}
+            made: Chunk = {"request_id": chunk["id"], "created": chunk["created"], "model": chunk["model"], **shown}
             made |= {name: chunk[name] for name in ("usage", "warnings") if name in chunk}
             made["choices"] = []
             for choice in chunk["choices"]:
@@ -43,7 +59,7 @@ async def chunks(completion: AsyncGenerator[Chunk, None], *, tells_prompt: bool)
                 if tells_prompt and "prompt_token_ids" in choice:
                     made["prompt_token_ids"] = choice["prompt_token_ids"]
                 if "token_ids" in choice:
-                    made["choices"].append(_choice(choice))
+                    made["choices"].append(_choice(choice) | ({"text": choice["text"]} if mode == "text" else {}))
             yield made
     finally:
         await completion.aclose()
@@ -72,8 +88,11 @@ async def folded(parts: AsyncIterator[Chunk]) -> dict[str, Any]:
     async for chunk in parts:
         body |= {name: value for name, value in chunk.items() if name != "choices"}
         for choice in chunk["choices"]:
-            known = choices.setdefault(choice["index"], choice | {"token_ids": [], "logprobs": None})
+            empty: dict[str, Any] = {"token_ids": [], "logprobs": None} | ({"text": ""} if "text" in choice else {})
+            known = choices.setdefault(choice["index"], choice | empty)
             known["token_ids"] += choice["token_ids"]
+            if "text" in choice:
+                known["text"] += choice["text"]
             if choice["logprobs"] is not None:
                 entries = (known["logprobs"] or {"content": []})["content"] + choice["logprobs"]["content"]
                 known["logprobs"] = {"content": entries}

@@ -1,9 +1,9 @@
-"""The request schema of /inference/v1/generate."""
+"""The request schemas of /inference/v1/generate and /generative_scoring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,11 +17,17 @@ class GenerateParams(SamplingFields):
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "extra_args": ({},),
         "spaces_between_special_tokens": (True,),
+        "watermarking": (False,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
         "flat_logprobs": "Answers are JSON; it is a form of Python's objects.",
-        "detokenize": "The answer is token ids; /v1/completions gives its text.",
+        "detokenize": "`output_mode` says whether there is a text.",
         "output_kind": "`stream` says it.",
+        "routed_experts_prompt_start": "Answers do not name experts.",
+        "skip_clone": "It is of vLLM's objects.",
+        "skip_reading_prefix_cache": "Answers are the same with cached prefixes.",
+        "stream_interval": "Each piece of an answer is sent as soon as it is there.",
+        "watermarking": "Texts are not marked.",
     }
 
     n: Whole | None = None
@@ -29,6 +35,7 @@ class GenerateParams(SamplingFields):
     logprobs: Whole | None = None
     prompt_logprobs: Whole | None = None
     logprob_token_ids: Ids | None = None
+    detokenize: bool | None = None
 
 
 class GenerateRequest(Body):
@@ -37,14 +44,13 @@ class GenerateRequest(Body):
     remedies: ClassVar[Mapping[str, str]] = {
         "content_parts": "Send messages with media to /v1/chat/completions, with return_token_ids.",
         "features": "Send messages with media to /v1/chat/completions, with return_token_ids.",
-        "output_mode": "Use /v1/completions for texts.",
+        "output_mode": "Send messages to /v1/chat/completions for calls and reasoning.",
     }
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "content_parts": ([],),
         "ec_transfer_params": (),
         "features": (),
         "kv_transfer_params": (),
-        "output_mode": ("tokens",),
         "parse_context": (),
         "reasoning_ended": (),
         "reasoning_parser_kwargs": (),
@@ -56,9 +62,32 @@ class GenerateRequest(Body):
 
     token_ids: Annotated[Ids, Field(min_length=1)]
     sampling_params: GenerateParams
+    output_mode: Literal["tokens", "text"] | None = None
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
+
+
+_Texts = Annotated[list[str], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
+_Lists = Annotated[list[Ids], Field(min_length=1, max_length=limits.MAX_INPUTS, fail_fast=True)]
+
+
+class GenerativeScoringRequest(Body):
+    """POST /generative_scoring."""
+
+    without_effect: ClassVar[Mapping[str, str]] = {
+        "request_id": "Answers have ids of this server, which X-Request-Id and its log show."
+    }
+
+    query: str | Ids
+    items: _Texts | _Lists
+    label_token_ids: Annotated[Ids, Field(min_length=1)]
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    add_special_tokens: bool | None = None
+    model: Name | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from beheld.core.pooling import PoolerInfo
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
+from beheld.server.sagemaker_sessions import SessionRequest
 from beheld.server.schema import (
     ChatRequest,
     ClassifyRequest,
@@ -33,6 +34,8 @@ def kind_of(given: Any, info: PoolerInfo | None) -> type[BaseModel]:
         HttpError: it has the fields of none.
     """
     names = set(given) if isinstance(given, dict) else set()
+    if "requestType" in names:
+        return SessionRequest
     if info is None:
         if "messages" in names:
             return ChatRequest

@@ -202,6 +202,7 @@ class CountRequest(Body):
         "container": (),
         "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "mcp_servers": ([],),
+        "watermarking": (False,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
         **_CACHED,
@@ -211,6 +212,7 @@ class CountRequest(Body):
         "service_tier": "This server has one tier.",
         "speed": "This server has one speed.",
         "user_profile_id": "It changes nothing and is not stored.",
+        "watermarking": "Texts are not marked.",
         "workspace_id": "It changes nothing and is not stored.",
     }
 

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from beheld import __version__
 from beheld.server.embed_schema import EmbedRequest
-from beheld.server.generate_schema import GenerateRequest
+from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
 from beheld.server.pooling import routes
 from beheld.server.response_requests import ResponsesRequest
@@ -56,6 +56,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/chat/completions": ("Answer a conversation.", ChatRequest),
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     "/inference/v1/generate": ("Continue token ids by token ids.", GenerateRequest),
+    "/generative_scoring": ("How likely some tokens are after a query and each item.", GenerativeScoringRequest),
     **{path: (_POOLED[kind.__name__], kind) for path, kind in routes()},
     "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import EngineDeadError, EngineError, UserError
+from beheld.core.errors import EngineDeadError, EngineError, LoRAMissingError, UserError
 from beheld.server.adapters import Adapters
 from beheld.server.errors import HttpError
 from beheld.server.read import Reader
@@ -38,6 +38,18 @@ class UnloadAdapter(Body):
     without_effect: ClassVar[dict[str, str]] = {"lora_int_id": "The name says which adapter it is."}
 
     lora_name: Annotated[Name, Field(min_length=1)]
+
+
+class SageMakerAdapter(Body):
+    """POST /adapters."""
+
+    without_effect: ClassVar[dict[str, str]] = {
+        "preload": "An adapter is read when it comes.",
+        "pin": "Adapters make room for those that are asked for.",
+    }
+
+    name: Annotated[Name, Field(min_length=1)]
+    src: Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class OperatorRoutes:
@@ -70,6 +82,8 @@ class OperatorRoutes:
         return [
             ("POST", "/v1/load_lora_adapter", _explained(self.load_lora_adapter)),
             ("POST", "/v1/unload_lora_adapter", _explained(self.unload_lora_adapter)),
+            ("POST", "/adapters", _explained(self.add_adapter)),
+            ("DELETE", "/adapters/{name}", _explained(self.remove_adapter)),
         ]
 
     def of_tokenizer(self) -> Table:
@@ -158,6 +172,18 @@ class OperatorRoutes:
         await self._adapters.remove(asked.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
+    async def add_adapter(self, request: Request) -> Response:
+        """POST /adapters: load_lora_adapter as SageMaker asks for it."""
+        asked = await self._read(request, SageMakerAdapter)
+        await self._adapters.add(asked.name, asked.src, in_place=False)
+        return PlainTextResponse(f"Success: LoRA adapter '{asked.name}' added successfully.")
+
+    async def remove_adapter(self, request: Request) -> Response:
+        """DELETE /adapters/NAME: unload_lora_adapter as SageMaker asks for it."""
+        name = request.path_params["name"]
+        await self._adapters.remove(name)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         state = request.state
         return await self._reader.read(request, kind, state.held, state.notes, lambda body: body)
@@ -173,9 +199,8 @@ def _explained(handler: Handler) -> Handler:
             raise
         except (UserError, EngineError) as error:
             # What may succeed later is the server's state, and no error of the request.
-            raise HttpError(
-                400 if isinstance(error, UserError) else 503, error.reason, error.remedy, param=error.param
-            ) from error
+            status = 404 if isinstance(error, LoRAMissingError) else 400 if isinstance(error, UserError) else 503
+            raise HttpError(status, error.reason, error.remedy, param=error.param) from error
 
     explained.__name__ = handler.__name__
     return explained

@@ -212,6 +212,13 @@ class ServerOptions:
     tells_usage: bool = _option(
         False, "enable-force-include-usage", "streams tell their usage so far and at the end, also unasked", shown="off"
     )
+    tells_times: bool = _option(
+        False,
+        "enable-per-request-metrics",
+        "a chat's answer has its times in `metrics`, a stream's with its usage: in the queue, until the first token, "
+        "and of the others",
+        shown="off",
+    )
     tokens_as_ids: bool = _option(
         False,
         "return-tokens-as-token-ids",
@@ -269,8 +276,14 @@ class ServerOptions:
     changes_loras: bool = _option(
         False,
         "allow-runtime-lora-updating",
-        "`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, by which every client that may send requests makes the "
-        "server read folders, with `--enable-lora`; also by `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
+        "`/v1/load_lora_adapter`, `/v1/unload_lora_adapter` and `/adapters`, by which every client that may send "
+        "requests makes the server read folders, with `--enable-lora`; also by `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`",
+        shown="off",
+    )
+    sagemaker_sessions: bool = _option(
+        False,
+        "sagemaker-sessions",
+        "`/invocations` begins and ends SageMaker's sessions; also by `SAGEMAKER_ENABLE_STATEFUL_SESSIONS=1`",
         shown="off",
     )
     tells_tokenizer: bool = _option(

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from beheld.core.errors import ParamsError
 from beheld.core.outputs import PoolingRequestOutput, ScoringRequestOutput
 from beheld.core.params import PoolingParams, pooling_task
 from beheld.core.pooling import PoolerInfo
-from beheld.server import vector_bodies
+from beheld.server import late_chunking, vector_bodies
 from beheld.server.chat import ChunkHead, message_of, read_as, template_of
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.errors import HttpError
@@ -39,6 +39,8 @@ Answer = dict[str, Any]
 # Of each side of the pairs: text -> what is read of it.
 Cuts = tuple[Mapping[str, str], Mapping[str, str]]
 NO_CUTS: Cuts = ({}, {})
+# Cohere's.
+_INPUT_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
 _SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
@@ -126,7 +128,8 @@ def work_of(
     if sides is not None:
         return _score(llm, body, sides, info, options, head, salt, cuts)
     assert isinstance(body, ClassifyRequest)
-    task = {ClassifyRequest: "classify", EmbeddingRequest: "embed"}.get(type(body))
+    vectors = "token_embed" if info.chosen == "token_embed" else "embed"
+    task = {ClassifyRequest: "classify", EmbeddingRequest: vectors}.get(type(body))
     if isinstance(body, PoolingRequest) and body.task is not None:
         task = pooling_task(body.task)
     prompts = _prompts(body, options, salt)
@@ -134,14 +137,30 @@ def work_of(
         _check_bytes(body)
         vector_bodies.check(body.encoding_format, len(prompts))
     params = _params(body, task)
-    shown = {"classify": _classes, "embed": _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
+    chunks = body.late_chunking_params if isinstance(body, EmbeddingRequest) else None
+    scaled = info.activate if params.activate is None else params.activate
+    if chunks is not None:
+        assert isinstance(body, EmbeddingRequest)
+        late_chunking.check(body, task or info.usual, info, llm.tokenizer)
+        # The mean comes first.
+        params = replace(params, use_activation=False, normalize=None, softmax=None, activation=None)
+    shown = {"classify": _classes, vectors: _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
 
     def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer | vector_bodies.VectorBody:
+        places: list[Answer] = [{} for _ in outputs]
+        if chunks is not None:
+            texts: Any = [body.input] if isinstance(body.input, str) else body.input
+            special = body.add_special_tokens is not False
+            made = [
+                late_chunking.chunked(output, text, chunks.chunk_size, llm.tokenizer, special=special, activate=scaled)
+                for output, text in zip(outputs, texts, strict=True)
+            ]
+            outputs, places = [output for output, _ in made], [metadata for _, metadata in made]
         if isinstance(body, EmbeddingRequest) and body.encoding_format in vector_bodies.FORMATS:
             description = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
             return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), description)
         assert shown is not None
-        data = [{"index": index, **shown(output, body, info)} for index, output in enumerate(outputs)]
+        data = [{"index": index, **shown(output, body, info), **places[index]} for index, output in enumerate(outputs)]
         return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}
 
     return PoolingWork(prompts, params, answer)
@@ -231,6 +250,13 @@ def _given_to_embed(
 
 def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> PoolingWork:
     """Return the work of Cohere's route. Texts are cut to what the model reads, unless the request forbids that."""
+    if body.input_type not in (None, *_INPUT_TYPES):
+        raise HttpError(
+            400,
+            f"Unsupported input_type {body.input_type[:64]!r}.",
+            f"Send one of {', '.join(_INPUT_TYPES)}, or leave it out.",
+            param="input_type",
+        )
     params = _params(body, "embed")
     params.dimensions = body.output_dimension
     if params.truncate_prompt_tokens is None and body.truncate != "NONE":

@@ -342,6 +342,7 @@ class ResponsesRequest(SamplingFields):
         "moderation": (),
         "prompt": (),
         "truncation": ("disabled",),
+        "watermarking": (False,),
     }
     without_effect: ClassVar[Mapping[str, str]] = {
         "client_metadata": "It changes nothing and is not stored.",
@@ -352,6 +353,7 @@ class ResponsesRequest(SamplingFields):
         "safety_identifier": "It changes nothing and is not stored.",
         "service_tier": "This server has one tier.",
         "user": "It changes nothing and is not stored.",
+        "watermarking": "Texts are not marked.",
     }
     remedies: ClassVar[Mapping[str, str]] = {
         "conversation": "Use previous_response_id.",

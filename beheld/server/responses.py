@@ -128,12 +128,14 @@ RESPONSES: dict[str, Any] = {
             "choices": _list(_CHAT_CHOICE),
             "usage": _named("Usage"),
             "media": _list(_named("Receipt")),
+            "metrics": {"type": "object", "additionalProperties": _NUMBER},
             "prompt_logprobs": _maybe(_list(_maybe(_ANY))),
             "prompt_token_ids": _maybe(_list(_COUNT)),
             "warnings": _list(_WARNING),
         },
         "warnings",
         "media",
+        "metrics",
     ),
     "Completion": _object(
         {
@@ -158,15 +160,18 @@ RESPONSES: dict[str, Any] = {
                         "logprobs": _maybe(_object({"content": _list(_ANY)})),
                         "finish_reason": _REASON,
                         "stop_reason": _STOP_REASON,
-                    }
+                        "text": _TEXT,
+                    },
+                    "text",
                 )
             ),
+            "output_mode": _TEXT,
             "usage": _named("Usage"),
             "prompt_logprobs": _list(_maybe(_ANY)),
             "prompt_token_ids": _list(_COUNT),
             "warnings": _list(_WARNING),
         },
-        *("prompt_logprobs", "prompt_token_ids", "warnings"),
+        *("prompt_logprobs", "prompt_token_ids", "warnings", "output_mode"),
     ),
     "Pooled": _object(
         {**_HEAD, "object": {"const": "list"}, "data": _list(_object({"index": _COUNT})), "usage": _named("Usage")}
@@ -264,6 +269,7 @@ SHOWN = {
     "/v1/completions": "Completion",
     "/inference/v1/generate": "Generated",
     **dict.fromkeys(("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"), "Pooled"),
+    "/generative_scoring": "Pooled",
     "/v2/embed": "Embedded",
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "Ranked"),
     "/invocations": "Invoked",

@@ -718,6 +718,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "suffix": (),
     "verbosity": (),
     "vllm_xargs": ({},),
+    "watermarking": (False,),
     "web_search_options": (),
 }
 _REMEDIES = {
@@ -751,6 +752,7 @@ _WITHOUT_EFFECT = {
     "stream_interval": "Each piece of an answer is sent as soon as it is there.",
     "user": "It changes nothing and is not stored.",
     "verbosity": "This server has no such switch; write it in the messages.",
+    "watermarking": "Texts are not marked.",
 }
 
 
@@ -924,6 +926,7 @@ class Pooled(Body):
     """The common fields of requests that pool. Absent fields take the model's defaults."""
 
     says_nothing = {"user": ()}
+    without_effect: ClassVar[Mapping[str, str]] = {"request_id": _WITHOUT_EFFECT["request_id"]}
 
     model: Name | None = None
     priority: Whole | None = None
@@ -953,6 +956,12 @@ class ClassifyRequest(Pooled):
     continue_final_message: bool | None = None
 
 
+class LateChunking(Body):
+    """How many tokens of a text have a vector together."""
+
+    chunk_size: Annotated[int, Field(ge=1, lt=2**63)]
+
+
 class EmbeddingRequest(ClassifyRequest):
     """POST /v1/embeddings: texts, or a conversation."""
 
@@ -960,6 +969,7 @@ class EmbeddingRequest(ClassifyRequest):
     embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
     endianness: Literal["native", "big", "little"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    late_chunking_params: LateChunking | None = None
 
 
 class PoolingRequest(EmbeddingRequest):

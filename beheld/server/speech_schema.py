@@ -28,6 +28,7 @@ class TranslationRequest(Body):
     without_effect: ClassVar[Mapping[str, str]] = {
         "chunking_strategy": "Long audio is always cut into windows as the model needs.",
         "include_stop_str_in_output": "Transcripts have no stop strings.",
+        "watermarking": "Texts are not marked.",
     }
     says_nothing: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include": ([],), "to_language": ("en", "english")}
     remedies: ClassVar[Mapping[str, str]] = {

@@ -153,6 +153,12 @@ CHANGE_LORAS = _variable(
     False,
     "1 is the same as `--allow-runtime-lora-updating`",
 )
+SAGEMAKER_SESSIONS = _variable(
+    ("BEHELD_SAGEMAKER_SESSIONS", "SAGEMAKER_ENABLE_STATEFUL_SESSIONS"),
+    _switch,
+    False,
+    "1 is the same as `--sagemaker-sessions`",
+)
 ALLOW_PRIVATE_FETCH = _variable(
     ("BEHELD_ALLOW_PRIVATE_FETCH",), _switch, False, "1 allows fetching media from private and loopback addresses"
 )

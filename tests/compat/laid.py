@@ -222,10 +222,32 @@ def assets(folder: Path) -> None:
     """The picture, the video and the sounds that scripts ask for by name."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cherry_blossom.jpg").write_bytes(_jpeg(99))
-    pipes.write_video(folder / "sample_demo_1.mp4", tiny.frames(24))
+    _film(folder / "sample_demo_1.mp4")
     # Readers go by what a file holds.
     for seed, name in enumerate(("mary_had_lamb", "winning_call")):
         (folder / f"{name}.ogg").write_bytes(tiny.wav(tiny.sound(0.8 + seed, seed)))
+
+
+def _film(path: Path) -> None:
+    """Write three seconds of frames with a sound."""
+    import av
+    import numpy as np
+
+    silent = pipes.write_video(path.with_suffix(".silent.mp4"), tiny.frames(24))
+    sound = (np.sin(np.arange(3 * 16_000) * 0.17) * 8000).astype(np.int16)
+    with av.open(str(silent)) as source, av.open(str(path), "w") as made:
+        (given,) = source.streams.video
+        frames, tone = made.add_stream_from_template(given), made.add_stream("aac", rate=16_000, layout="mono")
+        for packet in source.demux(given):
+            if packet.dts is not None:
+                packet.stream = frames
+                made.mux(packet)
+        for start in range(0, len(sound), 1024):
+            piece = av.AudioFrame.from_ndarray(sound[None, start : start + 1024], format="s16", layout="mono")
+            piece.sample_rate, piece.pts = 16_000, start
+            made.mux(tone.encode(piece))
+        made.mux(tone.encode(None))
+    silent.unlink()
 
 
 def _jpeg(seed: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tests import tiny, tiny_own_ultravox
-from tests.compat import example_repositories, scripted
+from tests.compat import example_repositories, laid, scripted
 from tests.lora import adapters
 from tests.pool import checkpoints, test_late
 
@@ -124,7 +124,7 @@ ENCODERS: Mapping[str, example_repositories.Make] = {
         vocab_size=151_936,
         id2label={"0": "Default", "1": "Spoiled"},
     ),
-    "intfloat/multilingual-e5-small": _embedder("XLMRobertaModel", 384, 514, vocab_size=116_000),
+    "intfloat/multilingual-e5-small": _embedder("XLMRobertaModel", 384, 514, vocab_size=134_000),
     "sentence-transformers/all-MiniLM-L12-v2": _embedder("BertModel", 384, 512),
     "Snowflake/snowflake-arctic-embed-m-v1.5": _embedder("BertModel", 768, 512),
     "google/siglip-so400m-patch14-384": example_repositories._contrastive("siglip"),
@@ -147,6 +147,14 @@ SPOKEN: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "test_completion_with_function_calling.py": {"Qwen/Qwen3-0.6B": SCRIPTED["Qwen/Qwen3-1.7B"]},
     "test_namespace_tool_separator.py": {"Qwen/Qwen3-1.7B": ("<tool_call>", _STATE, "</tool_call>")},
 }
+# Files whose tests send ids of the real vocabularies.
+WIDE = frozenset(
+    (
+        *("test_completion.py", "test_generative_scoring_e2e.py", "test_logprob_token_ids.py"),
+        "test_sampling_params_e2e.py",
+    )
+)
+_NUM_IDS = 32_768
 # Adapter of a test -> the family of the checkpoint that it adapts.
 ADAPTERS: Mapping[str, str] = {
     "typeof/zephyr-7b-beta-lora": "llama",
@@ -210,6 +218,24 @@ def speak(hub: Path, name: str, pieces: tuple[str, ...]) -> None:
     (root / "refs" / "main").write_text("main")
     (root / "snapshots" / "main").mkdir(parents=True)
     scripted.write(root / "snapshots" / "main", pieces)
+
+
+def widen(hub: Path, name: str) -> bool:
+    """Give a tiny Qwen or Llama as many tokens as real ones have, each with a text; `forget` takes it away."""
+    if FAMILIES.get(name) not in ("llama", "qwen2"):
+        return False
+    forget(hub, name)
+    folder = lay(hub, name)
+    assert folder is not None
+    laid._widen(folder, _NUM_IDS)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": _NUM_IDS}), encoding="utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    known = {*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    # No merge leads to these: a text never has them.
+    tokenizer["model"]["vocab"] |= {f"word{token}": token for token in range(_NUM_IDS) if token not in known}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return True
 
 
 def forget(hub: Path, name: str) -> None:

@@ -162,6 +162,8 @@ def test_what_reaches_into_the_engine_is_refused(llm: ScriptLLM) -> None:
         with pytest.raises(ConfigError, match="do not reach into the engine"):
             ask()
     config = llm.llm_engine.vllm_config.model_config.hf_config
+    assert llm.llm_engine.vllm_config.cache_config.enable_prefix_caching
+    assert llm.model_config.get_vocab_size() == config.vocab_size
     assert config.model_type == "llama"
     assert (llm.model_config.max_model_len, llm.model_config.embedding_size) == (128, None)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from beheld import EngineArgs, SamplingParams
+from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ConfigError, ParamsError
 
 
@@ -50,6 +51,27 @@ def test_what_is_no_such_number_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ParamsError) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+def test_what_changes_no_answer_is_taken() -> None:
+    """Scripts for vLLM say these."""
+    params = SamplingParams(
+        watermarking=False, routed_experts_prompt_start=2, skip_reading_prefix_cache=True, stream_interval=4
+    )
+    assert (params.watermarking, params.routed_experts_prompt_start) == (False, 2)
+    assert BeamSearchParams(beam_width=2, max_tokens=1, watermarking=True).watermarking
+
+
+def test_what_is_named_twice_counts_once() -> None:
+    params = SamplingParams(stop_token_ids=[42, 7, 42, 9, 7], bad_words=["bad", "worse", "bad"])
+    assert (params.stop_token_ids, params.bad_words) == ([42, 7, 9], ["bad", "worse"])
+    assert params.all_stop_token_ids == {7, 9, 42}
+
+
+def test_log_probabilities_are_counted_from_true() -> None:
+    params = SamplingParams(logprobs=True, prompt_logprobs=True)
+    assert (params.logprobs, params.prompt_logprobs) == (1, 1)
+    assert type(params.logprobs) is int
 
 
 def test_a_misspelt_name_is_answered_with_the_nearest() -> None:

@@ -88,7 +88,17 @@ def test_answers_and_errors_are_the_servers(tmp_path: Path, capsys: pytest.Captu
     source.write_text("\n".join([asked("good", **look("p.png")), asked("image", **look("bad.png")),
                                  asked("field", wrong=1, **look("p.png")), asked("text", "/v1/completions", prompt="A"),
                                  *bad.values(), ""]))  # fmt: skip
-    words = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(tiny.checkpoint("qwen2_vl")), *MODEL]
+    words = [
+        "run-batch",
+        "-i",
+        str(source),
+        "-o",
+        str(target),
+        "--model",
+        str(tiny.checkpoint("qwen2_vl")),
+        "--enable-auto-tool-choice",
+        *MODEL,
+    ]
     assert main([*words, "--allowed-local-media-path", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert shown.out == ""

@@ -20,6 +20,7 @@ from PIL import Image
 
 from beheld import LLM
 from beheld.compat.serial import MetadataItem, binary2tensor, decode_pooling_output, tensor2binary
+from beheld.core.pooling import PoolerConfig
 from beheld.server import pooling
 from beheld.server.options import ServerOptions
 from beheld.server.schema import EmbeddingRequest
@@ -434,3 +435,119 @@ def test_coheres_client_embeds(running: Running, vectors: torch.Tensor) -> None:
     url = IMAGE["image_url"]["url"]
     image = client.embed(model="tiny", input_type="image", images=[url], embedding_types=["float"])
     assert len(image.embeddings.float_[0]) == vectors.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "begin"),
+    [
+        ("classify", "Unsupported task: 'classify'. Classification API is not supported by this model"),
+        ("token_classify", "Unsupported task: 'token_classify'."),
+        ("plugin", "No IOProcessor plugin installed."),
+        ("sing", "There is no pooling task 'sing'."),
+    ],
+)
+def test_a_task_that_the_model_lacks_is_refused_in_vllms_words(running: Running, task: str, begin: str) -> None:
+    refused = running.post("/pooling", {"input": TEXTS[0], "task": task})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["param"]) == (400, "BadRequestError", "task")
+    assert error["message"].startswith(begin)
+
+
+def test_errors_of_openais_routes_have_openais_type(running: Running) -> None:
+    refused = running.post("/v1/embeddings", {"input": TEXTS[0], "dimensions": 65})
+    assert refused.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_cut_behind_the_models_end_is_refused(running: Running) -> None:
+    """It cut nothing, and a longer text was refused as one."""
+    most = ENGINE["max_model_len"]
+    assert running.post("/v1/embeddings", {"input": TEXTS[0], "truncate_prompt_tokens": most}).status_code == 200
+    refused = running.post("/v1/embeddings", {"input": TEXTS[0], "truncate_prompt_tokens": most + 1})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "truncate_prompt_tokens")
+    assert error["message"] == (
+        "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
+    )
+
+
+def test_a_type_that_coheres_clients_do_not_have_is_refused(running: Running) -> None:
+    for kind, status in (("search_query", 200), ("poem", 400)):
+        assert running.post("/v2/embed", {"texts": TEXTS, "input_type": kind}).status_code == status
+
+
+@pytest.fixture(scope="module")
+def of_tokens() -> Iterator[Running]:
+    made = Running("qwen2_vl", ENGINE | {"runner": "pooling", "pooler_config": PoolerConfig(task="token_embed")})
+    yield made
+    made.close()
+
+
+def test_vectors_of_tokens_where_the_operator_chose_them(of_tokens: Running, vectors: torch.Tensor) -> None:
+    pooled = of_tokens.post("/pooling", {"input": TEXTS}).json()
+    made = of_tokens.post("/v1/embeddings", {"input": TEXTS}).json()
+    assert [one["embedding"] for one in made["data"]] == [one["data"] for one in pooled["data"]]
+    torch.testing.assert_close(torch.tensor(made["data"][0]["embedding"][-1]), vectors[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scaled", [None, False])
+def test_late_chunks_are_means_of_tokens_with_their_places(of_tokens: Running, scaled: bool | None) -> None:
+    plain = of_tokens.post("/pooling", {"input": TEXTS, "use_activation": False}).json()["data"]
+    for size in (1, 4, 2**40):
+        asked = {"input": TEXTS, "late_chunking_params": {"chunk_size": size}, "use_activation": scaled}
+        found = of_tokens.post("/v1/embeddings", asked).json()["data"]
+        for one, raw, text in zip(found, plain, TEXTS, strict=True):
+            expected = torch.stack([part.mean(0) for part in torch.tensor(raw["data"]).split(size)])
+            expected = expected if scaled is False else F.normalize(expected, dim=-1)
+            torch.testing.assert_close(torch.tensor(one["embedding"]), expected, atol=1e-4, rtol=1e-3)
+            told = one["late_chunking"]
+            assert (told["chunk_size"], told["input_tokens"], len(told["chunks"])) == (
+                *(size, len(raw["data"])),
+                len(expected),
+            )
+            assert "".join(text[slice(*chunk["char_range"])] for chunk in told["chunks"]) == text
+            assert [chunk["token_range"][0] for chunk in told["chunks"]] == list(range(0, len(raw["data"]), size))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [5, 6, 7]},
+        {"input": ""},
+        {"messages": talk("x")},
+        {"input": "x", "truncate_prompt_tokens": 4},
+        {"input": "x", "late_chunking_params": {"chunk_size": 0}},
+        {"input": "x", "late_chunking_params": {"chunk_size": 2**64}},
+    ],
+)
+def test_late_chunks_of_other_inputs_are_refused(of_tokens: Running, body: dict[str, Any]) -> None:
+    refused = of_tokens.post("/v1/embeddings", {"late_chunking_params": {"chunk_size": 4}} | body)
+    assert (refused.status_code, bool(refused.json()["error"]["param"])) == (400, True)
+
+
+def test_late_chunks_need_vectors_of_tokens(running: Running) -> None:
+    refused = running.post("/v1/embeddings", {"input": "x", "late_chunking_params": {"chunk_size": 4}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "late_chunking_params")
+
+
+def test_late_chunks_of_a_tokenizer_that_fills_texts_up_and_cuts_them(tmp_path: Path) -> None:
+    """The tokenizers of encoders mostly do."""
+    encoder(tmp_path, "BertModel")
+    file = tmp_path / "tokenizer.json"
+    padding = {"strategy": {"Fixed": 12}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    cuts = {"direction": "Right", "max_length": 12, "strategy": "LongestFirst", "stride": 0}
+    written = json.loads(file.read_text(encoding="utf-8"))
+    written |= {"padding": padding | {"pad_type_id": 0, "pad_token": "[PAD]"}, "truncation": cuts}
+    file.write_text(json.dumps(written), encoding="utf-8")
+    run = Running(
+        tmp_path, {"dtype": "float32", "runner": "pooling", "pooler_config": PoolerConfig(task="token_embed")}
+    )
+    try:
+        for text in ("ab", "a small red circle stands left of a large blue square"):
+            asked = {"input": text, "late_chunking_params": {"chunk_size": 4}, "request_id": "mine"}
+            answer = run.post("/v1/embeddings", asked)
+            found = answer.json()
+            (one,) = found["data"]
+            assert one["late_chunking"]["input_tokens"] == found["usage"]["prompt_tokens"]
+            assert answer.headers["X-Without-Effect"] == "request_id"
+    finally:
+        run.close()

@@ -99,7 +99,7 @@ def test_the_lines_of_the_readme_work(running: Running) -> None:
 
 
 def test_every_variable_is_told_and_no_other() -> None:
-    told = set(re.findall(r"`((?:BEHELD|VLLM|OPENAI|LOCAL)_[A-Z0-9_]+)`", ENVIRONMENT))
+    told = set(re.findall(r"`((?:BEHELD|VLLM|OPENAI|LOCAL|SAGEMAKER)_[A-Z0-9_]+)`", ENVIRONMENT))
     known = {"BEHELD_API_KEY", "VLLM_API_KEY", "OPENAI_API_KEY"}
     for name, rest in env.TABLE.items():
         known |= {name, *rest[:-1]}

@@ -174,12 +174,12 @@ HI = {"messages": [{"role": "user", "content": "hi"}]}
 LONG = [{"role": "user", "content": "x " * 5000}]
 CALL = {"function": {"name": "a", "arguments": "[" * 70 + "]" * 70}}
 FIELDS: list[tuple[str, dict[str, Any], str, str]] = [
-    (CHAT, {"messages": LONG}, "messages", "Shorten it. The operator may raise max_model_len."),
-    ("/tokenize", {"messages": LONG}, "messages", "Shorten it."),
-    ("/tokenize", {"prompt": "x" * 500_000}, "prompt", "Shorten it."),
+    (CHAT, {"messages": LONG}, "messages", "input prompt. The operator may raise max_model_len."),
+    ("/tokenize", {"messages": LONG}, "messages", "Please reduce the length"),
+    ("/tokenize", {"prompt": "x" * 500_000}, "prompt", "Please reduce the length"),
     ("/detokenize", {"tokens": [10**6]}, "tokens", "another value"),
-    (COMPLETE, {"prompt": "x " * 5000}, "prompt", "Shorten it."),
-    (COMPLETE, {"prompt": ["a", "x " * 5000]}, "prompt", "Shorten it."),
+    (COMPLETE, {"prompt": "x " * 5000}, "prompt", "Please reduce the length"),
+    (COMPLETE, {"prompt": ["a", "x " * 5000]}, "prompt", "Please reduce the length"),
     (COMPLETE, {"prompt": [10**6]}, "prompt", "another value"),
     (COMPLETE, {"prompt": ""}, "prompt", "at least one"),
     (COMPLETE, {"prompt": "<|vision_start|><|image_pad|><|vision_end|>"}, "prompt", "/v1/chat/completions"),

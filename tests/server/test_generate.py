@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import Running
+from tests.server.running import ENGINE, Running
 
 GENERATE = "/inference/v1/generate"
 IDS = [11, 12, 13, 14]
@@ -47,6 +47,32 @@ def test_a_stream_and_several_answers(running: Running) -> None:
     assert ids[0] != ids[1]
 
 
+def test_texts_where_they_are_asked_for(running: Running) -> None:
+    asked = {"token_ids": IDS, "sampling_params": PARAMS | {"detokenize": True}, "output_mode": "text"}
+    found = running.post(GENERATE, asked).json()
+    (choice,), expected = found["choices"], completed(running)["choices"][0]
+    assert (found["output_mode"], choice["text"], choice["token_ids"]) == (
+        "text",
+        expected["text"],
+        expected["token_ids"],
+    )
+    lines = running.post(GENERATE, asked | {"stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == choice["text"]
+    assert {chunk["output_mode"] for chunk in chunks} == {"text"}
+    assert "text" not in running.post(GENERATE, asked | {"output_mode": "tokens"}).json()["choices"][0]
+
+
+def test_without_a_bound_an_answer_takes_the_room_that_there_is(running: Running) -> None:
+    """It had 16 tokens."""
+    prompt = IDS * 500
+    asked = {"token_ids": prompt, "sampling_params": {"ignore_eos": True}}
+    found = running.post(GENERATE, asked).json()
+    assert len(found["choices"][0]["token_ids"]) == ENGINE["max_model_len"] - len(prompt)
+    refused = running.post(GENERATE, asked | {"sampling_params": {"min_tokens": 100}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "sampling_params.min_tokens")
+
+
 def test_log_probabilities_of_the_prompt(running: Running) -> None:
     params = {"max_tokens": 1, "prompt_logprobs": 0}
     found = running.post(GENERATE, {"token_ids": IDS, "sampling_params": params}).json()
@@ -63,6 +89,8 @@ def test_log_probabilities_of_the_prompt(running: Running) -> None:
         ({"sampling_params": {"top_q": 1}}, "sampling_params.top_q"),
         ({"token_ids": [10**6]}, "token_ids"),
         ({"features": {"mm_hashes": {}}}, "features"),
+        ({"output_mode": "derender"}, "output_mode"),
+        ({"output_mode": "text", "sampling_params": {"detokenize": False}}, "sampling_params.detokenize"),
         ({"model": "other"}, "model"),
     ],
 )

@@ -23,6 +23,7 @@ from tests.server.test_refusals import routes
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 GENERATE = "/inference/v1/generate"
+SCORING = "/generative_scoring"
 INVOKE = "/invocations"
 EMBED = "/v1/embeddings"
 SIDES = {"text_1": "x", "text_2": "y"}
@@ -52,6 +53,7 @@ ROWS: dict[str, dict[str, Any] | None] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     COMPLETE: {"prompt": "x", "max_tokens": 1},
     GENERATE: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}},
+    SCORING: {"query": [1, 2], "items": [[3]], "label_token_ids": [4]},
     **POOLED,
     INVOKE: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
     MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
@@ -190,6 +192,7 @@ def counts(running: Running, path: str) -> None:
         ],
         COMPLETE: [({"n": 9}, 400), ({"prompt": ["x"] * 9}, 400), ({"prompt": ["x"] * 3, "n": 3}, 400)],
         GENERATE: [({"sampling_params": {"n": 9}}, 400), ({"token_ids": [1] * 5000}, 400)],
+        SCORING: [({"items": [[3]] * 9}, 400), ({"query": [1] * 5000}, 400)],
         **{path: [({"input": ["x"] * 2049}, 400)] for path in (EMBED, "/pooling", "/classify")},
         "/v2/embed": [({"texts": ["x"] * 2049}, 400)],
         **{path: [({"text_2": ["x"] * 2049}, 400)] for path in ("/score", "/v1/score")},

@@ -231,3 +231,17 @@ def test_adapters_of_all_engines_are_told() -> None:
         text = Metrics("mine", llm).text(given, 0).decode()
         labels = 'max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"'
         assert text.count("\nvllm:lora_requests_info{") == text.count(f"\nvllm:lora_requests_info{{{labels}}} ") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("form", "begin"),
+    [("TEXT", "TEXT named_metrics.kv_cache_usage_perc="), ("json", 'JSON {"named_metrics": {"kv_cache'), ("xml", None)],
+)
+def test_an_answer_tells_gateways_the_load(running: Running, form: str, begin: str | None, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "stream": stream}
+    plain = running.post("/v1/completions", body)
+    told = running.post("/v1/completions", body, headers={"endpoint-load-metrics-format": form})
+    assert "endpoint-load-metrics" not in plain.headers
+    assert told.headers.get("endpoint-load-metrics", "").startswith(begin or "")
+    assert ("endpoint-load-metrics" in told.headers) == (begin is not None)

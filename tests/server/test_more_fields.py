@@ -103,6 +103,7 @@ def test_documents_are_the_templates() -> None:
 def own() -> Iterator[Running]:
     """A server with a template of its own, whose operator says what requests leave out."""
     options: dict[str, Any] = {"template_variables": {"mood": "calm"}, "tells_usage": True, "tokens_as_ids": True}
+    options["tells_times"] = True
     found = Running("llama", ENGINE | {"chat_template": TALK + "{{ mood }}"}, **options)
     yield found
     found.idle()
@@ -128,6 +129,21 @@ def test_a_conversation_gets_the_tokenizers_special_tokens_where_it_asks(own: Ru
     assert asked == [begin, *plain]
     counted = own.post("/tokenize", {"messages": HI["messages"], "add_special_tokens": True}).json()
     assert counted["tokens"] == asked
+
+
+def test_an_answer_has_its_times_where_the_operator_wants_that(own: Running, running: Running) -> None:
+    names = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
+    times = own.post(CHAT, HI).json()["metrics"]
+    assert set(times) == names
+    assert times["mean_itl_ms"] * 5 == pytest.approx(times["generation_time_ms"])
+    assert times["tokens_per_second"] == pytest.approx(
+        6e3 / (times["time_to_first_token_ms"] + times["generation_time_ms"])
+    )
+    *others, last = chunks_of(own, CHAT, HI | {"max_tokens": 1})
+    assert set(last["metrics"]) == names - {"mean_itl_ms"}
+    assert not any("metrics" in chunk for chunk in others)
+    assert "metrics" not in own.post(CHAT, HI | {"n": 2, "temperature": 1.0}).json()
+    assert "metrics" not in running.post(CHAT, HI).json()
 
 
 def test_what_the_operator_says_holds_where_a_request_says_nothing(own: Running) -> None:

@@ -58,7 +58,7 @@ def paths(run: Running) -> dict[str, set[str]]:
 
 def test_they_are_off_guarded_and_told(run: Running) -> None:
     found = paths(run)
-    assert len(found) == 15
+    assert len(found) == 17
     for path, methods in found.items():
         for method in methods:
             answer = httpx.request(method, run.url + path, json={}, trust_env=False)
@@ -173,13 +173,26 @@ def test_adapters_come_and_go(run: Running, tmp_path: Path) -> None:
         text("red")
     gone = post(run, "/v1/unload_lora_adapter", {"lora_name": "red"})
     assert (gone.status_code, gone.json()["error"]["param"]) == (404, "lora_name")
-    for wrong in (
-        {"lora_name": "x", "lora_path": str(tmp_path / "none")},
-        {"lora_name": "tiny", "lora_path": folders[0]},
+    for wrong, status in (
+        ({"lora_name": "x", "lora_path": str(tmp_path / "none")}, 404),
+        ({"lora_name": "x", "lora_path": str(tmp_path)}, 400),
+        ({"lora_name": "tiny", "lora_path": folders[0]}, 400),
     ):
-        assert post(run, "/v1/load_lora_adapter", wrong).status_code == 400
+        assert post(run, "/v1/load_lora_adapter", wrong).status_code == status
     assert post(run, "/v1/load_lora_adapter", {"lora_name": "x"}).status_code == 400
     assert [card.id for card in client.models.list()] == ["tiny"]
+
+
+def test_adapters_come_and_go_as_sagemaker_asks(run: Running, tmp_path: Path) -> None:
+    folder = adapters.write(Adapter(FAMILY, 1, 2, "q_proj|v_proj"), tmp_path / "one")
+    made = post(run, "/adapters", {"name": "red", "src": folder, "preload": True})
+    assert (made.status_code, made.text) == (200, "Success: LoRA adapter 'red' added successfully.")
+    assert post(run, "/v1/completions", BODY | {"model": "red"}).status_code == 200
+    missing = post(run, "/adapters", {"name": "blue", "src": str(tmp_path / "none")})
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
+    statuses = [httpx.delete(f"{run.url}/adapters/red", headers=AUTH, trust_env=False).status_code for _ in range(2)]
+    assert statuses == [200, 404]
+    assert post(run, "/v1/completions", BODY | {"model": "red"}).status_code == 404
 
 
 def test_adapters_that_change_at_the_same_time_or_while_the_engine_sleeps(run: Running, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from beheld.core.errors import PromptTooLongError
 
+# What is done about a prompt that is too long. Clients look for these words.
+REDUCE = "Please reduce the length of the input prompt."
 # Characters that every version of Unicode classifies as letters.
 _LETTER = (
     "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u0410-\u044f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
@@ -119,7 +121,7 @@ class ChunkedTokenizer:
 
 def too_long(most: int, longer: str = "") -> PromptTooLongError:
     """Return the error for a text whose tokens were not counted to the end; `longer` is what the operator can do."""
-    return PromptTooLongError(f"The prompt has more than {most} tokens, the limit.", "Shorten it.", or_engine=longer)
+    return PromptTooLongError(f"The prompt has more than {most} tokens, the limit.", REDUCE, or_engine=longer)
 
 
 def _first(cut: re.Pattern[str], text: str, start: int) -> int | None:

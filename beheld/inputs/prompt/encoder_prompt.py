@@ -9,6 +9,7 @@ from beheld.core.config import ModelInfo
 from beheld.core.errors import PromptError, PromptTooLongError
 from beheld.core.media import MediaItem, MediaSpan
 from beheld.inputs.media.digest import Digest, salted
+from beheld.inputs.prompt.chunked_tokenize import REDUCE
 
 
 def fold(
@@ -31,7 +32,7 @@ def fold(
     if count == 0:
         raise PromptError("The prompt is empty.", "Send at least one token.")
     if count > most:
-        raise PromptTooLongError(f"The prompt has {count} tokens; the encoder reads at most {most}.", "Shorten it.")
+        raise PromptTooLongError(f"The prompt has {count} tokens; the encoder reads at most {most}.", REDUCE)
     places = [(span.start, span.item.digest) for span in spans]
     digest = salted(Digest("encoder prompt").add(array("q", token_ids).tobytes()).add(places).done(), salt)
     item = MediaItem(

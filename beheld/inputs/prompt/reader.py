@@ -534,10 +534,20 @@ class PromptReader:
     def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
         """Return how many tokens of a prompt are kept; None for all. -1 keeps as many as leave room for the answer."""
         keep = params.truncate_prompt_tokens
+        if keep is not None and keep > self._config.max_model_len and not self._in_parts():
+            raise ParamsError(
+                "truncate_prompt_tokens value is greater than max_model_len.",
+                "Please request a smaller truncation size.",
+                param="truncate_prompt_tokens",
+            )
         if keep != -1:
             return keep
         answer = (params.max_tokens or 1) if isinstance(params, SamplingParams) else 0
         return max(1, self._config.max_model_len - answer)
+
+    def _in_parts(self) -> bool:
+        """Return whether texts longer than the model reads are read in parts."""
+        return self._info.pooler is not None and self._info.pooler.longest is not None
 
     def _truncated(
         self,

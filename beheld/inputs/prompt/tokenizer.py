@@ -18,7 +18,7 @@ from beheld.core.config import EngineArgs, ModelInfo
 from beheld.core.errors import ModelError, PromptError, PromptTooLongError, first_line
 from beheld.families import registry
 from beheld.families.inputs import FamilyInputs, ItemPlace
-from beheld.inputs.prompt.chunked_tokenize import ChunkedTokenizer
+from beheld.inputs.prompt.chunked_tokenize import REDUCE, ChunkedTokenizer
 from beheld.inputs.prompt.special_tokens import ControlTokens, PlainEncoder, StandIns, private_letters
 from beheld.utils.gil import out_of_turn
 
@@ -118,7 +118,7 @@ class PromptTokenizer:
     def _require(self) -> Any:
         if self.inner is None:
             raise PromptError(
-                "Text prompts are not available: the engine runs without a tokenizer (skip_tokenizer_init).",
+                "Text prompts are not available: the engine runs without a tokenizer (`skip_tokenizer_init=True`).",
                 "Send the prompt as token ids.",
                 or_engine="start without skip_tokenizer_init",
             )
@@ -353,7 +353,7 @@ class PromptTokenizer:
             raise PromptTooLongError(
                 f"This model's maximum context length is {max_tokens} tokens; the prompt has {count} characters, more "
                 "than so many tokens can spell.",
-                "Shorten it.",
+                REDUCE,
                 or_engine=self.longer,
             )
 

@@ -76,9 +76,12 @@ def _task(params: PoolingParams, info: PoolerInfo) -> str:
     task = params.task or info.usual
     if task not in info.tasks:
         instead = " or ".join(f"{_CALLS[known]} (task {known!r})" for known in info.tasks)
-        gives = "scores of classes" if info.scores else "vectors"
+        kind, gives = "Embedding" if "embed" in task else "Classification", "scores" if info.scores else "vectors"
         raise ParamsError(
-            f"This model gives {gives}, and the task {task!r} is not one of its tasks.", f"Use {instead}.", param="task"
+            # Clients of vLLM look for the words before the colons.
+            f"Unsupported task: {task!r}. {kind} API is not supported by this model: it gives {gives}.",
+            f"Use {instead}.",
+            param="task",
         )
     return task
 

@@ -10,13 +10,15 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import peer_parsers
 import pytest
-from peer_runners import attribute, example_prompts, hf_runner, vllm_runner
+from peer_runners import attribute, caplog_vllm, example_prompts, hf_runner, vllm_runner
 
 from beheld.compat import finder
+from beheld.compat.names import MODULES
 
 # The tests are of parsers, and no server runs.
 _PARSERS = bool(os.environ.get("PEER_PARSERS"))
@@ -24,6 +26,8 @@ _PARSERS = bool(os.environ.get("PEER_PARSERS"))
 # Errors of tests that reach into vLLM: attributes of its classes, of mocks of them, and fixtures of its own tests.
 _INSIDE = re.compile(
     r"'vllm\.[\w.]*' object has no attribute|__new__\(vllm\.|Mock object has no attribute|fixture '\w+' not found"
+    r"|property 'engine_core' of '\w+' object has no setter"
+    r"|has no attribute '(?:update_from_tokenizer|configure_logprobs|output_processor)'"
     r"|AttributeError: __get__|SamplingParams\.verify\(\) takes|find_spec at \w+>\('gpt_oss'\)"
 )
 # File -> test -> (result, line).
@@ -63,6 +67,8 @@ class _Stub(types.ModuleType):
             raise AttributeError(name)
         if name == "get_tokenizer":
             return lambda tokenizer_name="", **_: _tokenizer(tokenizer_name)
+        if f"{self.__name__}.{name}" in MODULES:
+            return import_module(f"{self.__name__}.{name}")
         found = (peer_parsers.attribute if _PARSERS else attribute)(self.__name__, name)
         return found if found is not None else _absent(f"{self.__name__}.{name}")
 
@@ -87,10 +93,6 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """An empty one; of a module that beheld has, its names."""
-        from importlib import import_module
-
-        from beheld.compat.names import MODULES
-
         made = _Stub(spec.name)
         for name, place in MODULES.get(spec.name, {}).items():
             module, _, attribute = place.partition(":")
@@ -106,6 +108,7 @@ class _Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 sys.meta_path.insert(0, _Stubs())
 assert finder
+assert caplog_vllm
 assert example_prompts
 assert hf_runner
 assert vllm_runner

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,17 @@ class Answer(BaseModel):
         return [cls.model_validate(each) for each in given] if isinstance(given, list) else given
 
 
+class BatchRequestOutput(BaseModel):
+    """A line of a batch's output, with all of its fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    custom_id: str
+    response: dict[str, Any] | None
+    error: Any | None
+
+
 @dataclass
 class EmbedModelInfo:
     """A model that a test names."""
@@ -191,6 +203,34 @@ class MediaWithBytes:
     """vLLM's pair of an image and its file; our images come alone."""
 
 
+def async_tensor_h2d(values: Any, dtype: Any, device: Any, **_: Any) -> torch.Tensor:
+    """A tensor of these values on the device."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
+def make_tensor_with_pad(rows: Sequence[Sequence[Any]], pad: Any, dtype: Any, **_: Any) -> torch.Tensor:
+    """A matrix of rows that are filled up to the longest."""
+    longest = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=dtype)
+
+
+@contextmanager
+def set_default_torch_num_threads(count: int) -> Iterator[None]:
+    """So many threads of torch until the end of the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """vLLM's fixture of that name."""
+    return caplog
+
+
 @pytest.fixture
 def example_prompts() -> list[str]:
     """vLLM's fixture of that name."""
@@ -219,8 +259,17 @@ def attribute(module: str, name: str) -> Any:
 _NAMES: dict[str, Any] = {
     "MiB_bytes": 1 << 20,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
+    "BatchRequestOutput": BatchRequestOutput,
     "MediaWithBytes": MediaWithBytes,
     "VLLMValidationError": UserError,
     "VLLM_S3_BUCKET_URL": PUBLIC,
     "compute_maxsim_score": maxsim,
+    "async_tensor_h2d": async_tensor_h2d,
+    "make_tensor_with_pad": make_tensor_with_pad,
+    "set_default_torch_num_threads": set_default_torch_num_threads,
+    "LOGITSPROCS_GROUP": "vllm.logits_processors",
+    "STR_POOLING_REJECTS_LOGITSPROCS": "Pooling models do not support custom logits processors.",
+    "STR_SPEC_DEC_REJECTS_LOGITSPROCS": (
+        "Custom logits processors are not supported when speculative decoding is enabled."
+    ),
 }

@@ -23,12 +23,24 @@ ROCM_ENV_OVERRIDES: dict[str, str] = {}
 _START_S = 180
 # Which device, and how numbers are stored: the tests run on what there is.
 _LEFT_OUT = {"--dtype": 1, "--gpu-memory-utilization": 1, "--attention-backend": 1, "--enforce-eager": 0}
-# Answers have no times of their own: tests of them fail, and the others run.
-_LEFT_OUT |= {"--enable-per-request-metrics": 0}
 # Tests of calls run without marks in their texts, which are not built.
 _LEFT_OUT |= {"--watermark-config": 1}
+# Routes of token ids are there without it.
+_LEFT_OUT |= {"--enable-scale-out": 0}
 # The family says how it reasons.
 _LEFT_OUT |= {"--reasoning-config": 1}
+
+
+def requires_spawn_multiprocessing() -> bool:
+    """Engines may be forked."""
+    return False
+
+
+def set_random_seed(seed: int) -> None:
+    """Seed the generators of this process."""
+    import torch
+
+    torch.manual_seed(seed)
 
 
 class RemoteOpenAIServer:
@@ -46,7 +58,7 @@ class RemoteOpenAIServer:
         **_: Any,
     ) -> None:
         self.host = "127.0.0.1"
-        words = list(map(str, vllm_serve_args))
+        words = _without(list(map(str, vllm_serve_args)))
         if override_hf_configs is not None:
             words += ["--hf-overrides", json.dumps(override_hf_configs)]
         if "--port" in words:
@@ -54,18 +66,15 @@ class RemoteOpenAIServer:
         else:
             self.port = _free_port()
             words += ["--port", str(self.port)]
+        # As tiny models are compared, exactly: nothing is rounded on the way.
+        words += ["--dtype", "float32"]
         if "--served-model-name" not in words:
             words += ["--served-model-name", model]
         self.show_hidden_metrics = any(word.startswith("--show-hidden-metrics") for word in words)
         self.uds = words[words.index("--uds") + 1] if "--uds" in words else None
+        self.proc: Any = None
         self._log = open(os.environ["PEER_LOG"], "w", encoding="utf-8")  # noqa: SIM115
-        self.proc = subprocess.Popen(
-            [sys.executable, "-m", "beheld.cli.main", "serve", model, *_without(words)],
-            env=os.environ | (env_dict or {}),
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self._start(model, words, env_dict)
         # The runner ends it if this process cannot.
         with open(os.environ["PEER_LOG"] + ".pids", "a", encoding="utf-8") as pids:
             pids.write(f"{self.proc.pid}\n")
@@ -76,6 +85,16 @@ class RemoteOpenAIServer:
                 lines = Path(os.environ["PEER_LOG"]).read_text(encoding="utf-8").strip().splitlines()
                 pytest.fail(f"ABSENT: {lines[-1] if lines else 'the server did not start'}", pytrace=False)
             time.sleep(0.2)
+
+    def _start(self, model: str, words: list[str], env_dict: Any) -> None:
+        """Start the server's process."""
+        self.proc = subprocess.Popen(
+            [sys.executable, "-m", "beheld.cli.main", "serve", model, *words],
+            env=os.environ | (env_dict or {}),
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
 
     def _answers(self) -> bool:
         if self.uds is not None:
@@ -145,6 +164,45 @@ class RemoteOpenAIServer:
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         plain = {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 120}
         return plain | options
+
+
+class _Forked:
+    """A server in a copy of this process, with what subprocess.Popen says of it."""
+
+    def __init__(self, function: Any, words: list[Any], log: int) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                function(*words)
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        """Its status, if it has ended."""
+        try:
+            return None if os.waitpid(self.pid, os.WNOHANG)[0] == 0 else 1
+        except ChildProcessError:
+            return 1
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        while self.poll() is None:
+            time.sleep(0.05)
+
+
+class RemoteOpenAIServerCustom(RemoteOpenAIServer):
+    """A server that a function of the test starts, in a copy of the test's process."""
+
+    def __init__(self, model: str, vllm_serve_args: list[str], function: Any, **options: Any) -> None:
+        self._function = function
+        super().__init__(model, vllm_serve_args, **options)
+
+    def _start(self, model: str, words: list[str], env_dict: Any) -> None:
+        given = [env_dict, model, [*words, "--engine", "thread"]]
+        self.proc = _Forked(self._function, given, self._log.fileno())
 
 
 def _free_port() -> int:
