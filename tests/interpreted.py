@@ -12,9 +12,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,12 +79,32 @@ def run(cases: Path) -> None:
     assert status == b"0", begun.told.read()[-5000:]
 
 
+def _patch_once() -> None:
+    """Let Triton's interpreter put its own functions in place of the language's once for each kernel's function.
+
+    It does so at every launch and at every call within a kernel, which takes longer than what most calls compute. This
+    process interprets all kernels, so nothing is put back.
+    """
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set[Callable[..., Any]]()
+
+    def once(function: Callable[..., Any]) -> Any:
+        if function not in patched:
+            patch(function)
+            patched.add(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = once
+
+
 def _serve(descriptor: int) -> None:
     import hypothesis  # noqa: F401
     import pytest
     import torch  # noqa: F401
     import triton.language  # noqa: F401
 
+    _patch_once()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     while True:

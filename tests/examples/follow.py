@@ -213,7 +213,8 @@ class Walk:
             while time.monotonic() < deadline:
                 assert server.poll() is None, (self._folder / "server.log").read_text(encoding="utf-8")[-4000:]
                 try:
-                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
+                    url = f"http://127.0.0.1:{port}/health"
+                    if httpx.get(url, timeout=5, trust_env=False, verify=False).status_code == 200:
                         break
                 except httpx.HTTPError:
                     pass

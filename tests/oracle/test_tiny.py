@@ -7,6 +7,7 @@ import torch
 
 from tests import tiny
 from tests.conftest import OTHER_NAMES
+from tests.long import LONG
 from tests.oracle import cases, reference
 from tests.oracle.cases import Ask
 
@@ -82,6 +83,20 @@ def test_a_checkpoint_is_made_once() -> None:
     made = (first / "config.json").stat().st_mtime_ns
     assert tiny.checkpoint("llama") == first
     assert (first / "config.json").stat().st_mtime_ns == made
+
+
+@pytest.mark.skipif(LONG, reason="the long form computes all answers")
+def test_an_answer_is_kept_where_no_code_of_ours_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = reference.answer("llama", cases.SHORT)
+    reference._answer.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "_computed", lambda *_: pytest.fail("it is computed again"))
+        assert reference.answer("llama", cases.SHORT) == first
+    assert reference._computed("llama", cases.SHORT) == first
+    places = {reference._place(family, ask) for family in ("llama", "mistral") for ask in (cases.SHORT, cases.LONG)}
+    assert len(places) == 4
+    assert reference._place("bee", cases.ONE) is None
+    assert reference._place("smolvlm", cases.VIDEO_AND_PICTURE) is None
 
 
 @pytest.mark.parametrize("family", tiny.TINY)

@@ -76,6 +76,10 @@ class Reachable:
         """GET."""
         return self._client.get(self.url + path, **options)
 
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request of any method."""
+        return self._client.request(method, self.url + path, **options)
+
     def raw(self, data: bytes, wait_s: float = 5.0) -> bytes:
         """Send bytes, and read until the server closes or stays silent for `wait_s`."""
         with self.connect(wait_s) as link:

@@ -169,7 +169,7 @@ def known_model(running: Running, path: str) -> None:
 def other_methods(running: Running, path: str) -> None:
     """Methods that the route does not have."""
     for method in {"PUT", "DELETE", "GET", "POST"}.difference(methods_of(path)):
-        refused(httpx.request(method, running.url + path, json={}, trust_env=False), 405)
+        refused(running.request(method, path, json={}), 405)
 
 
 def counts(running: Running, path: str) -> None:
@@ -307,7 +307,7 @@ def test_30_uploads_are_refused_before_they_are_read(running: Running, path: str
 def test_86_what_is_right_is_answered(running: Running, path: str) -> None:
     row = ROWS[path]
     method = methods_of(path)[0]
-    answer = httpx.request(method, running.url + path, json=row, timeout=60, trust_env=False)
+    answer = running.request(method, path, json=row)
     if path in POOLED:
         refused(answer, 400, "model")
     else:

@@ -39,14 +39,14 @@ class Lasting:
         """The status of a GET."""
         headers = {"Authorization": f"Bearer {SECRET}"}
         url = f"http://127.0.0.1:{self.port}{path}"
-        return httpx.get(url, headers=headers, timeout=timeout, trust_env=False).status_code
+        return httpx.get(url, headers=headers, timeout=timeout, trust_env=False, verify=False).status_code
 
     def complete(self, **options: Any) -> httpx.Response:
         """A short greedy completion."""
         body = {"prompt": f"x {SECRET}", "max_tokens": 8, "temperature": 0, "ignore_eos": True, **options}
         headers = {"Authorization": f"Bearer {SECRET}"}
         url = f"http://127.0.0.1:{self.port}/v1/completions"
-        return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+        return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False, verify=False)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def lasting() -> Iterator[Lasting]:
             deadline = time.monotonic() + 120
             while time.monotonic() < deadline and process.poll() is None:
                 try:
-                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
+                    url = f"http://127.0.0.1:{port}/health"
+                    if httpx.get(url, timeout=5, trust_env=False, verify=False).status_code == 200:
                         break
                 except httpx.TransportError:
                     time.sleep(0.1)

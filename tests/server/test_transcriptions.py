@@ -211,9 +211,7 @@ def test_beams_find_the_likeliest_words(writing: Running, client: openai.OpenAI)
 def post(writing: Running, fields: Any = None, data: bytes = SHORT, **options: Any) -> httpx.Response:
     """POST a form."""
     headers = {"Authorization": "Bearer key"}
-    return httpx.post(
-        writing.url + PATH, data=fields or {}, files={"file": file(data)}, headers=headers, trust_env=False, **options
-    )
+    return writing.request("POST", PATH, data=fields or {}, files={"file": file(data)}, headers=headers, **options)
 
 
 def test_what_is_refused(writing: Running, client: openai.OpenAI) -> None:
