@@ -144,6 +144,7 @@ CASES: dict[int, str] = {
     133: "one of several processes that speak HTTP hangs",
     134: "no descriptors or no memory for messages between processes",
     135: "hostile clients of requests that one process that speaks HTTP passes on to another",
+    136: "tools, schemas, metadata and content parts in hundreds of thousands of values, and answers that repeat them",
     138: "forms whose content nearly holds their boundary",
 }
 
