@@ -42,7 +42,7 @@ from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
-from beheld.server.chat import EFFORT, ChunkHead
+from beheld.server.chat import EFFORT, ChatPlan, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
@@ -690,7 +690,7 @@ class Service:
         request.state.names = field_names_of(body)
         return self._completed(body)
 
-    async def _planned(self, request: Request, body: ChatRequest) -> list[chat.ChatPlan]:
+    async def _planned(self, request: Request, body: ChatRequest) -> list[ChatPlan]:
         """What the engine is asked; taken out for the chunks, so that media go as soon as they are prepared."""
         return [await self._reader.work(request.state.held, chat.plan, self.llm, body, self.options, self._forms)]
 
