@@ -29,8 +29,10 @@ import http.client
 import io
 import json
 import os
+import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -59,12 +61,14 @@ class Attack:
         origin: what that origin answers to every request, as often as its client reads.
         body_mib: what the bodies in work have at most.
         warm: a harmless request that starts the processes of the attack's kind of work, which count once.
+        leaves: its clients send a part, or all, and reset the connection within some milliseconds.
     """
 
     payloads: Callable[[int], list[bytes]]
     origin: tuple[bytes, bytes] = (b"", b"")
     body_mib: int = 0
     warm: Callable[[], bytes] | None = None
+    leaves: bool = False
 
 
 def post(path: str, body: Any, *, key: bool = True) -> bytes:
@@ -167,6 +171,29 @@ def many_frames(width: int, height: int, count: int) -> bytes:
     return file.getvalue()
 
 
+def _form() -> bytes:
+    """A form whose file nearly holds its boundary, again and again."""
+    boundary = b"a" * 69 + b"b"
+    body = b'--%b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' % boundary
+    body += (b"\r\n--" + b"a" * 69) * (_LARGE // 73) + b"\r\n--%b--" % boundary
+    head = _head("/v1/audio/transcriptions", f"Content-Length: {len(body)}")
+    kind = b"multipart/form-data; boundary=" + boundary
+    return head.replace(b"application/json", kind) + body
+
+
+def _tools(choice: str) -> bytes:
+    """Functions whose schemas have half a million values together."""
+    values = {"type": "object", "properties": {"a": {"enum": [0] * 4000}}}
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": values}} for n in range(128)]
+    return _said("a", tools=tools, tool_choice=choice)
+
+
+def _formed() -> bytes:
+    """A schema of half a million values."""
+    schema = {"enum": [0] * 500_000}
+    return _said("a", response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}})
+
+
 _LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 ATTACKS: dict[str, Attack] = {
@@ -244,6 +271,47 @@ ATTACKS: dict[str, Attack] = {
         lambda port: [post(CHAT, {"messages": [{"role": "user", "content": "a"}] * 900, "max_tokens": 1})] * 64,
         body_mib=4,
     ),
+    "many_parts": Attack(
+        lambda port: (
+            [
+                post(
+                    CHAT,
+                    {
+                        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2000}] * 12,
+                        "max_tokens": 1,
+                    },
+                )
+            ]
+            * 16
+        ),
+        body_mib=32,
+    ),
+    "tools_of_many_values": Attack(lambda port: [_tools("none"), _tools("required")] * 4, body_mib=16),
+    "schema_of_many_values": Attack(lambda port: [_formed()] * 8, body_mib=8),
+    # What a response repeats of its request.
+    "echoed_metadata": Attack(
+        lambda port: (
+            [post("/v1/responses", {"input": "a", "max_output_tokens": 1, "metadata": {"a": "x" * (8 * _MIB)}})] * 4
+            + [
+                post(
+                    "/v1/responses",
+                    {
+                        "input": "a",
+                        "max_output_tokens": 1,
+                        "stream": True,
+                        "metadata": {f"k{n}": "1" for n in range(40_000)},
+                    },
+                )
+            ]
+            * 4
+        ),
+        body_mib=48,
+    ),
+    "form_of_near_boundaries": Attack(lambda port: [_form()] * 2, body_mib=128),
+    "long_messages": Attack(lambda port: [_said("x y" * (_LARGE // 3))] * 4, body_mib=256),
+    "requests_cut_off": Attack(
+        lambda port: [_said("a"), post("/v1/responses", {"input": "a", "max_output_tokens": 20})] * 12, leaves=True
+    ),
     "looping_templates": Attack(
         lambda port: [_said("a", chat_template=_LOOPS)] * 4,
         warm=lambda: _said("a", chat_template="{{ messages[0].content }}"),
@@ -284,6 +352,18 @@ def origin(first: bytes, again: bytes, nice: int = 0) -> Iterator[int]:
         finally:
             stop.set()
             listener.shutdown(socket.SHUT_RDWR)
+
+
+def leaving(port: int, payload: bytes, stop: threading.Event, statuses: dict[str, int], nice: int) -> None:
+    """Send some of it, reset the connection, and again."""
+    _lower(nice)
+    own = random.Random(threading.get_native_id())
+    while not stop.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 60) as link:
+            link.sendall(payload if own.random() < 0.5 else payload[: own.randrange(len(payload))])
+            stop.wait(own.random() / 20)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            statuses["left"] = statuses.get("left", 0) + 1
 
 
 def attacking(port: int, payload: bytes, stop: threading.Event, statuses: dict[str, int], nice: int) -> None:
@@ -400,7 +480,11 @@ def _outcome(
     try:
         with contextlib.ExitStack() as origins:
             ports = [origins.enter_context(origin(*attack.origin, given.nice)) for attack in attacks]
-            payloads = [each for attack, at in zip(attacks, ports, strict=True) for each in attack.payloads(at)]
+            payloads = [
+                (leaving if attack.leaves else attacking, each)
+                for attack, at in zip(attacks, ports, strict=True)
+                for each in attack.payloads(at)
+            ]
             _ready(port, [talk() for talk in (_hello, *(attack.warm for attack in attacks)) if talk is not None])
             with watched(port, process.pid) as idle:
                 time.sleep(given.seconds)
@@ -409,7 +493,7 @@ def _outcome(
             with watched(port, process.pid) as report:
                 time.sleep(1.0)
                 each = (stop, statuses, given.nice)
-                threads = [threading.Thread(target=attacking, args=(port, one, *each)) for one in payloads]
+                threads = [threading.Thread(target=how, args=(port, one, *each)) for how, one in payloads]
                 for thread in threads:
                     thread.start()
                 time.sleep(given.seconds)

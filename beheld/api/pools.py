@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -25,6 +26,8 @@ _LONG_THREADS = 2
 _SLOW_THREADS = 2
 # Conversations with more values are slow: rendering this number takes some 5 ms, all of it in the interpreter.
 _SLOW_VALUES = 1024
+# The event loop counts no more values, whatever a conversation holds.
+_MOST_COUNTED = 16 * _SLOW_VALUES
 # Requests whose media are opened and processed at a time, and of these, those of one client. They wait for workers
 # (sandbox/client_turns.py); further threads only read prompts.
 _MEDIA_TURNS, _MEDIA_TURNS_PER_CLIENT, _MEDIA_READERS = 24, 16, 4
@@ -70,7 +73,7 @@ class Pools:
         if isinstance(prompt, Chat):
             if any(map(_holds_media, prompt.messages)):
                 return self.media
-            num_letters, num_values = _size(prompt)
+            num_letters, num_values = _size(prompt, SHORT_TEXT, _MOST_COUNTED)
         elif isinstance(prompt, Pair):
             num_letters = len(prompt.first) + len(prompt.second)
         else:
@@ -97,7 +100,7 @@ class Pools:
         if isinstance(prompt, Chat) and isinstance(prompt.chat_template, ForeignTemplate):
             return self.template
         pool = self.of(prompt, params) if pool is None else pool
-        if pool in (self.media, self.grammar) and isinstance(prompt, Chat) and _size(prompt)[1] > _SLOW_VALUES:
+        if pool in (self.media, self.grammar) and isinstance(prompt, Chat) and _has_many_values(prompt):
             return self.slow
         return pool
 
@@ -134,11 +137,16 @@ def names_remote(prompt: PromptType | Chat | Pair) -> bool:
     return any(is_remote(one) for own in media.values() for one in (own if isinstance(own, list | tuple) else (own,)))
 
 
-def _size(chat: Chat) -> tuple[int, int]:
-    """Number of characters of all texts of a conversation and its tools, and number of all values."""
+def _has_many_values(chat: Chat) -> bool:
+    return _size(chat, math.inf, _SLOW_VALUES)[1] > _SLOW_VALUES
+
+
+def _size(chat: Chat, most_letters: float, most_values: int) -> tuple[int, int]:
+    """Number of characters of all texts of a conversation and its tools, and number of all values, counted until one of
+    them is more than the most."""
     num_letters = num_values = 0
     left: list[Any] = [chat.messages, chat.tools, chat.template_kwargs, chat.chat_template]
-    while left:
+    while left and num_letters <= most_letters and num_values <= most_values:
         value = left.pop()
         num_values += 1
         if isinstance(value, str):

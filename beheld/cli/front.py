@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from beheld.core.errors import BeheldError
 from beheld.engine.codec import codec_with
 from beheld.engine.messages import Decisions, Failed
 from beheld.engine.shared_engine import RelayedEngine, link_to_main
-from beheld.server.listen import Listener
 from beheld.server.neighbours import Neighbours
 from beheld.server.options import ServerOptions
 from beheld.utils.allocator import share_arenas
@@ -96,7 +96,7 @@ def main(descriptor: int, listener: int, table: int) -> None:
         llm = AsyncLLM(engine=remote, **vars(start.args))
     try:
         set_aside()
-        accepting = Listener(fileno=listener)
+        accepting = socket.socket(fileno=listener)
         accepting.set_inheritable(False)
         run(llm, options, accepting, start.neighbours)
     finally:

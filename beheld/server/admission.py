@@ -56,6 +56,11 @@ class Places:
             return True
         return self.has_few(client, count) and taken + count <= self.most + self._more
 
+    def bears(self, client: str, count: int) -> bool:
+        """Return whether a client may take so many more in one piece: as `free`, or if it has few before, unless twice
+        the places are taken."""
+        return self.free(client, count) or (self.has_few(client) and self.all_taken <= 2 * self.most)
+
     def flooded(self, client: str) -> bool:
         """Return whether twice the places are taken, and a client has more than few of them."""
         return self.all_taken > 2 * self.most and not self.has_few(client)
@@ -90,6 +95,7 @@ class AdmissionControl:
 
     Attributes:
         connections: the places of connections; the protocol takes them.
+        buffers: bytes that connections keep, because they are not parsed yet or the client does not read them.
         draining: the server is about to end.
         cut: the server ends now and cancels running requests.
     """
@@ -106,6 +112,7 @@ class AdmissionControl:
         self._held = 0
         self._held_by: Counter[str] = Counter()
         self.connections = Places(options.max_connections)
+        self.buffers = Places(max(1, options.max_reading_bytes // 2 // num_fronts))
         self.draining = False
         self.cut = False
         self._tasks: set[asyncio.Task[object]] = set()
@@ -254,6 +261,7 @@ class Hold:
         client: whose body it is.
         size: its bytes.
         counted: the bytes that count.
+        slow: whether it is checked in threads, because it is large or holds many objects.
     """
 
     def __init__(self, admission: AdmissionControl, client: str = "") -> None:
@@ -261,6 +269,7 @@ class Hold:
         self.client = client
         self.size = 0
         self.counted = 0
+        self.slow = False
 
     def __enter__(self) -> Hold:
         return self

@@ -44,7 +44,7 @@ from beheld.server.access_log import GONE, AccessLog, AccessLogMiddleware
 from beheld.server.adapters import Adapters
 from beheld.server.admission import AdmissionControl, Hold
 from beheld.server.answer import AnswerForm, AnswerSender, shown, warned
-from beheld.server.chat import EFFORT, ChunkHead
+from beheld.server.chat import EFFORT, ChatPlan, ChunkHead
 from beheld.server.clients import Clients
 from beheld.server.custom_tools import not_held
 from beheld.server.errors import HttpError, http_error
@@ -307,12 +307,13 @@ class Service:
         head = self._head(request, "chatcmpl", body.model)
 
         def chunks() -> AsyncGenerator[Chunk, None]:
-            made = chat.chunks(self.llm, body, self.options, head, salt, self._forms)
+            made = chat.chunks(self.llm, body, plans.pop(), head, salt, self._forms)
             return warned(made, request.state.notes)
 
         self._note_effort(body, request)
         self._note_grammars(body, request)
         self._note_priority(body, request)
+        plans = await self._planned(request, body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
         columns, head = self._counted(body, head)
@@ -401,8 +402,10 @@ class Service:
         head = replace(self._head(request, "msg", ask.body.model), begun=prompted.begun)
         salt = self._salt(request, ask.body.cache_salt)
 
+        plans = await self._planned(request, ask.body)
+
         def events() -> AsyncGenerator[Chunk, None]:
-            chunks = chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms)
+            chunks = chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms)
             return messages.events(chunks, ask, head, prompted, notes)
 
         form, owner = AnswerForm(messages.fold), self._owner(request)
@@ -451,7 +454,8 @@ class Service:
         self._check_model(ask.body.model)
         self._note_effort(ask.body, request, "output_config.effort")
         with self.admission.admitted(client=request.state.held.client):
-            options = chat.tokenize_options(ask.body, self.options, self.llm.chat_template)
+            own, held = self.llm.chat_template, request.state.held
+            options = await self._reader.work(held, chat.tokenize_options, ask.body, self.options, own)
             ids = await self.llm.chat_token_ids(client=request.state.held.client, **options)
         return JSONResponse({"input_tokens": len(ids)})
 
@@ -476,10 +480,12 @@ class Service:
         head = self._head(request, "resp", ask.body.model)
         salt = self._salt(request, ask.body.cache_salt)
 
-        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner)
+        turns = self._answers.turns if request.state.held.slow else None
+        made_events = response_events.ResponseEvents(ask, head, notes, self._store, owner, turns)
+        plans = await self._planned(request, ask.body)
 
         def events() -> AsyncGenerator[Chunk, None]:
-            return made_events.events(chat.chunks(self.llm, ask.body, self.options, head, salt, self._forms))
+            return made_events.events(chat.chunks(self.llm, ask.body, plans.pop(), head, salt, self._forms))
 
         form = AnswerForm(response_events.fold)
         if ask.given.background:
@@ -644,7 +650,8 @@ class Service:
                 )
             else:
                 self._note_effort(body, request)
-                asked = chat.tokenize_options(body, self.options, self.llm.chat_template)
+                own, held = self.llm.chat_template, request.state.held
+                asked = await self._reader.work(held, chat.tokenize_options, body, self.options, own)
                 ids = await self.llm.chat_token_ids(client=request.state.held.client, **asked)
         # As the vocabulary writes them, which is not always text.
         strings = self.llm.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
@@ -723,6 +730,10 @@ class Service:
             body = await self._reader.read(request, kind, request.state.held, request.state.notes, lambda body: body)
         request.state.names = field_names_of(body)
         return self._completed(body)
+
+    async def _planned(self, request: Request, body: ChatRequest) -> list[ChatPlan]:
+        """What the engine is asked; taken out for the chunks, so that media go as soon as they are prepared."""
+        return [await self._reader.work(request.state.held, chat.plan, self.llm, body, self.options, self._forms)]
 
     def _completed(self, body: B) -> B:
         """The body with the operator's values where the request says nothing."""

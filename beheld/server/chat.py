@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from beheld.api.async_llm import AsyncLLM, Chat, Pieces
+from beheld.core.beams import BeamSearchParams
 from beheld.core.errors import ParamsError
 from beheld.core.media import AUDIO_IN_VIDEO
 from beheld.core.outputs import CompletionOutput, PoolingRequestOutput, PromptEntries, RequestOutput
@@ -95,17 +96,36 @@ def ends_reasoning(llm: AsyncLLM, marks: ReasoningMarks | None) -> bool:
     return all(len(llm.tokenizer(text, add_special_tokens=False)["input_ids"]) == 1 for text in texts)
 
 
-def chunks(
-    llm: AsyncLLM, body: ChatRequest, options: ServerOptions, head: ChunkHead, salt: str | None, forms: AnswerMarks
-) -> AsyncGenerator[Chunk, None]:
-    """The response to a chat request, in chunks; the last one has the usage.
+@dataclass(frozen=True)
+class ChatPlan:
+    """What the engine is asked for a chat request.
+
+    Attributes:
+        messages: the conversation as the input pipeline takes it. Its media may be large.
+        shown: further fields of the conversation.
+        params: how the answer is sampled.
+        beams: the search in place of that, if there is one.
+        tools: how it uses tools.
+        begun: the text that the answer begins with.
+        tells_times: whether the answer's times are told.
+    """
+
+    messages: list[dict[str, Any]]
+    shown: dict[str, Any]
+    params: SamplingParams
+    beams: BeamSearchParams | None
+    tools: ToolUse
+    begun: str
+    tells_times: bool
+
+
+def plan(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: AnswerMarks) -> ChatPlan:
+    """What the engine is asked for a request, whose messages are taken out. It may take long, and runs in any thread.
 
     Args:
         llm: the engine.
         body: the request.
         options: the server's options.
-        head: the common part of the chunks.
-        salt: separates this client's prefix cache from others'.
         forms: how the model writes tool calls and reasoning.
 
     Raises:
@@ -132,38 +152,47 @@ def chunks(
         if shows_marks or (marks is not None and marks.channels is not None)
         else body.skip_special_tokens,
     )
+    messages = _turned(body.messages, options)
+    read_as(messages, body.media_io_kwargs, options)
+    begun = _last_words(messages[-1]) if body.echo else ""
+    shown = template_of(body, options) | {"template_kwargs": variables_of(body, llm.chat_template)}
+    # Of several answers none has times of its own.
+    tells_times = options.tells_times and (body.n or 1) == 1
+    return ChatPlan(messages, shown | {"tools": tools.shown}, params, beams, tools, begun, tells_times)
 
-    def prepared() -> None:
-        # Media in the messages may be large, and the answer may take long.
-        body.messages.clear()
-        head.used()
+
+def chunks(
+    llm: AsyncLLM, body: ChatRequest, plan: ChatPlan, head: ChunkHead, salt: str | None, forms: AnswerMarks
+) -> AsyncGenerator[Chunk, None]:
+    """The response to a chat request, in chunks; the last one has the usage.
+
+    Args:
+        llm: the engine.
+        body: the request.
+        plan: what the engine is asked for it; nothing else may hold its messages.
+        head: the common part of the chunks.
+        salt: separates this client's prefix cache from others'.
+        forms: how the model writes tool calls and reasoning.
+    """
+    marks, messages, params, tools, begun = forms.reasoning, plan.messages, plan.params, plan.tools, plan.begun
 
     async def count(text: str) -> int:
         return len(await llm.token_ids(text, add_special_tokens=False)) if text else 0
 
-    messages = [message_of(message, number, options) for number, message in enumerate(body.messages)]
-    read_as(messages, body.media_io_kwargs, options)
-    begun = _last_words(messages[-1]) if body.echo else ""
-    # Of several answers none has times of its own.
-    tells_times = options.tells_times and (body.n or 1) == 1
     asked: dict[str, Any] = {
         "lora_request": head.lora,
         "priority": body.priority or 0,
         "client": head.client,
-        "prepared": prepared,
+        "prepared": head.used,
     }
-    shown: dict[str, Any] = template_of(body, options) | {
-        "template_kwargs": variables_of(body, llm.chat_template),
-        "cache_salt": salt,
-        "tools": tools.shown,
-        "reasoning": None if marks is None else _reasoning_before(params, marks),
-    }
-    if beams is not None:
+    reasoning = None if marks is None else _reasoning_before(params, marks)
+    shown = plan.shown | {"cache_salt": salt, "reasoning": reasoning}
+    if plan.beams is not None:
         # The end of the reasoning must be in the text, also where it is a special token.
         skips = params.skip_special_tokens and not (marks is not None and marks.tokens)
         asked |= {"logprobs": params.logprobs, "skip_special_tokens": skips}
-        outputs = llm.beam_search(Chat(messages, **shown), beams, head.id, **asked)
-        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells_times)
+        outputs = llm.beam_search(Chat(messages, **shown), plan.beams, head.id, **asked)
+        return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times)
     outputs = llm.chat(
         messages,
         params,
@@ -176,7 +205,7 @@ def chunks(
         **asked,
         **shown,
     )
-    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=tells_times)
+    return _chunks(outputs, body, head, tools, marks, begun, count, tells_times=plan.tells_times)
 
 
 def _last_words(message: dict[str, Any]) -> str:
@@ -299,6 +328,19 @@ def check_processor_options(given: dict[str, Any] | None, options: ServerOptions
         )
 
 
+def _turned(given: list[Message], options: ServerOptions) -> list[dict[str, Any]]:
+    """The messages as the input pipeline takes them, of which the list then has none.
+
+    They go one by one: to free tens of thousands of parts in one step keeps the interpreter for 40 ms.
+    """
+    left = given[::-1]
+    given.clear()
+    made: list[dict[str, Any]] = []
+    while left:
+        made.append(message_of(left.pop(), len(made), options))
+    return made
+
+
 def message_of(message: Message | ScoredContent, number: int, options: ServerOptions) -> dict[str, Any]:
     """The message as the input pipeline takes it; `number` counts from 0."""
     # Templates read the content of every message, even of one with only tool calls.
@@ -401,7 +443,7 @@ def tokenize_options(body: TokenizeRequest | ChatRequest, options: ServerOptions
     if isinstance(body, ChatRequest):
         body = allowed_only(body)
     shows_tools = body.tools and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
-    messages = [message_of(message, number, options) for number, message in enumerate(body.messages or ())]
+    messages = _turned(body.messages or [], options)
     read_as(messages, body.media_io_kwargs if isinstance(body, ChatRequest) else None, options)
     return {
         "messages": messages,

@@ -17,6 +17,7 @@ from beheld.server.access_log import NO_ROUTE, AccessLog
 from beheld.server.admission import Places
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import OPEN_PATHS
+from beheld.server.parse_turns import ParseTurns
 from beheld.server.write_coalescing import CoalescingTransport
 from beheld.utils.loop_share import LoopShare
 
@@ -185,7 +186,9 @@ class DeadlineProtocol(H11Protocol):
 
     Attributes:
         turns: shared by all connections of a server.
+        parse_turns: likewise; when the first of what has come may be parsed.
         places: the places of all connections of a server.
+        buffers: the bytes that they keep, parsed too late or read too late by their clients.
         peer_of: returns who has opened a connection, by its address; empty if all are to be one.
         header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
         send_s: seconds that the client may leave sent data unread.
@@ -195,7 +198,9 @@ class DeadlineProtocol(H11Protocol):
 
     request_log: AccessLog
     turns: LoopShare
+    parse_turns: ParseTurns
     places: Places
+    buffers: Places
     peer_of: Callable[[str], str]
     conn: BoundedConnection
     transport: CoalescingTransport
@@ -214,6 +219,8 @@ class DeadlineProtocol(H11Protocol):
         own = {"private": self.private, "drop_body": self._drop_body, "write_piece": self._write_piece}
         self.app_state = {**self.app_state, **own}
         self._unparsed = bytearray()
+        # Bytes of a request whose headers are not whole, of an answer that is not read, and all that is counted.
+        self._begun = self._unread = self._kept = 0
         self._waiting = False
         self._dropping: asyncio.Event | None = None
         self._came_at = 0.0
@@ -243,20 +250,52 @@ class DeadlineProtocol(H11Protocol):
             self._drop(data)
             return
         self._unset_keepalive_if_required()
-        if self._waiting or self._unparsed or len(data) > max(MAX_HEADER_BYTES, self.conn.remaining):
+        if not self._waiting and not self.parse_turns.take(self._peer, self._parse):
+            self._waiting = True
+            self.transport.hold_reading()
+        if self._waiting:
+            self._unparsed += data
+        elif self._unparsed or len(data) > max(MAX_HEADER_BYTES, self.conn.remaining):
             self._unparsed += data
             self._parse()
         else:
             # The usual case; it needs no copy.
             self.conn.left = _EVENTS
-            self.conn.receive_data(data)
-            self.handle_events()
+            self._give(data)
             if not self.conn.left:
                 self._wait()
+        self._look_at_headers(come=True)
+        if not self._keep():
+            words = "You have sent more than the server can look at now."
+            self._refuse(HttpError(503, words, "Try again.", code="busy", headers={"Retry-After": "1"}))
+
+    def _give(self, piece: bytes) -> None:
+        """Let h11 parse a piece, or keep what is not a whole header."""
+        self._begun += len(piece)
+        self.conn.receive_data(piece)
+        self.handle_events()
+
+    def _look_at_headers(self, *, come: bool) -> None:
+        """Stop the timer for the headers if they are whole; otherwise start it, if something has come."""
         if self.conn.their_state is not h11.IDLE:
+            self._begun = 0
             self._header_timer = _cancelled(self._header_timer)
-        elif self._header_timer is None:
+        elif come and self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
+
+    def _keep(self) -> bool:
+        """Count what this connection keeps; False if there is no room for it."""
+        kept = len(self._unparsed) + self._begun + self._unread
+        if kept == self._kept:
+            return True
+        if kept < self._kept:
+            self.buffers.give(self._peer, self._kept - kept)
+        elif self.buffers.bears(self._peer, kept - self._kept):
+            self.buffers.take(self._peer, kept - self._kept)
+        else:
+            return False
+        self._kept = kept
+        return True
 
     def _parse(self) -> None:
         """Parse for one turn; the rest queues for another."""
@@ -278,8 +317,9 @@ class DeadlineProtocol(H11Protocol):
             size = max(MAX_HEADER_BYTES, self.conn.remaining)
             piece = bytes(self._unparsed[:size])
             del self._unparsed[:size]
-            self.conn.receive_data(piece)
-            self.handle_events()
+            self._give(piece)
+        self._look_at_headers(come=False)
+        self._keep()
         if self.conn.left and not self._unparsed:
             self.transport.release_reading()
         else:
@@ -374,14 +414,19 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer = self.loop.call_later(_PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
-        """The client does not read: start the timer."""
+        """The client does not read: start the timer, unless it leaves too much unread."""
         super().pause_writing()
-        if self._send_timer is None:
+        self._unread = self.transport.get_write_buffer_size()
+        if not self._keep():
+            self.transport.abort()
+        elif self._send_timer is None:
             self._send_timer = self.loop.call_later(self.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The client reads again: stop the timer."""
         super().resume_writing()
+        self._unread = 0
+        self._keep()
         self._send_timer = _cancelled(self._send_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -394,6 +439,8 @@ class DeadlineProtocol(H11Protocol):
             for name in ("drop_body", "write_piece"):
                 self.scope["state"].pop(name, None)
         self._unparsed.clear()
+        self._begun = self._unread = 0
+        self._keep()
         if self._dropping is not None:
             self._dropping.set()
         self._header_timer = _cancelled(self._header_timer)

@@ -11,6 +11,10 @@ MAX_MESSAGES = 4096
 # Limits of one message.
 MAX_PARTS = 4096
 MAX_TOOLS = 128
+# Letters, and values with their keys, of all tools together: templates, answers and grammars write them in single calls
+# of C code.
+MAX_TOOLS_LETTERS = 1 << 20
+MAX_TOOLS_VALUES = 1 << 15
 # The most answers of one request, over n and all prompts.
 MAX_ANSWERS = 64
 # The most texts of one request that pools.
@@ -25,6 +29,9 @@ MAX_ALLOWED_IDS = 1 << 19
 MAX_CHOICES = 1000
 # Adapters that requests may name.
 MAX_ADAPTERS = 1024
+# Entries of a response's metadata, and the letters of each value.
+MAX_METADATA = 128
+MAX_METADATA_LETTERS = 4096
 # Variables of a chat template.
 MAX_VARIABLES = 128
 # Candidates of each answered token that the engine allows by default, and the bytes of a request's candidates that are

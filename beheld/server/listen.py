@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import socket
 from pathlib import Path
-from typing import Any
 
 from beheld.core.errors import ConfigError
 from beheld.server import tls
@@ -17,36 +15,8 @@ from beheld.utils.log import get_logger
 logger = get_logger(__name__)
 
 
-# Connections that may wait to be accepted, as far as the system allows, and those that are accepted in one turn of the
-# event loop.
+# Connections that may wait to be accepted, as far as the system allows.
 _QUEUE = 4096
-ACCEPTED_IN_TURN = 64
-EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-
-
-class Listener(socket.socket):
-    """A listening socket that stops accepting once the process has no descriptors left.
-
-    asyncio listens with the number of connections that it accepts in one go, and then only so many may wait. Without
-    descriptors it would try as often, log each failure, and schedule as many retries.
-    """
-
-    _exhausted = False
-
-    def listen(self, backlog: int = _QUEUE) -> None:
-        """Listen; more may wait than asyncio accepts in one turn."""
-        super().listen(max(backlog, _QUEUE))
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection; after a lack of descriptors, act once as if there were no connection."""
-        if self._exhausted:
-            self._exhausted = False
-            raise BlockingIOError
-        try:
-            return super().accept()
-        except OSError as error:
-            self._exhausted = error.errno in EXHAUSTED
-            raise
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -63,11 +33,11 @@ def listen(options: ServerOptions) -> socket.socket:
     if options.uds is not None:
         return _listen_at_file(Path(options.uds))
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    made = Listener(family, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((options.host, options.port))
-        made.listen()
+        made.listen(_QUEUE)
     except OSError as error:
         made.close()
         raise ConfigError(
@@ -85,13 +55,13 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def _listen_at_file(path: Path) -> socket.socket:
-    made = Listener(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if path.is_socket() and not _answers(path):
             # What an earlier server left.
             path.unlink()
         made.bind(str(path))
-        made.listen()
+        made.listen(_QUEUE)
     except OSError as error:
         made.close()
         raise ConfigError(

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, Effort, FunctionName, Name, Number, Paged, Stop, Variables, Whole
+from beheld.server.schema import (
+    Body,
+    Effort,
+    FunctionName,
+    Name,
+    Number,
+    Paged,
+    Stop,
+    Variables,
+    Whole,
+    bounded_tools,
+)
 
 _CACHED = {"cache_control": "Prefixes are cached by their content, without marks."}
 # What blocks of answers hold that asks for nothing.
@@ -158,6 +169,9 @@ class CustomTool(Body):
     strict: bool | None = None
 
 
+Tools = Annotated[list[CustomTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True), BeforeValidator(bounded_tools)]
+
+
 class Choice(Body):
     """Whether tools are called: as the model decides, any of them, or none."""
 
@@ -219,7 +233,7 @@ class CountRequest(Body):
     model: Name | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=limits.MAX_MESSAGES, fail_fast=True)]
     system: str | Texts | None = None
-    tools: Annotated[list[CustomTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: Annotated[Choice | NamedChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

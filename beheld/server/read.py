@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from mmap import mmap
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -30,6 +30,7 @@ from beheld.utils.pace import Pace, paced
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _THREADS = 2
 _NOT_JSON = HttpError(400, "The body is not valid JSON in UTF-8.", "Send one JSON object, without a byte order mark.")
@@ -84,7 +85,7 @@ class Reader:
         self._admission.check(client=held.client)
         _check_headers(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, held.client, self._parsed, body, choose, notes, made)
+        return await self._in_turn(body, held, self._parsed, body, choose, notes, made)
 
     async def read_form(self, request: Request, kind: type[B], held: Hold, notes: Notes) -> B:
         """The request's body, a form of speech_schema.py, as a `kind`; otherwise as `read`."""
@@ -92,7 +93,11 @@ class Reader:
         boundary = multipart.boundary_of(request.headers.get("content-type", ""))
         _check_encoding(request)
         body = await self._arrived(request, held)
-        return await self._in_turn(body, held.client, _parsed_form, body, boundary, kind, notes)
+        return await self._in_turn(body, held, _parsed_form, body, boundary, kind, notes)
+
+    async def work(self, held: Hold, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """What a function makes of a body that was read: of a slow one in a thread, as it was parsed."""
+        return await self._in_thread(held, function, *arguments) if held.slow else function(*arguments)
 
     async def _arrived(self, request: Request, held: Hold) -> bytearray | mmap:
         """The whole body."""
@@ -107,19 +112,23 @@ class Reader:
                 "Send it faster, or send less.",
             ) from error
 
-    async def _in_turn(self, body: bytearray | mmap, client: str, parse: Callable[..., T], *arguments: Any) -> T:
+    async def _in_turn(self, body: bytearray | mmap, held: Hold, parse: Callable[..., T], *arguments: Any) -> T:
         """Parse a small body here, a larger one or one of many objects in a thread."""
         if len(body) <= limits.QUICK_BYTES or (
             len(body) <= limits.INLINE_BYTES and bytes(body).count(b"{") <= limits.INLINE_OBJECTS
         ):
             if len(body) > limits.QUICK_BYTES:
-                await self._turns.take(client)
+                await self._turns.take(held.client)
             return parse(*arguments)
-        loop = asyncio.get_running_loop()
-        if len(body) > limits.LARGE_BYTES:
-            return await loop.run_in_executor(self._large, _undisturbed, parse, *arguments)
-        async with self._pool_turns.turn(client):
-            return await self._host.run(self._pool, client, _undisturbed, parse, *arguments)
+        held.slow = True
+        return await self._in_thread(held, parse, *arguments)
+
+    async def _in_thread(self, held: Hold, function: Callable[..., T], *arguments: Any) -> T:
+        if held.size > limits.LARGE_BYTES:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._large, _undisturbed, function, *arguments)
+        async with self._pool_turns.turn(held.client):
+            return await self._host.run(self._pool, held.client, _undisturbed, function, *arguments)
 
     def _parsed(
         self, body: bytearray | mmap, choose: Callable[[Any], type[B]], notes: Notes, made: Callable[[B], T]

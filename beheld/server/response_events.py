@@ -22,6 +22,7 @@ from beheld.server.response_requests import (
 )
 from beheld.server.response_store import ResponseStore, Stored
 from beheld.server.stream import Chunk
+from beheld.utils.loop_share import LoopShare
 
 
 class ResponseEvents:
@@ -33,6 +34,7 @@ class ResponseEvents:
         notes: what the request asked for without effect.
         store: keeps the response, if the request does not say otherwise.
         owner: the client, for the store.
+        turns: what the response repeats of a large request is written at its turn; None if the request is small.
     """
 
     def __init__(
@@ -42,14 +44,16 @@ class ResponseEvents:
         notes: Notes,
         store: ResponseStore,
         owner: str,
+        turns: LoopShare | None = None,
     ) -> None:
         self._ask = ask
         self._store = store
         self._background = ask.given.background is True
         self._wanted = ask.given.store is not False
         self._response = _object(ask, head, notes)
-        self._kept = Stored(owner, self._response, tuple(ask.history))
+        self._kept = Stored(owner, self._response, tuple(ask.history), ask.history_bytes)
         self._number = 0
+        self._turns = turns
 
     def queue(self) -> Stored:
         """Keep the response before it begins, for a client that asks for it later.
@@ -87,8 +91,10 @@ class ResponseEvents:
                         self._response["media"] = chunk["media"]
                     if not begun:
                         begun = True
+                        await self._turn()
                         for event in self._begin(chunk):
                             yield event
+                            await self._turn()
                     for choice in chunk["choices"]:
                         for event in items.push(choice["delta"], (choice.get("logprobs") or {}).get("content", ())):
                             yield self._numbered(event)
@@ -100,6 +106,7 @@ class ResponseEvents:
                 self._response["usage"] = _usage(usage)
             for event in items.close(complete=reason not in ("length", "abort")):
                 yield self._numbered(event)
+            await self._turn()
             ended = True
             yield self._end(reason)
         except Exception as error:
@@ -118,12 +125,16 @@ class ResponseEvents:
                 else:
                     self._store.discard(self._response["id"])
 
+    async def _turn(self) -> None:
+        if self._turns is not None:
+            await self._turns.turn()
+
     def _begin(self, chunk: Chunk) -> Iterator[Chunk]:
         self._response["status"] = "in_progress"
         # Now that the media are prepared, the request's body is counted here and nowhere else.
         self._response["store"] = self._wanted and self._keeps() and self._store.put(self._kept)
         if not self._response["store"]:
-            self._kept.history = ()
+            self._kept.history, self._kept.history_bytes = (), 0
             self._ask.history.clear()
         for kind in ("created", "in_progress"):
             yield self._numbered({"type": f"response.{kind}", "response": {**self._response, "output": []}})
@@ -138,7 +149,7 @@ class ResponseEvents:
         if reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if response["store"] and self._store.holds(response["id"]):
-            self._kept.history += _answer(response["output"])
+            self._kept.go_on(_answer(response["output"]))
             response["store"] = self._store.put(self._kept)
         # Before the event is sent, for which a slow client may take its time.
         self._kept.over.set()

@@ -13,6 +13,7 @@ from beheld.server.custom_tools import arguments_of, function_of, held_grammar, 
 from beheld.server.errors import HttpError
 from beheld.server.field_names import FieldNames
 from beheld.server.notes import Notes
+from beheld.server.response_store import size_of
 from beheld.server.schema import (
     Body,
     ChatRequest,
@@ -24,6 +25,7 @@ from beheld.server.schema import (
     StreamOptions,
     Variables,
     Whole,
+    bounded_tools,
     wrong,
 )
 
@@ -257,6 +259,7 @@ def _runnable(given: Any, info: ValidationInfo) -> Any:
     """Leave out searches, which agents offer with every request, and note it; refuse other tools that a server runs."""
     if not isinstance(given, list):
         return given
+    bounded_tools(given)
     kept = []
     for tool in given:
         kind = tool.get("type") if isinstance(tool, dict) else "function"
@@ -332,6 +335,11 @@ def _known(given: list[str]) -> list[str]:
     return given
 
 
+Metadata = Annotated[
+    dict[Name, Annotated[str, Field(max_length=limits.MAX_METADATA_LETTERS)]], Field(max_length=limits.MAX_METADATA)
+]
+
+
 class ResponsesRequest(SamplingFields):
     """POST /v1/responses."""
 
@@ -383,7 +391,7 @@ class ResponsesRequest(SamplingFields):
     reasoning: ReasoningOptions | None = None
     top_logprobs: Whole | None = None
     include: Annotated[list[Name], Field(max_length=64), AfterValidator(_known)] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     chat_template_kwargs: Variables | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME)] | None = None
@@ -402,12 +410,14 @@ class ResponseAsked:
         names: the client's names of its fields.
         history: the conversation without the instructions, as a later request goes on with it; empty if the response is
             not to be stored.
+        history_bytes: its size. A long conversation is measured here, in a thread that reads it.
     """
 
     given: ResponsesRequest
     body: ChatRequest
     names: FieldNames
     history: list[dict[str, Any]]
+    history_bytes: int
 
 
 # Chat's fields of the same name and meaning.
@@ -488,7 +498,8 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
     for each in body.tools or ():
         each.function.hold_to(held.get(each.function.name))
-    return ResponseAsked(kept, body, names, [] if given.store is False else items.messages)
+    history = [] if given.store is False else items.messages
+    return ResponseAsked(kept, body, names, history, size_of(history))
 
 
 def _chosen(choice: str | NamedFunction | AllowedNames | None) -> Any:

@@ -22,6 +22,7 @@ class Stored:
         owner: the client that may use it.
         response: the object as it stands.
         history: the conversation up to its input, and its answer when it is complete; empty if none may continue it.
+        history_bytes: its size.
         num_bytes: what it counts.
         over: set when the response does not change any more.
         task: answers it without its client.
@@ -30,9 +31,15 @@ class Stored:
     owner: str
     response: dict[str, Any]
     history: tuple[dict[str, Any], ...]
+    history_bytes: int
     num_bytes: int = 0
     over: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+
+    def go_on(self, messages: tuple[dict[str, Any], ...]) -> None:
+        """Add messages to the history."""
+        self.history += messages
+        self.history_bytes += size_of(messages)
 
 
 class ResponseStore:
@@ -54,7 +61,7 @@ class ResponseStore:
     def put(self, stored: Stored) -> bool:
         """Keep a response, or count it anew; False if it is too large, and then it is not kept."""
         name = stored.response["id"]
-        size = size_of(stored.response) + size_of(stored.history)
+        size = size_of(stored.response) + stored.history_bytes
         with self._lock:
             self.discard(name)
             if size > self._max:
@@ -125,7 +132,7 @@ class ResponseStore:
     def forget_history(self, stored: Stored) -> None:
         """Let no later request continue a response, and count it again if it is kept."""
         with self._lock:
-            stored.history = ()
+            stored.history, stored.history_bytes = (), 0
             if self.holds(stored.response["id"]):
                 self.put(stored)
 

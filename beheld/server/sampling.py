@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
 from beheld.core.beams import BeamSearchParams
@@ -228,7 +227,7 @@ def structured(form: ResponseFormat | None, asked: Structured | None) -> Structu
             "Send one, or use the type json_object.",
             param="response_format.json_schema",
         )
-    return StructuredOutputs(json=json.dumps(form.json_schema.schema_))
+    return StructuredOutputs(json=form.json_schema.schema_)
 
 
 _FIELDS_OF_FORMATS = {"json_schema": ("json_schema",), "structural_tag": ("structures", "triggers", "format")}

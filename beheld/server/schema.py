@@ -26,6 +26,7 @@ from beheld.core.params import nearest
 from beheld.server import limits
 from beheld.server.custom_tools import arguments_of, function_of, held_grammar, not_held
 from beheld.server.notes import Notes
+from beheld.utils.bounded_json import exceeds
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
@@ -583,6 +584,14 @@ else:
     ]
 
 
+def bounded_tools(given: Any) -> Any:
+    """The tools of a request, unless they are too large together."""
+    if exceeds(given, limits.MAX_TOOLS_LETTERS, limits.MAX_TOOLS_VALUES):
+        words = f"The tools have more than {limits.MAX_TOOLS_LETTERS} letters or {limits.MAX_TOOLS_VALUES} values"
+        raise wrong(words, "Send fewer or smaller ones.")
+    return given
+
+
 class FunctionName(Body):
     """A function by its name."""
 
@@ -849,7 +858,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Variables = Annotated[dict[str, Any], Field(max_length=limits.MAX_VARIABLES), AfterValidator(_variables)]
-Tools = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)]
+Tools = Annotated[list[AnyTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True), BeforeValidator(bounded_tools)]
 Documents = Annotated[list[dict[str, Any]], Field(max_length=limits.MAX_PARTS, fail_fast=True)]
 
 

@@ -16,15 +16,17 @@ from starlette.applications import Starlette
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.server import tls
-from beheld.server.acceptor import Acceptor, ConnectionCounts, connected
+from beheld.server.acceptor import Acceptor, Uncounted, connected
 from beheld.server.admission import Places
 from beheld.server.app import Service
 from beheld.server.health import EarlyHealth
 from beheld.server.http_protocol import DeadlineProtocol
-from beheld.server.listen import ACCEPTED_IN_TURN, address, leave
+from beheld.server.listen import address, leave
 from beheld.server.neighbours import NONE, Neighbours
 from beheld.server.options import ServerOptions
+from beheld.server.parse_turns import ParseTurns
 from beheld.server.root_path import RootPath
+from beheld.server.tls import Secure
 from beheld.utils.gil import quick_turns
 from beheld.utils.log import get_logger
 from beheld.utils.loop_share import LoopShare
@@ -81,6 +83,8 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._counts = service.connection_counts
+        self._peer_of = service.clients.peer_of
+        self._header_s = service.options.header_s
         self._table = service.front_table
         self._watch = service.front_watch
 
@@ -92,15 +96,14 @@ class Server(uvicorn.Server):
             # Reports a broken adapter now, not at its first request.
             await self._llm.add_lora(lora)
         self._health.watch()
-        if self._counts is None:
-            await super().startup(sockets)
-            return
         await super().startup([])
-        self.servers += await self._listen_to_all(sockets or [], self._counts)
+        self.servers += await self._listen_to_all(sockets or [])
 
-    async def _listen_to_all(self, listeners: list[socket.socket], counts: ConnectionCounts) -> list[Any]:
-        """Serve clients together with the other fronts, and these on a private socket, without TLS."""
+    async def _listen_to_all(self, listeners: list[socket.socket]) -> list[Any]:
+        """Serve clients, and other fronts on a private socket, without TLS."""
         loop = asyncio.get_running_loop()
+        tls = self.config.ssl
+        secure = None if tls is None else Secure(tls, self._peer_of, self._header_s)
         own: Any = self.config.http_protocol_class
         kinds = (
             own,
@@ -112,12 +115,13 @@ class Server(uvicorn.Server):
         )
 
         def connect(accepted: socket.socket) -> Coroutine[None, None, None]:
-            return connected(loop, public, accepted, self.config.ssl)
+            return connected(public, accepted, secure)
 
-        return [
-            await loop.create_server(private, sock=self._neighbours.listen(), backlog=_PRIVATE_QUEUE),
-            *(Acceptor(listener, connect, counts) for listener in listeners),
-        ]
+        made: list[Any] = []
+        if self._neighbours.several:
+            made.append(await loop.create_server(private, sock=self._neighbours.listen(), backlog=_PRIVATE_QUEUE))
+        counts = self._counts or Uncounted()
+        return [*made, *(Acceptor(listener, connect, counts, self._peer_of) for listener in listeners)]
 
     async def on_tick(self, counter: int) -> bool:
         """Runs every tenth of a second; ends the server soon after the engine, so that a supervisor can act.
@@ -189,7 +193,9 @@ def make(
         "send_s": options.send_s,
         "request_log": service.access_log,
         "turns": LoopShare(),
+        "parse_turns": ParseTurns(),
         "places": service.admission.connections,
+        "buffers": service.admission.buffers,
         "peer_of": staticmethod(service.clients.peer_of),
     }
     early = EarlyHealth(app, service.engine_health, service.access_log, service.seen)
@@ -200,7 +206,6 @@ def make(
         http=protocol,
         ws="none",
         lifespan="off",
-        backlog=ACCEPTED_IN_TURN,
         log_config=None,
         log_level="critical",
         access_log=False,

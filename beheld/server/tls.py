@@ -1,14 +1,19 @@
-"""TLS of the server's connections, through uvicorn."""
+"""TLS of the server's connections: its settings are uvicorn's, its connections asyncio's."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import ssl
+from asyncio import sslproto
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import create_ssl_context
 
 from beheld.core.errors import ConfigError
+from beheld.server.admission import Places
 from beheld.server.options import ServerOptions
 
 
@@ -58,3 +63,76 @@ def settings(options: ServerOptions) -> dict[str, Any]:
 
 
 _NO_PASSWORD = " "
+
+# Seconds that a client has to take leave.
+_CLOSE_S = 5.0
+
+
+class Secure:
+    """Begins TLS on accepted connections.
+
+    A connection counts among the server's only when its handshake is over. Before, it has one of `most` places, of
+    which a client has a part as of those, and `seconds`.
+
+    Args:
+        context: of the server.
+        peer_of: the name of a client by its address.
+        seconds: of a handshake.
+
+    Attributes:
+        most: handshakes at a time: one takes a millisecond or two of the server's, and the client's time.
+    """
+
+    most = 1024
+
+    def __init__(self, context: ssl.SSLContext, peer_of: Callable[[str], str], seconds: float) -> None:
+        self._context = context
+        self._places = Places(self.most)
+        self._peer_of = peer_of
+        self._seconds = seconds
+
+    async def connect(self, protocol: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
+        """Serve a connection after its handshake.
+
+        Raises:
+            OSError: the client left, took too long, or does not speak TLS.
+        """
+        try:
+            address = accepted.getpeername()
+        except OSError:
+            accepted.close()
+            raise
+        peer = self._peer_of(address[0] if isinstance(address, tuple) else "")
+        if not self._places.free(peer, 1):
+            accepted.close()
+            return
+        self._places.take(peer)
+        try:
+            await self._shake_hands(protocol, accepted)
+        finally:
+            self._places.give(peer)
+
+    async def _shake_hands(self, protocol: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.create_future()
+        made = _Connection(
+            loop,
+            protocol(),
+            self._context,
+            over,
+            server_side=True,
+            ssl_handshake_timeout=self._seconds,  # type: ignore[arg-type]  # asyncio takes any number
+            ssl_shutdown_timeout=_CLOSE_S,
+        )
+        transport, _ = await loop.connect_accepted_socket(lambda: made, accepted)
+        try:
+            await over
+        except BaseException:
+            transport.close()
+            raise
+
+
+class _Connection(sslproto.SSLProtocol):
+    """asyncio's TLS with less memory for each connection: it receives into a buffer that is as large from the start."""
+
+    max_size = 32 << 10

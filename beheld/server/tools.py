@@ -198,7 +198,7 @@ def free_inputs(body: ChatRequest, form: ToolForm | None) -> list[str]:
 
 
 def _json(schema: dict[str, Any]) -> StructuredOutputs:
-    return StructuredOutputs(json=json.dumps(schema))
+    return StructuredOutputs(json=schema)
 
 
 def _parameters(body: ChatRequest, name: str) -> dict[str, Any]:

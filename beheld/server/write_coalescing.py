@@ -41,6 +41,10 @@ class CoalescingTransport(asyncio.Transport):
             self._size = 0
             self._inner.write(data)
 
+    def get_write_buffer_size(self) -> int:
+        """As the inner transport's."""
+        return self._inner.get_write_buffer_size()
+
     def close(self) -> None:
         """Close after sending everything."""
         self._flush()

@@ -16,6 +16,7 @@ from beheld.structured.calls import lark_of, leaves_room
 from beheld.structured.closed import check, closed
 from beheld.structured.marks import Tokens
 from beheld.structured.reasoning import with_reasoning
+from beheld.utils.bounded_json import exceeds
 from beheld.utils.lru import LRU
 
 MAX_TEXT = 128 << 10
@@ -55,6 +56,9 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
         if value is not True:
             raise ParamsError("json_object must be True, or left out.", param="structured_outputs")
         kind, value = "json", {"type": "object"}
+    if exceeds(value, MAX_TEXT, MAX_TEXT):
+        # It has as many characters at least, and is not written.
+        raise _too_long()
     if kind in ("json", "structural_tag") and not isinstance(value, str):
         try:
             value = json.dumps(value)
@@ -69,8 +73,12 @@ def grammar_of(asked: StructuredOutputs, reasoning: ReasoningFormat | None = Non
     if kind == "grammar" and len(value) <= _MAX_GBNF and _GBNF.search(value):
         value = _as_lark(value)
     if len(value) > MAX_TEXT:
-        raise ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
+        raise _too_long()
     return Grammar(kind, value, reasoning)
+
+
+def _too_long() -> ParamsError:
+    return ParamsError(f"The grammar has more than {MAX_TEXT} characters.", param="structured_outputs")
 
 
 def _as_lark(gbnf: str) -> str:

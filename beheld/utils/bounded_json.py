@@ -232,6 +232,28 @@ def too_many_digits(most: int) -> JsonError:
     return JsonError(f"A number has more than {most} digits.", "Send a smaller one.")
 
 
+def exceeds(value: Any, letters: int, values: int) -> bool:
+    """Whether a JSON value has more letters in all of its texts, or more values and keys; stops at the first too many.
+
+    Code in C that goes through a value, such as json.dumps, lets no other thread run before its end.
+    """
+    left = [value]
+    while left:
+        one = left.pop()
+        values -= 1
+        if isinstance(one, str):
+            letters -= len(one)
+        elif isinstance(one, dict | list | tuple):
+            if len(one) > values:
+                return True
+            left += one
+            if isinstance(one, dict):
+                left += one.values()
+        if letters < 0 or values < 0:
+            return True
+    return False
+
+
 def check(value: Any, bounds: JsonBounds) -> None:
     """Refuse what is nested too deeply, and halves of characters.
 

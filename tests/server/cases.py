@@ -144,6 +144,11 @@ CASES: dict[int, str] = {
     133: "one of several processes that speak HTTP hangs",
     134: "no descriptors or no memory for messages between processes",
     135: "hostile clients of requests that one process that speaks HTTP passes on to another",
+    136: "tools, schemas, metadata and content parts in hundreds of thousands of values, and answers that repeat them",
+    137: "handshakes of TLS that do not end",
+    138: "forms whose content nearly holds their boundary",
+    139: "answers that nobody reads, and requests that wait to be parsed, of thousands of connections",
+    140: "many connections at once: opened and cut off by the thousand, or all asking in one moment",
 }
 
 # Cases whose tests were seen to fail after the change that they guard was taken back: case -> what was taken back.

@@ -108,7 +108,11 @@ def fixed_limits() -> str:
         ("JSON: digits of a whole number", f"{limits.JSON.digits}"),
         ("messages, parts of each", f"{limits.MAX_MESSAGES}, {limits.MAX_PARTS}"),
         ("`n`, and the prompts of a request", f"{own.max_answers} in all"),
-        ("tools", f"{own.max_tools}"),
+        (
+            "tools; letters and values of all of them",
+            f"{own.max_tools}; {limits.MAX_TOOLS_LETTERS:,}, {limits.MAX_TOOLS_VALUES:,}",
+        ),
+        ("`metadata` of `/v1/responses`", f"{limits.MAX_METADATA} entries of {limits.MAX_METADATA_LETTERS:,} letters"),
         ("variables of a chat template (`chat_template_kwargs`)", f"{limits.MAX_VARIABLES}"),
         (
             "`stop`, `stop_token_ids`",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from pathlib import Path
 
 import pytest
 
 from beheld.api.front_place import FrontPlace
-from beheld.server.acceptor import Acceptor, ConnectionCounts, CountedPlaces
+from beheld.server import acceptor
+from beheld.server.acceptor import Acceptor, ConnectionCounts, CountedPlaces, Uncounted
 from beheld.server.clients import Clients
 from beheld.server.front_table import FrontTable, make_table
-from beheld.server.listen import Listener
 from beheld.server.options import ServerOptions
 
 
@@ -61,14 +62,14 @@ def test_a_front_knows_whether_others_have_fewer(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def listener() -> Listener:
-    made = Listener(socket.AF_INET, socket.SOCK_STREAM)
+def listener() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.bind(("127.0.0.1", 0))
-    made.listen()
+    made.listen(4096)
     return made
 
 
-def accepted(listener: Listener, tables: list[FrontTable], taken: list[int], number: int) -> list[int]:
+def accepted(listener: socket.socket, tables: list[FrontTable], taken: list[int], number: int) -> list[int]:
     """How many of `number` connections each front accepts; those that have no acceptor are busy."""
     found = [0] * len(taken)
     counts = [ConnectionCounts(table) for table in tables]
@@ -95,8 +96,8 @@ def accepted(listener: Listener, tables: list[FrontTable], taken: list[int], num
         while sum(found) < number:
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.001)
-        for acceptor in acceptors:
-            acceptor.close()
+        for each in acceptors:
+            each.close()
         for link in links:
             link.close()
 
@@ -115,7 +116,7 @@ def test_the_first_front_keeps_the_numbers_of_fronts_that_serve_before_it(tmp_pa
     assert first.others_have_fewer()
 
 
-def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_path: Path) -> None:
+def test_connections_go_to_the_front_with_the_fewest(listener: socket.socket, tmp_path: Path) -> None:
     with listener:
         taken = [20, 0, 10]
         found = accepted(listener, tables_of(tmp_path, 3), taken, 45)
@@ -125,9 +126,78 @@ def test_connections_go_to_the_front_with_the_fewest(listener: Listener, tmp_pat
         assert abs(totals[1] - totals[2]) <= 8
 
 
-def test_a_busy_front_keeps_no_connection_waiting(listener: Listener, tmp_path: Path) -> None:
+def test_a_busy_front_keeps_no_connection_waiting(listener: socket.socket, tmp_path: Path) -> None:
     with listener:
         assert accepted(listener, tables_of(tmp_path, 2), [9, -1], 6) == [6, 0]
+
+
+@pytest.mark.case(140)
+def test_clients_begin_by_turns_and_those_that_have_left_do_not_begin(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand connections a second that were cut off at once held /health for up to 644 ms."""
+    begun: list[str] = []
+    turns: list[int] = []
+
+    async def run() -> None:
+        now, made = 0, []
+
+        async def connect(accepted: socket.socket) -> None:
+            begun.append(accepted.getpeername()[0])
+            turns.append(now)
+            made.append(accepted)
+
+        monkeypatch.setattr(acceptor, "_BEGUN_IN_TURN", 2)
+        links = [socket.create_connection(listener.getsockname(), 5) for _ in range(20)]
+        for place, link in enumerate(links[8:14]):
+            if place % 2:
+                # With something unread.
+                link.sendall(b"x")
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            link.close()
+        other = socket.create_connection(listener.getsockname(), 5, source_address=("127.0.0.2", 0))
+        accepting = Acceptor(listener, connect, Uncounted(), lambda address: address)
+        while len(begun) < 15:
+            now += 1
+            assert now < 1000
+            await asyncio.sleep(0)
+        accepting.close()
+        for link in (*links, *made, other):
+            link.close()
+
+    with listener:
+        asyncio.run(run())
+    assert begun.index("127.0.0.2") <= 2
+    assert max(turns.count(turn) for turn in turns) == 2
+    assert len(begun) == 15
+
+
+@pytest.mark.case(140)
+def test_no_client_keeps_more_connections_waiting_than_it_may(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    async def run() -> None:
+        made = []
+
+        async def connect(accepted: socket.socket) -> None:
+            begun.append(accepted.getpeername()[0])
+            made.append(accepted)
+
+        monkeypatch.setattr(acceptor, "_MOST_WAITING", 5)
+        links = [socket.create_connection(listener.getsockname(), 5) for _ in range(20)]
+        other = socket.create_connection(listener.getsockname(), 5, source_address=("127.0.0.2", 0))
+        accepting = Acceptor(listener, connect, Uncounted(), lambda address: address)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        accepting.close()
+        for link in (*links, *made, other):
+            link.close()
+
+    with listener:
+        asyncio.run(run())
+    assert sorted(begun) == ["127.0.0.1"] * 5 + ["127.0.0.2"]
 
 
 def test_fronts_name_clients_alike() -> None:

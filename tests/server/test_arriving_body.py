@@ -13,6 +13,7 @@ from beheld.server import arriving_body, multipart
 from beheld.server.arriving_body import ArrivingBody
 from beheld.server.read import parse
 from tests.memory import peak
+from tests.server.slowness import best, longest_wait, slowness
 
 MIB = 1 << 20
 
@@ -40,6 +41,36 @@ def test_mapped_bodies_are_read_as_others_are() -> None:
     body.append(b"\r\n--b--\r\n")
     (part,) = multipart.parse(body.whole(), b"b")
     assert part.content == bytes(2 * MIB)
+
+
+def test_138_a_form_that_nearly_holds_its_boundary_keeps_no_thread_waiting() -> None:
+    """mmap.find compared up to 74 bytes at each place: 60 MB kept the interpreter for seconds."""
+    boundary = b"a" * 69 + b"b"
+    near = (b"\r\n--" + b"a" * 69) * (30 * MIB // 73)
+    body = ArrivingBody()
+    for piece in (b'--%b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\n' % boundary, near):
+        body.append(piece)
+    body.append(b"\r\n--" + boundary + b"--\r\n")
+    whole = body.whole()
+    found: list[multipart.Part] = []
+
+    def read() -> None:
+        found[:] = multipart.parse(whole, boundary)
+
+    bound = 0.03 * slowness()
+    assert best(lambda: longest_wait(read), bound) < bound
+    assert found[0].content == near
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_138_a_boundary_is_found_wherever_a_step_ends(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(multipart, "_WINDOW", 7)
+    head = b'--b\r\nContent-Disposition: form-data; name="f"; filename="a"\r\n\r\n'
+    content = bytes(range(place)) + b"\r\n--"
+    for body in (ArrivingBody(), ArrivingBody(3 * MIB)):
+        body.append(head + content + b"\r\n--b--\r\n")
+        (part,) = multipart.parse(body.whole(), b"b")
+        assert part.content == content
 
 
 def test_what_is_declared_and_does_not_come_takes_no_memory() -> None:

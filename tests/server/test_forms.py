@@ -20,7 +20,7 @@ from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import ParamsError
 from beheld.core.params import SamplingParams
 from beheld.server.app import Service
-from beheld.server.chat import AnswerMarks, ChunkHead, answer_marks, chunks
+from beheld.server.chat import AnswerMarks, ChunkHead, answer_marks, chunks, plan
 from beheld.server.delta_parser import DeltaParser
 from beheld.server.errors import HttpError
 from beheld.server.options import ServerOptions
@@ -518,7 +518,9 @@ def test_special_tokens_are_left_in_where_calls_begin_with_one(special: bool, sh
     def ask(**options: Any) -> None:
         body = ChatRequest.model_validate({"messages": ASK["messages"], "tools": TOOLS, **options})
         head = ChunkHead("x", 0, "m", lambda output, count: None)
-        chunks(Model(), body, ServerOptions(), head, None, AnswerMarks(ToolForm("mistral", special=special)))  # type: ignore[arg-type]
+        model: Any = Model()
+        marks = AnswerMarks(ToolForm("mistral", special=special))
+        chunks(model, body, plan(model, body, ServerOptions(), marks), head, None, marks)
 
     ask()
     ask(tool_choice="none")

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import pytest
 
+from beheld.server.acceptor import Acceptor, Uncounted
 from beheld.server.listen import is_own, listen
 from beheld.server.options import ServerOptions
 from beheld.server.serve import LoopErrors
@@ -73,11 +74,11 @@ def test_75_without_descriptors_it_asks_once_a_second_and_says_so_once(
         loop.set_exception_handler(LoopErrors())
         answered = loop.create_future()
 
-        class Protocol(asyncio.Protocol):
-            def data_received(self, data: bytes) -> None:
-                answered.set_result(data)
+        async def answer(accepted: socket.socket) -> None:
+            with accepted:
+                answered.set_result(await loop.sock_recv(accepted, 9))
 
-        server = await loop.create_server(Protocol, sock=listener, backlog=2048)
+        server = Acceptor(listener, answer, Uncounted())
         with monkeypatch.context() as patch, socket.create_connection(listener.getsockname()) as link:
             patch.setattr(socket.socket, "accept", none_left)
             await asyncio.sleep(2.5)

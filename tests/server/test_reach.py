@@ -7,7 +7,9 @@ import shutil
 import ssl
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,8 @@ import pytest
 from beheld.core.errors import ConfigError
 from beheld.server.listen import address, leave, listen
 from beheld.server.options import ServerOptions
-from tests.server.running import SMALL, Running
+from beheld.server.tls import Secure
+from tests.server.running import SMALL, Running, received
 
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 4, "temperature": 0}
 ORIGIN = "https://example.org"
@@ -126,6 +129,59 @@ def test_pages_of_one_origin_may_ask(secure: Running, certificates: Path) -> Non
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == ORIGIN
         assert "access-control-allow-origin" not in asked.post(url, json=ASKED).headers
+
+
+# Begins a client's first message of TLS.
+HALF = bytes.fromhex("160301")
+
+
+@needs_openssl
+def test_137_handshakes_that_do_not_end_leave_room_for_others(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Secure, "most", 32)
+    files = {"ssl_certfile": str(certificates / "server.pem"), "ssl_keyfile": str(certificates / "server.key")}
+    running = Running("llama", **files)
+    try:
+
+        def health(source: str) -> bytes:
+            context = ssl.create_default_context(cafile=str(certificates / "server.pem"))
+            with context.wrap_socket(running.connect(source=source), server_hostname="127.0.0.1") as link:
+                link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return received(link)[:12]
+
+        begun = time.monotonic()
+        with ExitStack() as opened:
+            links = [opened.enter_context(running.connect()) for _ in range(32)]
+            for link in links:
+                link.sendall(HALF)
+            time.sleep(0.2)
+            with pytest.raises(OSError):
+                health("127.0.0.1")
+            assert health("127.0.0.2") == b"HTTP/1.1 200"
+            for link in links:
+                assert received(link) == b""
+        assert running.options.header_s <= time.monotonic() - begun < running.options.header_s + 4
+        assert health("127.0.0.1") == b"HTTP/1.1 200"
+    finally:
+        running.close()
+
+
+@needs_openssl
+def test_137_a_handshake_takes_little_memory(secure: Running) -> None:
+    """asyncio's own connections of TLS have buffers of 256 KiB from the start."""
+    assert httpx.get(f"{secure.url}/models/vision/health", verify=False, trust_env=False).status_code == 200
+    tracemalloc.start()
+    try:
+        with ExitStack() as opened:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(64):
+                opened.enter_context(secure.connect()).sendall(HALF)
+            time.sleep(0.2)
+            each = (tracemalloc.get_traced_memory()[0] - before) / 64
+    finally:
+        tracemalloc.stop()
+    assert 8 << 10 < each < 80 << 10
 
 
 @needs_openssl

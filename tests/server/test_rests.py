@@ -129,10 +129,12 @@ def test_large_bodies_of_clients_are_parsed_in_turn_and_with_rests() -> None:
 
     async def story() -> None:
         options, host = ServerOptions(), HostTurns()
-        reader = Reader(AdmissionControl(options), options, limits.JSON, RequestTurns(), host)
+        admission = AdmissionControl(options)
+        reader = Reader(admission, options, limits.JSON, RequestTurns(), host)
         body = bytearray(limits.INLINE_BYTES + 1)
         with host.asking("a"), host.asking("b"):
-            await asyncio.gather(*(reader._in_turn(body, client, parse, client) for client in "aaaaaab"))
+            held = [(client, admission.hold(client)) for client in "aaaaaab"]
+            await asyncio.gather(*(reader._in_turn(body, one, parse, client) for client, one in held))
 
     asyncio.run(story())
     # Two that have begun and the first that waits are before it.
@@ -146,9 +148,13 @@ def test_small_bodies_of_many_objects_are_parsed_in_a_thread(objects: int, *, lo
 
     async def story() -> threading.Thread:
         options = ServerOptions()
-        reader = Reader(AdmissionControl(options), options, limits.JSON, RequestTurns(), HostTurns())
-        body = bytearray(b"{" * objects + b" " * (limits.QUICK_BYTES + 1))
-        return await reader._in_turn(body, "a", threading.current_thread)
+        admission = AdmissionControl(options)
+        reader = Reader(admission, options, limits.JSON, RequestTurns(), HostTurns())
+        body, held = bytearray(b"{" * objects + b" " * (limits.QUICK_BYTES + 1)), admission.hold("a")
+        found = await reader._in_turn(body, held, threading.current_thread)
+        # What else is made of it runs in the same place.
+        assert (await reader.work(held, threading.current_thread) is threading.current_thread()) == loops
+        return found
 
     assert (asyncio.run(story()) is threading.current_thread()) == loops
 
@@ -159,8 +165,11 @@ def test_large_bodies_start_no_collection_while_they_are_parsed(size: int) -> No
 
     async def story() -> bool:
         options = ServerOptions()
-        reader = Reader(AdmissionControl(options), options, limits.JSON, RequestTurns(), HostTurns())
-        return await reader._in_turn(bytearray(size), "a", gc.isenabled)
+        admission = AdmissionControl(options)
+        reader = Reader(admission, options, limits.JSON, RequestTurns(), HostTurns())
+        held = admission.hold("a")
+        held.grow(size)
+        return await reader._in_turn(bytearray(size), held, gc.isenabled)
 
     assert gc.isenabled()
     assert not asyncio.run(story())
