@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -124,7 +123,7 @@ def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Rem
         return start_processes(args, spawned)
     setup, inputs = start_both(args)
     if warms_grammars(setup.info, setup.config):
-        with suppress(ParamsError):
+        with contextlib.suppress(ParamsError):
             inputs.compiler.prepare()
     return Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
 
@@ -237,7 +236,7 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
         """Build from EngineArgs."""
-        return cls(**vars(engine_args))
+        return cls(**engine_args.keywords())
 
     # ------------------------------------------------------------------ asking
 
