@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from beheld.checkpoint.weights import weight_files
 from beheld.core.errors import ModelError
 
 REFETCH = "Fetch the checkpoint again, or use another one of this model."
 SCALE_TYPES = ("F16", "BF16", "F32")
-_INDEX = "model.safetensors.index.json"
+
+
+def check_group_size(size: Any) -> int:
+    """Return a stated group size: a number of inputs, or -1 for all of a layer.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if type(size) is not int or size == 0 or size < -1:
+        raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
+    return size
 
 
 class StoredEntries:
@@ -30,7 +40,7 @@ class StoredEntries:
         self.slices: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
         self._files: dict[str, str] = {}
-        for file in weight_files(path):
+        for file in entry_files(path):
             opened = safe_open(file, framework="pt", device="cpu")
             self.metadata |= opened.metadata() or {}
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
@@ -116,14 +126,13 @@ class StoredEntries:
         return ModelError(f"{self._files[name]}: {name!r} {words}.", remedy)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Return the model's weight files; the folder may hold others."""
-    index = path / _INDEX
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [path / name for name in sorted(names)]
-    whole = path / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+def entry_files(path: Path) -> list[Path]:
+    """Return the model's files of weights, all of them safetensors.
+
+    Raises:
+        ModelError: there are none.
+    """
+    files = [path / name for name in weight_files(path) if name.endswith(".safetensors")]
     if not files:
         raise ModelError(
             "Quantized weights are read from safetensors files only, and there are none.", "Fetch the checkpoint again."
