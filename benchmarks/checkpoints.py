@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,34 @@ def qwen2_5_vl_served(folder: Path, size: str) -> Path:
         for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
             _edit(draft / name, {"min_pixels": 4 * 28 * 28, "max_pixels": 1280 * 28 * 28})
         draft.rename(path)
+    return path
+
+
+def in_files(path: Path, family: str, fields: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> Path:
+    """Write a checkpoint file by file, once; returns its path.
+
+    Args:
+        family: of the tiny checkpoint that gives all but the weights.
+        fields: what config.json has in place of its fields.
+        files: the weights of each file, by name; none for a checkpoint without weights.
+    """
+    from safetensors.torch import save_file
+
+    if path.is_dir():
+        return path
+    # Under another name until it is whole.
+    draft = path.with_name(f"draft_{path.name}")
+    shutil.copytree(tiny.checkpoint(family), draft, ignore=shutil.ignore_patterns("*.safetensors*", "plain"))
+    _edit(draft / "config.json", dict(fields))
+    index: dict[str, str] = {}
+    for number, weights in enumerate(files):
+        file = f"model-{number:05}.safetensors"
+        save_file({name: value.cpu() for name, value in weights.items()}, draft / file, metadata={"format": "pt"})
+        index |= dict.fromkeys(weights, file)
+    if index:
+        named = {"metadata": {}, "weight_map": index}
+        (draft / "model.safetensors.index.json").write_text(json.dumps(named), encoding="utf-8")
+    draft.rename(path)
     return path
 
 

@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
-from tests import tiny
+from benchmarks.checkpoints import in_files
 
 HIDDEN, INNER, HEADS, KEYS, WORDS, BLOCK = 3584, 18944, 28, 4, 152064, 128
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "intermediate_size": INNER,
     "max_position_embeddings": 32768,
@@ -57,46 +56,31 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 def checkpoint(folder: Path, layers: int, *, stored: bool) -> Path:
     """Write the checkpoint once, without weights unless they are stored in FP8; returns its path."""
     path = folder / f"qwen2_{'fp8' if stored else 'bf16'}_{layers}"
-    if path.is_dir():
-        return path
-    draft = folder / f"draft_{path.name}"
-    shutil.copytree(tiny.checkpoint("qwen2"), draft, ignore=shutil.ignore_patterns("*.safetensors*", "plain"))
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8")) | SHAPE
-    config |= {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers, "dtype": "bfloat16"}
-    if stored:
-        config["quantization_config"] = STORED
-        _write(draft, layers)
-    (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    draft.rename(path)
-    return path
+    fields = SHAPE | {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers, "dtype": "bfloat16"}
+    if not stored:
+        return in_files(path, "qwen2", fields, ())
+    return in_files(path, "qwen2", fields | {"quantization_config": STORED}, _files(layers))
 
 
-def _write(draft: Path, layers: int) -> None:
+def _files(layers: int) -> Iterator[dict[str, torch.Tensor]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def plain(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=device).mul_(0.02)
 
-    index: dict[str, str] = {}
-    for number in range(layers + 1):
-        if number == 0:
-            weights = {"model.embed_tokens.weight": plain(WORDS, HIDDEN), "lm_head.weight": plain(WORDS, HIDDEN)}
-            weights["model.norm.weight"] = torch.ones(HIDDEN, dtype=torch.bfloat16)
-        else:
-            weights, at = {}, f"model.layers.{number - 1}."
-            for name, (outputs, inputs) in _LINEAR.items():
-                # 448, the largest FP8 number, is four and a half standard deviations; what is larger would become NaN.
-                eights = plain(outputs, inputs).mul_(5000).clamp_(-448, 448)
-                weights[f"{at}{name}.weight"] = eights.to(torch.float8_e4m3fn)
-                blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
-                weights[f"{at}{name}.weight_scale_inv"] = torch.full(blocks, 1 / 5000)
-            weights |= {f"{at}{name}.bias": plain(_LINEAR[name][0]) for name in _BIASES}
-            weights |= {f"{at}{name}.weight": torch.ones(HIDDEN, dtype=torch.bfloat16) for name in _NORMS}
-        file = f"model-{number:05}.safetensors"
-        save_file({name: value.cpu() for name, value in weights.items()}, draft / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(weights, file)
-    named = {"metadata": {}, "weight_map": index}
-    (draft / "model.safetensors.index.json").write_text(json.dumps(named), encoding="utf-8")
+    ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    outside = {"model.embed_tokens.weight": plain(WORDS, HIDDEN), "lm_head.weight": plain(WORDS, HIDDEN)}
+    yield outside | {"model.norm.weight": ones}
+    for layer in range(layers):
+        weights, at = {}, f"model.layers.{layer}."
+        for name, (outputs, inputs) in _LINEAR.items():
+            # 448, the largest FP8 number, is four and a half standard deviations; what is larger would become NaN.
+            eights = plain(outputs, inputs).mul_(5000).clamp_(-448, 448)
+            weights[f"{at}{name}.weight"] = eights.to(torch.float8_e4m3fn)
+            blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
+            weights[f"{at}{name}.weight_scale_inv"] = torch.full(blocks, 1 / 5000)
+        weights |= {f"{at}{name}.bias": plain(_LINEAR[name][0]) for name in _BIASES}
+        yield weights | {f"{at}{name}.weight": ones.clone() for name in _NORMS}
 
 
 def measure(path: Path, **options: Any) -> dict[str, float]:

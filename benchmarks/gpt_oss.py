@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from benchmarks.checkpoints import in_files
 from benchmarks.kept_bits import GPT_OSS_20B, bandwidth
-from tests import tiny
 
 HIDDEN, INNER = GPT_OSS_20B.hidden, GPT_OSS_20B.inner
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "experts_per_token": GPT_OSS_20B.choices,
     "head_dim": 64,
     "hidden_size": HIDDEN,
@@ -60,30 +59,19 @@ _PLAIN = {
 
 def checkpoint(folder: Path, layers: int) -> Path:
     """Write the checkpoint once; returns its path."""
-    path = folder / f"gpt_oss_{layers}"
-    if path.is_dir():
-        return path
-    draft = folder / f"draft_gpt_oss_{layers}"
-    shutil.copytree(tiny.checkpoint("gpt_oss"), draft, ignore=shutil.ignore_patterns("*.safetensors*", "plain"))
-    config = json.loads((draft / "config.json").read_text(encoding="utf-8")) | SHAPE
-    config |= {"num_hidden_layers": layers, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
-    (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    fields = {"num_hidden_layers": layers, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
+    return in_files(folder / f"gpt_oss_{layers}", "gpt_oss", SHAPE | fields, _files(layers))
+
+
+def _files(layers: int) -> Iterator[dict[str, torch.Tensor]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    index: dict[str, str] = {}
     outside = {"model.embed_tokens.weight": (201088, HIDDEN), "lm_head.weight": (201088, HIDDEN)}
-    files = [{"model.norm.weight": (HIDDEN,), **outside}]
-    files += [{f"model.layers.{layer}.{name}": shape for name, shape in _PLAIN.items()} for layer in range(layers)]
-    for number, shapes in enumerate(files):
-        weights = {name: _weight(name, shape, device) for name, shape in shapes.items()}
-        if number:
-            weights |= _experts(f"model.layers.{number - 1}.mlp.experts", device)
-        file = f"model-{number:05}.safetensors"
-        save_file({name: value.cpu() for name, value in weights.items()}, draft / file, metadata={"format": "pt"})
-        index |= dict.fromkeys(weights, file)
-    named = {"metadata": {}, "weight_map": index}
-    (draft / "model.safetensors.index.json").write_text(json.dumps(named), encoding="utf-8")
-    draft.rename(path)
-    return path
+    shapes = {"model.norm.weight": (HIDDEN,), **outside}
+    yield {name: _weight(name, shape, device) for name, shape in shapes.items()}
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        weights = {at + name: _weight(name, shape, device) for name, shape in _PLAIN.items()}
+        yield weights | _experts(f"{at}mlp.experts", device)
 
 
 def _weight(name: str, shape: tuple[int, ...], device: str) -> torch.Tensor:

@@ -55,7 +55,7 @@ def compare(rows: Sequence[int], layers: int, group: int) -> None:
 
     stored = [[made(*shape) for shape in SHAPES] for _ in range(layers)]
     lows = [[layer.low_GN for layer in row] for row in stored]
-    plain = [[linear.plain(_weight(*shape), None) for shape in SHAPES] for _ in range(layers)]
+    plain = [[linear.linear_of(random_weight(*shape)) for shape in SHAPES] for _ in range(layers)]
     numbers = layers * sum(outputs * inputs for outputs, inputs in SHAPES)
     kept = sum(p.numel() * p.element_size() for row in stored for layer in row for p in layer.parameters())
     print(
@@ -73,8 +73,8 @@ def compare(rows: Sequence[int], layers: int, group: int) -> None:
             for row, own in zip(stored, lows, strict=True):
                 for layer, low in zip(row, own, strict=True):
                     layer.low_GN = None if name == "centered" else low
-            times[name] = milliseconds(functools.partial(_multiplied, stored, inputs))
-        whole = milliseconds(functools.partial(_multiplied, plain, inputs))
+            times[name] = milliseconds(functools.partial(multiply, stored, inputs))
+        whole = milliseconds(functools.partial(multiply, plain, inputs))
         best = min(times["kernel"], times["library"])
         print(
             f"| {count} | {times['kernel']:.3f} | {kept / times['kernel'] / 1e6:.0f} | {times['centered']:.3f} | "
@@ -84,15 +84,17 @@ def compare(rows: Sequence[int], layers: int, group: int) -> None:
         )
         if count == 1:
             single = [[OneRowLinear(layer) for layer in row] for row in plain]
-            found = milliseconds(functools.partial(_multiplied, single, inputs))
+            found = milliseconds(functools.partial(multiply, single, inputs))
             print(f"one row of bfloat16 by the engine's kernel: {found:.3f} ms")
 
 
-def _weight(outputs: int, inputs: int) -> Tensor:
-    return torch.randn((outputs, inputs), dtype=torch.bfloat16, device="cuda").mul_(0.02)
+def random_weight(*sizes: int) -> Tensor:
+    """Return random numbers of a weight's size."""
+    return torch.randn(sizes, dtype=torch.bfloat16, device="cuda").mul_(0.02)
 
 
-def _multiplied(layers: Sequence[Sequence[nn.Module]], inputs: Mapping[int, Tensor]) -> None:
+def multiply(layers: Sequence[Sequence[nn.Module]], inputs: Mapping[int, Tensor]) -> None:
+    """Multiply, layer after layer, by the input of its size."""
     for row in layers:
         for layer in row:
             layer(inputs[int(layer.in_features)])  # type: ignore[arg-type]

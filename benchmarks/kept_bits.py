@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.int4_gpu import SHAPES, milliseconds
+from benchmarks.int4_gpu import SHAPES, milliseconds, multiply, random_weight
 
 BF16 = torch.bfloat16
 # Bytes that an H100 copies in a second.
@@ -68,13 +68,13 @@ def bandwidth() -> float:
 def fp8(rows: Sequence[int], layers: int, speed: float) -> None:
     """Compare linear layers."""
     from beheld.quant.float8_block import BlockFloat8Linear, BlockNumbers
-    from beheld.quant.linear import plain
+    from beheld.quant.linear import linear_of
 
     def made(outputs: int, inputs: int) -> BlockFloat8Linear:
         return BlockFloat8Linear(BlockNumbers(_eights(outputs, inputs), _scales(outputs, inputs)), None, BF16)
 
     stored = [[made(*shape) for shape in SHAPES] for _ in range(layers)]
-    whole = [[plain(_weight(*shape), None) for shape in SHAPES] for _ in range(layers)]
+    whole = [[linear_of(random_weight(*shape)) for shape in SHAPES] for _ in range(layers)]
     times = DENSE_LAYERS / layers
     floor = times * sum(p.numel() * p.element_size() for row in stored for layer in row for p in layer.parameters())
     _head("FP8 by blocks, 7B", floor / speed * 1e3)
@@ -82,8 +82,8 @@ def fp8(rows: Sequence[int], layers: int, speed: float) -> None:
         inputs = {k: torch.randn(count, k, dtype=BF16, device="cuda") for _, k in SHAPES}
         layer, x = stored[0][3], inputs[SHAPES[3][1]]
         error = _error(layer(x), x.float() @ layer.numbers.dequantized().t())
-        act = functools.partial(_multiplied, inputs)
-        _row(count, times * milliseconds(lambda a=act: a(stored)), times * milliseconds(lambda a=act: a(whole)), error)
+        kept, plain = (times * milliseconds(functools.partial(multiply, each, inputs)) for each in (stored, whole))
+        _row(count, kept, plain, error)
 
 
 def fp8_experts(rows: Sequence[int], layers: int, speed: float) -> None:
@@ -129,7 +129,7 @@ def _experts(
     weights_of: Callable[[Any], list[Tensor]],
 ) -> None:
     stored = [make() for _ in range(layers)]
-    whole = [[_weight(form.count, k, n) for n, k in form.sizes] for _ in range(min(layers, 4))]
+    whole = [[random_weight(form.count, k, n) for n, k in form.sizes] for _ in range(min(layers, 4))]
     each = sum(p.numel() * p.element_size() for p in stored[0].parameters()) / form.count
     first = weights_of(stored[0])
     print(f"| {title}: {each * form.count * form.layers / 2**30:.2f} GiB |")
@@ -177,22 +177,12 @@ def _four_weights(experts: Any) -> list[Tensor]:
     return [dequantized(*unpacked(*each, n)).transpose(1, 2) for each, n in zip(stored, groups, strict=True)]
 
 
-def _weight(*sizes: int) -> Tensor:
-    return torch.randn(sizes, dtype=BF16, device="cuda").mul_(0.02)
-
-
 def _eights(*sizes: int) -> Tensor:
     return torch.randn(sizes, dtype=BF16, device="cuda").mul_(40).clamp_(-448, 448).to(torch.float8_e4m3fn)
 
 
 def _scales(outputs: int, inputs: int) -> Tensor:
     return torch.rand((outputs // 128, inputs // 128), device="cuda").mul_(4e-4).add_(4e-4)
-
-
-def _multiplied(inputs: dict[int, Tensor], layers: Sequence[Sequence[Any]]) -> None:
-    for row in layers:
-        for layer in row:
-            layer(inputs[int(layer.in_features)])
 
 
 def _error(got: Tensor, want: Tensor) -> float:

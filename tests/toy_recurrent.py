@@ -1,4 +1,4 @@
-"""A sixth kind of cache group that only tests know: a recurrent state with checkpoints. The scheduler's half.
+"""A kind of cache group that only tests know: a recurrent state with checkpoints. The scheduler's half.
 
 A sequence needs one state, that after its last computed position. It is kept in the last block of its table; blocks
 before that are null, but for checkpoints, which let others continue from there:

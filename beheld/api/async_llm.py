@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -130,7 +129,7 @@ def _started(args: EngineArgs, engine: str | Spawned | Sequence[Spawned]) -> Rem
         return start_processes(args, spawned)
     setup, inputs = start_both(args)
     if warms_grammars(setup.info, setup.config):
-        with suppress(ParamsError):
+        with contextlib.suppress(ParamsError):
             inputs.compiler.prepare()
     return Remote(EngineThread(setup.core), setup.info, setup.config, inputs)
 
@@ -258,7 +257,7 @@ class AsyncLLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
         """Build from EngineArgs."""
-        return cls(**vars(engine_args))
+        return cls(**engine_args.keywords())
 
     # ------------------------------------------------------------------ asking
 

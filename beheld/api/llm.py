@@ -6,22 +6,24 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from beheld.api import iterables, long_texts, scoring
+from beheld.api import iterables, scoring
 from beheld.api.beam import beam_search
-from beheld.api.collectors import Params, failed
+from beheld.api.collectors import Params
 from beheld.api.feed import Job, Jobs, Reading, Run
+from beheld.api.long_texts import DividedPrompts
 from beheld.api.offline_engine import OfflineEngine, OwnEngine, RemoteEngines
+from beheld.api.per_prompt import check_enough, check_lengths, lengths_of, value_at
 from beheld.api.pools import has_grammar
 from beheld.api.run import OfflineRun
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import start_both, start_processes
 from beheld.core.beams import BeamSearchOutput, BeamSearchParams, checked
 from beheld.core.config import EngineArgs
-from beheld.core.errors import EngineDeadError, ParamsError, UserError
+from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.media import MediaReceipt, MediaRef
 from beheld.core.outputs import (
     ClassificationRequestOutput,
@@ -91,7 +93,7 @@ class LLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
         """A model with these options."""
-        return cls(**{each.name: getattr(engine_args, each.name) for each in fields(EngineArgs)})
+        return cls(**engine_args.keywords())
 
     # ------------------------------------------------------------------ asking
 
@@ -314,70 +316,31 @@ class LLM:
         """As `encode`; outputs are of this kind."""
         items: Iterable[Any] = [prompts] if _is_one(prompts) else iterables.many(prompts)
         params = _pooling(pooling_params, pooling_task, truncate_prompt_tokens)
-        if self._info.pooler is not None and self._info.pooler.longest is not None:
-            outputs = self._encoded_in_parts(list(items), params, lora_request, priority, use_tqdm, on_error)
-        else:
-            jobs = self._jobs(items, params, lora_request, priority, kind=kind)
-            outputs = self._all(jobs, use_tqdm, on_error)
+        outputs = self._encoded(items, params, lora_request, priority, use_tqdm, on_error, kind)
         # Those of runs are of the kind already.
         return [output if type(output) is kind else kind.of(output) for output in outputs]
 
-    def _encoded_in_parts(
+    def _encoded(
         self,
-        items: list[Any],
+        items: Iterable[Any],
         params: PoolingParams | Sequence[PoolingParams],
         lora: LoRARequest | Sequence[LoRARequest | None] | None,
         priority: int | Sequence[int] | None,
         use_tqdm: bool | Callable[..., Any],
         on_error: str,
-    ) -> list[PoolingRequestOutput]:
-        """As `encode`, for a model whose longer texts are read in parts; their outputs are joined."""
-        info, most = self._info.pooler, self._config.max_model_len
-        assert info is not None
-        named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))
-        _check_counts({name: len(value) for name, value in named if isinstance(value, list | tuple)}, len(items))
-        parts: list[list[Any]] = []
-        errors: dict[int, UserError] = {}
-        for index, item in enumerate(items):
-            parts.append([item])
-            own = _entry_or_common(params, index)
-            if long_texts.may_be_long(item, own, info, most):
-                try:
-                    parts[-1] = long_texts.parts_of(item, self._inputs.ids_of_long(item, own), most)
-                except UserError as error:
-                    if on_error == "raise":
-                        raise
-                    errors[index], parts[-1] = error, []
-        places = [index for index, own in enumerate(parts) for _ in own]
-
-        def of_parts(values: Any) -> Any:
-            return [values[index] for index in places] if isinstance(values, list | tuple) else values
-
-        each: list[PoolingParams] = []
-        # By object: prompts in a row with the same one are prepared together.
-        lone: dict[int, PoolingParams] = {}
-        for index in places:
-            own = _entry_or_common(params, index)
-            if parts[index][0] is not items[index]:
-                own = lone.get(id(own)) or lone.setdefault(id(own), long_texts.alone(own))
-            each.append(own)
-        flat = [part for own in parts for part in own]
-        jobs = self._jobs(flat, each, of_parts(lora), of_parts(priority))
-        outputs = iter(self._all(jobs, use_tqdm, on_error))
-        found: list[PoolingRequestOutput] = []
-        for index, own_parts in enumerate(parts):
-            own = _entry_or_common(params, index)
-            if index in errors:
-                found.append(failed(str(next(self._numbers)), own, errors[index]))
-                continue
-            made = [next(outputs) for _ in own_parts]
-            whole = made[0]
-            if len(made) > 1:
-                whole = long_texts.joined(made, whole.request_id, items[index], own, info)
-            elif own_parts[0] is not items[index]:
-                whole = replace(whole, prompt=long_texts.text_of(items[index]))
-            found.append(whole)
-        return found
+        kind: Any = PoolingRequestOutput,
+    ) -> list[Any]:
+        """Pool prompts, long texts in parts if the model does; outputs of runs are of this kind."""
+        info = self._info.pooler
+        if info is None or info.longest is None:
+            return self._all(self._jobs(items, params, lora, priority, kind=kind), use_tqdm, on_error)
+        prompts, most = list(items), self._config.max_model_len
+        check_lengths(lengths_of(sampling_params=params, lora_request=lora, priority=priority), len(prompts))
+        divided = DividedPrompts(
+            prompts, params, info, most, self._inputs.ids_of_long, keep_errors=on_error != "raise"
+        )  # fmt: skip
+        jobs = self._jobs(divided.parts, divided.params, divided.spread(lora), divided.spread(priority))
+        return divided.joined(self._all(jobs, use_tqdm, on_error), lambda: str(next(self._numbers)))
 
     def embed(
         self,
@@ -481,9 +444,7 @@ class LLM:
         template = chat_template or self._args.chat_template or pooler.pair_template or None
         scores = scoring.PairScores(first, second, pooler, template)
         params = _pooling(pooling_params, scores.task, truncate_prompt_tokens)
-        if pooler.longest is not None:
-            return scores.of(self._encoded_in_parts(scores.prompts, params, lora_request, None, use_tqdm, on_error))
-        return scores.of(self._all(self._jobs(scores.prompts, params, lora_request, None), use_tqdm, on_error))
+        return scores.of(self._encoded(scores.prompts, params, lora_request, None, use_tqdm, on_error))
 
     # ------------------------------------------------------------------ asking about the engine
 
@@ -615,10 +576,9 @@ class LLM:
                     "Write SamplingParams(temperature=0, ...).",
                     param="sampling_params",
                 )
-        named = (("sampling_params", params), ("lora_request", lora), ("priority", priority))
-        counts = {name: len(value) for name, value in named if isinstance(value, list | tuple)}
+        lengths = lengths_of(sampling_params=params, lora_request=lora, priority=priority)
         if isinstance(items, Sequence):
-            _check_counts(counts, len(items))
+            check_lengths(lengths, len(items))
 
         # Prompts to be pooled are many and brief.
         if (
@@ -638,19 +598,19 @@ class LLM:
                 for index, item in enumerate(source):
                     number = index + 1
                     # The length of an iterator is known only after reading it.
-                    _check_enough(counts, number)
-                    own = _entry_or_common(params, index)
+                    check_enough(lengths, number)
+                    own = value_at(params, index)
                     # Without a budget, a grammar shapes the whole answer, its reasoning too.
                     fields = dict(chat or {}) if _has_budget(own) else {**(chat or {}), "reasoning": None}
                     prompt = with_entries(item, common) if chat is None else Chat(item, **fields)
                     yield self._job(
                         prompt,
                         own,
-                        _entry_or_common(lora, index),
-                        _entry_or_common(priority, index) or 0,
+                        value_at(lora, index),
+                        value_at(priority, index) or 0,
                         grounding=grounding,
                     )
-            _check_counts(counts, number)
+            check_lengths(lengths, number)
 
         return Jobs(each(), iterables.reading(items), iterables.length(items))
 
@@ -660,20 +620,20 @@ class LLM:
         self._inputs.reader.read_ahead((), first=True)
         index = 0
         while index < len(items):
-            own = _entry_or_common(params, index)
+            own = value_at(params, index)
             stop, room = index, _RUN_LETTERS
             while stop < min(len(items), index + _RUN):
                 size = _plain_size(items[stop])
-                if size is None or size > room or _entry_or_common(params, stop) is not own:
+                if size is None or size > room or value_at(params, stop) is not own:
                     break
                 stop, room = stop + 1, room - size
             if stop == index or not isinstance(own, PoolingParams):
-                yield self._job(items[index], own, None, _entry_or_common(priority, index) or 0)
+                yield self._job(items[index], own, None, value_at(priority, index) or 0)
                 index += 1
                 continue
             self._live()
             names = list(map(str, itertools.islice(self._numbers, stop - index)))
-            urgent = [_entry_or_common(priority, place) or 0 for place in range(index, stop)]
+            urgent = [value_at(priority, place) or 0 for place in range(index, stop)]
             prepare = partial(self._run_requests, items[index:stop], own, names, urgent)
             yield Run(names, own, prepare, kind)
             index = stop
@@ -837,20 +797,6 @@ def _plain_size(prompt: Any) -> int | None:
     return size if size <= SHORT_TEXT else None
 
 
-def _check_counts(counts: Mapping[str, int], num_prompts: int) -> None:
-    """Refuse lists whose length differs from the number of prompts."""
-    for name, count in counts.items():
-        if count != num_prompts:
-            raise ParamsError(f"There are {count} {name} for {num_prompts} prompts.", param=name)
-
-
-def _check_enough(counts: Mapping[str, int], num_prompts: int) -> None:
-    """Refuse lists that are too short for the prompts so far."""
-    for name, count in counts.items():
-        if count < num_prompts:
-            raise ParamsError(f"There are {count} {name} for {num_prompts} prompts or more.", param=name)
-
-
 def _common_lora(lora: LoRARequest | None) -> LoRARequest | None:
     """The adapter of all prompts. If their number is unknown, a list is refused."""
     if isinstance(lora, list | tuple):
@@ -866,8 +812,3 @@ def _has_budget(params: Params | None) -> bool:
     """Whether the parameters bound the reasoning."""
     budget = params.thinking_token_budget if isinstance(params, SamplingParams) else None
     return budget is not None and budget >= 0
-
-
-def _entry_or_common(values: Any, index: int) -> Any:
-    """The entry of a list, or the common value."""
-    return values[index] if isinstance(values, list | tuple) else values

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from beheld.api.collectors import failed
+from beheld.api.per_prompt import value_at
+from beheld.core.errors import UserError
 from beheld.core.outputs import PoolingOutput, PoolingRequestOutput
 from beheld.core.params import PoolingParams
 from beheld.core.pooling import PoolerInfo
@@ -69,15 +73,16 @@ def joined(
 ) -> PoolingRequestOutput:
     """Return the output of a whole prompt: the mean of its parts' vectors, each as often as the part has ids.
 
-    It has no vector if one of the parts has none.
+    It has no vector if one of the parts has none. That of a single part is the part's own.
     """
     import torch
     import torch.nn.functional as F
 
+    made = replace(outputs[0], request_id=request_id, prompt=text_of(prompt))
+    if len(outputs) == 1:
+        return made
     made = replace(
-        outputs[0],
-        request_id=request_id,
-        prompt=text_of(prompt),
+        made,
         prompt_token_ids=[token for output in outputs for token in output.prompt_token_ids],
         num_cached_tokens=sum(output.num_cached_tokens for output in outputs),
     )
@@ -89,3 +94,79 @@ def joined(
     mean_D = (weights_P / weights_P.sum()) @ torch.stack([output.outputs.data.float() for output in outputs])
     activate = info.activate if params.activate is None else params.activate
     return replace(made, outputs=PoolingOutput(F.normalize(mean_D, dim=-1) if activate else mean_D))
+
+
+class DividedPrompts:
+    """Prompts of which the long ones are read in parts: what the engine reads, and the outputs of the prompts.
+
+    Args:
+        prompts: all of a call.
+        params: one for all, or one per prompt.
+        info: how the model pools.
+        most: how many ids it reads at once.
+        ids_of: returns the ids of a long prompt.
+        keep_errors: whether the error of a prompt becomes its output.
+
+    Attributes:
+        parts: what the engine reads.
+        params: those of each part.
+
+    Raises:
+        UserError: a long prompt cannot be read.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Any],
+        params: PoolingParams | Sequence[PoolingParams],
+        info: PoolerInfo,
+        most: int,
+        ids_of: Callable[[Any, PoolingParams], Sequence[int]],
+        *,
+        keep_errors: bool,
+    ) -> None:
+        self._info = info
+        self._prompts = [(prompt, value_at(params, index)) for index, prompt in enumerate(prompts)]
+        self._errors: dict[int, UserError] = {}
+        self._parts: list[list[Any]] = []
+        self.params: list[PoolingParams] = []
+        # By object: prompts in a row with the same one are prepared together.
+        lone: dict[int, PoolingParams] = {}
+        for index, (prompt, own) in enumerate(self._prompts):
+            parts = [prompt]
+            if may_be_long(prompt, own, info, most):
+                try:
+                    parts = parts_of(prompt, ids_of(prompt, own), most)
+                except UserError as error:
+                    if not keep_errors:
+                        raise
+                    self._errors[index], parts = error, []
+                own = lone.get(id(own)) or lone.setdefault(id(own), alone(own))
+            self._parts.append(parts)
+            self.params += [own] * len(parts)
+        self.parts = [part for parts in self._parts for part in parts]
+
+    def spread(self, values: Any) -> Any:
+        """A list with a value for each prompt, as one with a value for each part; a common value as it is."""
+        if not isinstance(values, list | tuple):
+            return values
+        return [value for value, parts in zip(values, self._parts, strict=True) for _ in parts]
+
+    def joined(
+        self, outputs: Iterable[PoolingRequestOutput], new_id: Callable[[], str]
+    ) -> list[PoolingRequestOutput]:  # fmt: skip
+        """The outputs of the prompts from those of the parts.
+
+        Args:
+            new_id: makes the name of a prompt that could not be read.
+        """
+        rest, found = iter(outputs), list[Any]()
+        for index, ((prompt, own), parts) in enumerate(zip(self._prompts, self._parts, strict=True)):
+            made = list(islice(rest, len(parts)))
+            if not made:
+                found.append(failed(new_id(), own, self._errors[index]))
+            elif parts[0] is prompt:
+                found += made
+            else:
+                found.append(joined(made, made[0].request_id, prompt, own, self._info))
+        return found

@@ -143,7 +143,7 @@ class Transcription:
         decoded: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         check(order, form, tokens, llm.info.name)
-        if order.words and llm.config.tensor_parallel_size * llm.config.pipeline_parallel_size > 1:
+        if order.words and llm.config.num_ranks > 1:
             raise ParamsError(
                 "The times of words are not available on several ranks.",
                 "Ask for 'segment', or serve the model with tensor_parallel_size=1 and pipeline_parallel_size=1.",
@@ -190,16 +190,10 @@ class Transcription:
         windows = list(cuts(wave.samples, wave.rate, form.window_s))
         # A language that the model writes first is no part of the words.
         if len(windows) == 1 and (self._order.language or not form.marker):
-            text = ""
-            async with contextlib.aclosing(self._asked((wave.samples, wave.rate), pieces="delta")) as outputs:
-                async for output in outputs:
-                    (answer,) = output.outputs
-                    text += answer.text
-                    segments: tuple[SpeechSegment, ...] = ()
-                    if output.finished:
-                        segments = (SpeechSegment(0, 0.0, wave.seconds, text.strip()),)
-                    prompt = output.usage.prompt_tokens if output.finished else 0
-                    yield SpeechPiece(answer.text, segments, self._order.language, 0.0, prompt, len(answer.token_ids))
+            outputs = self._asked((wave.samples, wave.rate), pieces="delta")
+            async with contextlib.aclosing(_streamed(outputs, wave.seconds, self._order.language)) as found:
+                async for piece in found:
+                    yield piece
             return
 
         def ask(audio: Any) -> AsyncGenerator[RequestOutput, None]:
@@ -306,17 +300,10 @@ class Transcription:
         audio = (wave.samples, wave.rate)
         language = await self._language(audio, tokens)
         prompt = await self._prompt(language, tokens, timestamps=False)
-        text = ""
-        async with contextlib.aclosing(self._continued(prompt, audio, self._params, "delta")) as outputs:
-            async for output in outputs:
-                (answer,) = output.outputs
-                new = answer.text if text else answer.text.lstrip()
-                text += new
-                segments: tuple[SpeechSegment, ...] = ()
-                if output.finished:
-                    segments = (SpeechSegment(0, 0.0, wave.seconds, text.strip()),)
-                count = output.usage.prompt_tokens if output.finished else 0
-                yield SpeechPiece(new, segments, language, 0.0, count, len(answer.token_ids))
+        outputs = self._continued(prompt, audio, self._params, "delta")
+        async with contextlib.aclosing(_streamed(outputs, wave.seconds, language, strips=True)) as found:
+            async for piece in found:
+                yield piece
 
     async def _in_sequence(self, wave: Any, tokens: SpeechTokens) -> AsyncGenerator[SpeechPiece, None]:
         """Transcribe window after window; each starts where the last timestamp of the one before ended."""
@@ -365,7 +352,7 @@ class Transcription:
         per_state = round(rate * tokens.step_s)
         heard = max(1, (len(samples) + per_state // 2 - 1) // per_state)
         alignment = Alignment(tokens.alignment_heads, len(prompt), heard, tokens.median_width)
-        asked = {"prompt_token_ids": [*prompt, *read], "multi_modal_data": {"audio": audio}, **self._salt}
+        asked = self._decoder_prompt([*prompt, *read], audio)
         weights_NE = await self._llm.aligned(asked, alignment, next(self._names), **self._options)
         found = await asyncio.to_thread(last_states, weights_NE)
         found += found[-1:] * (len(ids) - len(found))
@@ -541,6 +528,27 @@ def form_of(llm: Any) -> tuple[SpeechForm, SpeechTokens | None]:
         raise ParamsError(f"{llm.info.name!r} makes no transcripts.", "Ask a model that hears.", param="model")
     form: SpeechForm = llm.speech[0]
     return form, llm.speech[1]
+
+
+async def _streamed(
+    outputs: AsyncGenerator[RequestOutput, None], seconds: float, language: str, *, strips: bool = False
+) -> AsyncGenerator[SpeechPiece, None]:
+    """Give the words of the only window as they are written, and its segment with the last of them.
+
+    Args:
+        strips: the words begin with a blank, which is left out.
+    """
+    text = ""
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            (answer,) = output.outputs
+            new = answer.text.lstrip() if strips and not text else answer.text
+            text += new
+            segments: tuple[SpeechSegment, ...] = ()
+            if output.finished:
+                segments = (SpeechSegment(0, 0.0, seconds, text.strip()),)
+            count = output.usage.prompt_tokens if output.finished else 0
+            yield SpeechPiece(new, segments, language, 0.0, count, len(answer.token_ids))
 
 
 async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.attention.latent import LatentTurn
+
 
 @dataclass(eq=False)
 class GroupMetadata:
@@ -248,3 +250,20 @@ class AttentionBackend(Protocol):
 
     def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
         """Store the step's latents without computing attention."""
+
+    def attend_latent_row(
+        self,
+        q_HC: Tensor,
+        latent_W: Tensor,
+        turn: LatentTurn,
+        up_HDR: Tensor,
+        kv: LayerLatent,
+        metadata: AttnMetadata,
+        scale: float,
+    ) -> Tensor:
+        """As `attend_latent` for a step of one decoding row, given as products make it; returns (H, V).
+
+        Args:
+            turn: what is applied to query and latent first.
+            up_HDR: and all others are contiguous.
+        """

@@ -134,15 +134,17 @@ def attend_latent_row(
     """Attend to latents for a single row, given as products make it; returns (H, V), otherwise as `attend_latent`."""
     context = current()
     kv, metadata = context.kv.get(layer), context.metadata
-    attend = getattr(context.backend, "attend_latent_row", None)
     alone = context.tail is None and not metadata.stored and metadata.num_decodes == len(metadata.starts) == 1
-    fits = isinstance(kv, LayerLatent) and kv.latents.shape[2] == latent_W.numel() and up_HDR.is_contiguous()
-    if attend is None or not alone or not fits:
+    if (
+        not alone
+        or not isinstance(kv, LayerLatent)
+        or kv.latents.shape[2] != latent_W.numel()
+        or not up_HDR.is_contiguous()
+    ):
         q_1HC, latent_1W = turned(q_HC.unsqueeze(0), latent_W.unsqueeze(0), turn)
         return attend_latent(layer, q_1HC.transpose(0, 1).unsqueeze(0), latent_1W[None, None], up_HDR, scale)[0, 0]
     context.called[layer] = context.called.get(layer, 0) + 1
-    made: Tensor = attend(q_HC, latent_W, turn, up_HDR, kv, metadata, scale)
-    return made
+    return context.backend.attend_latent_row(q_HC, latent_W, turn, up_HDR, kv, metadata, scale)
 
 
 def _crossing(layer: int) -> tuple[CrossContext, int]:

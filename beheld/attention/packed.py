@@ -18,6 +18,7 @@ from torch import Tensor
 from beheld.attention import tower  # noqa: F401  (defines the operator)
 from beheld.attention.backend import AttnMetadata, LayerKV, LayerLatent, Sharing
 from beheld.attention.context import current
+from beheld.attention.latent import LatentTurn
 from beheld.core.errors import ModelError
 
 NAME = "beheld_packed"
@@ -152,5 +153,18 @@ class PackedBackend:
         raise ModelError(_NO_CACHE)
 
     def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
+        """See AttentionBackend; no layer has a cache."""
+        raise ModelError(_NO_CACHE)
+
+    def attend_latent_row(
+        self,
+        q_HC: Tensor,
+        latent_W: Tensor,
+        turn: LatentTurn,
+        up_HDR: Tensor,
+        kv: LayerLatent,
+        metadata: AttnMetadata,
+        scale: float,
+    ) -> Tensor:
         """See AttentionBackend; no layer has a cache."""
         raise ModelError(_NO_CACHE)

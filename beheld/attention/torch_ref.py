@@ -15,7 +15,7 @@ from torch import Tensor
 from beheld.attention import cpu_decode, cpu_prefill
 from beheld.attention.backend import AttnMetadata, Further, GroupMetadata, LayerKV, LayerLatent, Sharing
 from beheld.attention.dense_decode_cache import DenseDecodeCache, joined, left_by_sinks
-from beheld.attention.latent import absorbed, absorbs, expanded, raised
+from beheld.attention.latent import LatentTurn, absorbed, absorbs, expanded, raised, turned
 
 # Scores of a prompt that are computed at a time, where PyTorch's own attention does not compute them.
 _MOST_SCORES = 1 << 24
@@ -168,6 +168,20 @@ class TorchBackend:
                 out_THV[rows] = out_PHC[..., : v_LHV.shape[2]]
             token += count
         return out_THV
+
+    def attend_latent_row(
+        self,
+        q_HC: Tensor,
+        latent_W: Tensor,
+        turn: LatentTurn,
+        up_HDR: Tensor,
+        kv: LayerLatent,
+        metadata: AttnMetadata,
+        scale: float,
+    ) -> Tensor:
+        """See AttentionBackend."""
+        q_1HC, latent_1W = turned(q_HC.unsqueeze(0), latent_W.unsqueeze(0), turn)
+        return self.attend_latent(q_1HC, latent_1W, up_HDR, kv, metadata, scale)[0]
 
     def store_latent(self, latent_TW: Tensor, kv: LayerLatent, metadata: AttnMetadata) -> None:
         """See AttentionBackend."""

@@ -217,13 +217,7 @@ class TritonBackend:
         metadata: AttnMetadata,
         scale: float,
     ) -> Tensor:
-        """Store and attend for a step of one decoding row, given as products make it; returns (H, V).
-
-        Turning and absorbing are one launch.
-
-        Args:
-            up_HDR: and all others are contiguous.
-        """
+        """Turning, storing and absorbing are one launch; see AttentionBackend."""
         group = metadata.groups[kv.group]
         heads, both, _ = up_HDR.shape
         plain = q_HC.shape[1] - turn.cos_P.numel()

@@ -16,11 +16,12 @@ from beheld.checkpoint.pooling import longest, pooler_of
 from beheld.checkpoint.remote_code import own_first
 from beheld.checkpoint.secondary import described, secondary_weights
 from beheld.core.config import EngineArgs, KVGroup, ModelInfo, StateShape
-from beheld.core.errors import ConfigError, ModelError
+from beheld.core.errors import ConfigError, ModelError, first_line
 from beheld.families import registry
 from beheld.families.family import UNDEFINED, Family, OldestTransformers
 from beheld.families.text_types import NEW_TYPES
 from beheld.utils.log import get_logger
+from beheld.utils.version import numbers_of
 
 logger = get_logger(__name__)
 
@@ -82,7 +83,7 @@ def read_config(path: Path, args: EngineArgs) -> Any:
     except Exception as error:
         kind = raw.get("model_type") or "unnamed"
         raise ModelError(
-            f"The model type {kind!r} is not one this version of transformers can read: {_first_line(error)}",
+            f"The model type {kind!r} is not one this version of transformers can read: {first_line(error)}.",
             "Update transformers, or use a checkpoint in transformers' own layout.",
         ) from error
     if not is_ours:
@@ -144,25 +145,12 @@ def _need_transformers(family: Family, raw: Mapping[str, Any]) -> None:
         return
     import transformers
 
-    if _numbers(transformers.__version__) < _numbers(oldest.version):
+    if numbers_of(transformers.__version__) < numbers_of(oldest.version):
         raise ModelError(
             f"Models of the type {kind!r} need transformers {oldest.version}: "
             f"{transformers.__version__}, which is installed, {oldest.flaw}.",
             f"Install it: pip install 'transformers>={oldest.version}'",
         )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
-
-
-def _first_line(error: BaseException) -> str:
-    text = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not text:
-        return type(error).__name__
-    # Some first lines only announce what follows.
-    return " ".join(text[:2]) if text[0].endswith(":") else text[0]
 
 
 def _override(config: Any, overrides: Mapping[str, Any] | Callable[[Any], Any] | None) -> Any:
@@ -199,7 +187,7 @@ def read_info(path: Path, args: EngineArgs, config: Any = None) -> ModelInfo:
         # What a value means is known to the class that reads it, and that it is of the wrong kind only here.
         raise ModelError(
             f"config.json cannot be used: an entry of {type(config).__name__} is missing or of the wrong kind "
-            f"({type(error).__name__}: {_first_line(error)}).",
+            f"({type(error).__name__}: {first_line(error)}).",
             "Mend config.json, or fetch the checkpoint again.",
         ) from error
 
@@ -264,7 +252,7 @@ def _info(path: Path, args: EngineArgs, config: Any) -> ModelInfo:
         position_axes=2 if family.encodes else _axes(text) if placeholders else 1,
         eos_ids=_ids(generation.get("eos_token_id"))
         | _ids(getattr(text, "eos_token_id", None))
-        | _ids(_own_eos(config))
+        | _ids(getattr(config, "eos_token_id", None))
         | _ids(None if family.ends is None else family.ends(config, generation)),
         pad_id=_one(getattr(text, "pad_token_id", None)),
         kv_groups=(*groups, *(() if cross is None else (cross,))),
@@ -372,9 +360,7 @@ def kv_groups(text: Any, state: StateShape | None = None, *, dense: bool = False
     readers_by_source: dict[int, list[int]] = {}
     recurrent: list[int] = []
     for layer, name in enumerate(types):
-        if layer in cross_layers:
-            continue
-        if name in _STATELESS:
+        if layer in cross_layers or name in _STATELESS:
             continue
         kind = "full" if name == _BOTH or (dense and name == _INDEXED) else _LAYER_KINDS.get(name)
         recurs = kind == "recurrent" or name == _BOTH
@@ -527,10 +513,6 @@ def _ids(value: Any) -> frozenset[int]:
     if isinstance(value, int):
         return frozenset((value,))
     return frozenset(v for v in value or () if isinstance(v, int))
-
-
-def _own_eos(config: Any) -> Any:
-    return getattr(config, "eos_token_id", None)
 
 
 def _one(value: Any) -> int | None:

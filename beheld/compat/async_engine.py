@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import fields
 from typing import Any, Self
 
 from beheld.api.async_llm import AsyncLLM
@@ -19,7 +18,7 @@ class ScriptAsyncLLM(AsyncLLM):
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *_: Any, **__: Any) -> Self:
         """Build from EngineArgs; vLLM's further arguments (usage_context, stat_loggers) mean nothing here."""
-        return cls(**{each.name: getattr(engine_args, each.name) for each in fields(EngineArgs)})
+        return cls(**engine_args.keywords())
 
     def generate(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,7 +183,7 @@ class ScriptLLM(LLM):
         """Which of how many engines this is: where torchrun's processes have one each, a script shares out prompts."""
         import torch.distributed as dist
 
-        asked = self._args.tensor_parallel_size * self._args.pipeline_parallel_size
+        asked = self._args.num_ranks
         number = dist.get_rank() // asked if dist.is_initialized() else 0
         return SimpleNamespace(
             data_parallel_rank=number % self._args.data_parallel_size,
@@ -211,7 +211,7 @@ class ScriptLLM(LLM):
             if self._reloading is None and EnginePart.KV_CACHE in lacks and EnginePart.WEIGHTS not in lacks:
                 # `wake_up` has just read them.
                 return [None]
-            options = {each.name: getattr(self._args, each.name) for each in fields(EngineArgs)}
+            options = self._args.keywords()
             self.close()
             self._engine = None
             LLM.__init__(self, **(options | {"load_format": self._reloading or self._args.load_format}))
@@ -269,8 +269,7 @@ class ScriptEngine:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *_: Any, **__: Any) -> ScriptEngine:
         """An engine with these options; vLLM's further arguments (usage_context, stat_loggers) mean nothing here."""
-        options = {each.name: getattr(engine_args, each.name) for each in fields(EngineArgs)}
-        return ScriptLLM(**options).llm_engine
+        return ScriptLLM(**engine_args.keywords()).llm_engine
 
     def add_request(
         self,
@@ -402,7 +401,4 @@ def _load_format(overrides: Any = None) -> str:
 
 def _named(job: Job, request_id: str) -> list[Any]:
     """The requests of a job under the script's own id."""
-    from dataclasses import replace
-
-    made = job.requests()
-    return [replace(one, id=one.id.replace(job.id, request_id, 1)) for one in made]
+    return [replace(one, id=one.id.replace(job.id, request_id, 1)) for one in job.requests()]

@@ -133,6 +133,15 @@ class EngineArgs:
     use_tqdm_on_load: bool = True
     enable_sleep_mode: bool = False
 
+    def keywords(self) -> dict[str, Any]:
+        """Every option as a keyword of LLM and AsyncLLM."""
+        return {each.name: getattr(self, each.name) for each in fields(EngineArgs)}
+
+    @property
+    def num_ranks(self) -> int:
+        """How many processes are asked for to hold a part of the model, each engine's own."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @classmethod
     def from_keywords(cls, options: Mapping[str, Any]) -> EngineArgs:
         """Build from keywords; an unknown one raises a ConfigError that names it and the nearest known one."""

@@ -109,8 +109,11 @@ def rebuild(
 
 def first_line(error: BaseException) -> str:
     """An exception's message in one line, without a full stop."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    lines = [text for line in str(error).splitlines() if (text := line.strip())]
+    if not lines:
+        return type(error).__name__
+    # Some first lines only announce what follows.
+    return (" ".join(lines[:2]) if lines[0].endswith(":") else lines[0]).rstrip(".")
 
 
 class UserError(BeheldError, ValueError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beheld.core.config import ModelInfo
-from beheld.core.errors import AsleepError, EngineDeadError, StatesLostError
+from beheld.core.errors import AsleepError, EngineDeadError, StatesLostError, first_line
 from beheld.core.outputs import TokenEvent
 from beheld.core.plan import SeqSlice, StepPlan, StepResult
 from beheld.core.request import Request
@@ -249,7 +249,7 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            reason = _reason(error)
+            reason = first_line(error)
         # Outside of the `except` block: inside it, the exception still holds the failed step's memory.
         return Launched(plan, None, self._retry(plan, reason))
 
@@ -283,7 +283,7 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            reason = _reason(error)
+            reason = first_line(error)
         plan = step.plan
         if not self._depth:
             return self._retry(plan, reason)
@@ -311,7 +311,7 @@ class EngineCore:
             except StatesLostError:
                 own = StepResult(plan.id, {}, redone={piece.row: reason})
             except Exception as culprit:
-                own = StepResult(plan.id, {}, failed={piece.row: _reason(culprit)}, culprits=frozenset({piece.row}))
+                own = StepResult(plan.id, {}, failed={piece.row: first_line(culprit)}, culprits=frozenset({piece.row}))
             parts.append(own)
         # Ask the device for lost items: a part may have failed before it could report them.
         alone = _merged(plan.id, parts, self._missing(plan))
@@ -337,7 +337,7 @@ class EngineCore:
         except EngineDeadError:
             raise
         except Exception as error:
-            logger.warning("The retried sequences cannot be run together (%s).", _reason(error))
+            logger.warning("The retried sequences cannot be run together (%s).", first_line(error))
             return None
 
 
@@ -388,8 +388,3 @@ def _part(plan: StepPlan, piece: SeqSlice, *, first: bool) -> StepPlan:
 
 def _asleep() -> AsleepError:
     return AsleepError("The engine sleeps.", "Wake it up first: wake_up(), or POST /wake_up.")
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__

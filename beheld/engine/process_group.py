@@ -84,7 +84,7 @@ def _asking(args: EngineArgs) -> str:
 
 
 def _spawn_elsewhere(args: EngineArgs) -> Spawned:
-    gpus_each = args.tensor_parallel_size * args.pipeline_parallel_size if has_accelerator(args.device) else 0
+    gpus_each = args.num_ranks if has_accelerator(args.device) else 0
     return spawn_elsewhere(_asking(args), gpus_each)
 
 
@@ -112,9 +112,7 @@ class ProcessGroup:
         begun = spawned or (
             spawn_all_elsewhere(args)
             if args.data_parallel_backend == "ray"
-            else spawn_all(
-                args.data_parallel_size, args.tensor_parallel_size * args.pipeline_parallel_size, args.device
-            )
+            else spawn_all(args.data_parallel_size, args.num_ranks, args.device)
         )
         # Engines whose seeds differ would still answer alike, because requests bring their own; their logs would not.
         seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(7), "little")

@@ -27,7 +27,7 @@ def ranks_of(args: EngineArgs, info: ModelInfo, device: str) -> tuple[int, int]:
         ConfigError: Ray is not installed, or stages cannot do what the model needs, or torchrun's processes would
             meet on GPUs.
     """
-    asked = args.tensor_parallel_size * args.pipeline_parallel_size
+    asked = args.num_ranks
     launched = args.distributed_executor_backend == LAUNCHED
     if asked == 1 and args.distributed_executor_backend == "ray":
         logger.info("distributed_executor_backend='ray' has no effect with one rank, which runs on this host.")
@@ -105,7 +105,7 @@ def check_ranks(
     Raises:
         ConfigError: the weights alone exceed the free memory of one GPU.
     """
-    asked = args.tensor_parallel_size * args.pipeline_parallel_size
+    asked = args.num_ranks
     if asked == 1 or config.num_ranks == asked:
         return
     from beheld.platform.registry import platform_of

@@ -306,8 +306,7 @@ def _seed(args: EngineArgs) -> int:
         return seed
     from beheld.executor.launched import agreed_seed
 
-    wanted = args.data_parallel_size * args.tensor_parallel_size * args.pipeline_parallel_size
-    return agreed_seed(wanted, seed)
+    return agreed_seed(args.data_parallel_size * args.num_ranks, seed)
 
 
 def _workers(args: EngineArgs, platform: Platform) -> dict[str, Any]:

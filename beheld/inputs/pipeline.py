@@ -156,10 +156,7 @@ class InputPipeline:
         reason = ""
         try:
             nothing = any(not self._tokenizer.encode(_TEXT, add_special_tokens=ends) for ends in (False, True))
-        except BaseException as error:
-            # The library's panics are no exceptions of the usual kind.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
+        except Exception as error:
             nothing, reason = True, first_line(error)
         if nothing:
             raise ModelError(

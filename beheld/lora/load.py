@@ -425,7 +425,11 @@ def _ready(
 
 
 def _check_targets(name: str, config: Mapping[str, Any], form: Form, found: Mapping[str, Any]) -> None:
-    """Return a target that the configuration names and the model has, but the file lacks."""
+    """Refuse a file that lacks the matrices of a layer that the configuration names and the model has.
+
+    Raises:
+        LoRAError: it does.
+    """
     targets = config.get("target_modules")
     # Every end of a site's path at a dot, and whether a site of that end has matrices.
     ends: dict[str, bool] = {}

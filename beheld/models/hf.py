@@ -34,6 +34,7 @@ from beheld.models.surgery.parts import core_of, speaker_and_cores, text_model
 from beheld.models.surgery.staged import Seams
 from beheld.parallel.shared_items import shares_items
 from beheld.platform.registry import platform_of
+from beheld.utils.version import numbers_of
 
 # Larger tower calls take the device longer than the host takes to launch them, however busy the host is.
 _MOST_PATCHES = 1 << 14
@@ -380,7 +381,7 @@ def _takes_nested_routes() -> bool:
     """Return whether `set_attn_implementation` takes a part's parts: before 5.20, it refuses them."""
     from transformers import __version__
 
-    return tuple(int(part) for part in __version__.split(".")[:2]) >= (5, 20)
+    return numbers_of(__version__) >= (5, 20)
 
 
 def _as_they_are(config: Any) -> dict[str, Any]:

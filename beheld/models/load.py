@@ -71,7 +71,6 @@ def load_model(
     known_class = model_class_of(info, hf_config)
     limits = _limits(config, piped)
     model_class = _needed(known_class, info, limits)
-    whole_class = model_class
     stage = None if piped is None else StagePlan(piped.rank, _bounds(known_class, hf_config, info, config))
     if config.load_format == "dummy":
         if quantization_of(hf_config, Path(info.path)) is not None:
@@ -88,16 +87,14 @@ def load_model(
     model = surgery.target.model
     if stage is not None:
         surgery.target.stage = stage
-        model.__class__ = whole_class
     if ranks is not None:
         surgery.target.ranks, surgery.target.shards = ranks, model.shard_plan
-        model.__class__ = model_class
         if ranks.rank == 0:
             _tell(model.shard_plan)
+    # Without what cut it into parts or left parts out while it was made.
+    model.__class__ = known_class
     if info.pooler is not None:
         pooling_head.give(model, info)
-    if model_class is not known_class:
-        model.__class__ = known_class
     if not all(limits.values()):
         logger.info("Modules of disabled media are not loaded: %s.", ", ".join(model.left_out) or "nothing")
     if getattr(model, "unread", ()):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.float8 import Float8Linear
+from beheld.quant.linear import bias_of
 
 
 @functools.cache
@@ -85,8 +86,7 @@ class OneRowFloat8Linear(Float8Linear):
     @classmethod
     def of(cls, layer: Float8Linear) -> OneRowFloat8Linear:
         """Return one with the same weights, sharing memory."""
-        bias_N = None if layer.bias is None else layer.bias.data
-        return cls(layer.rows_NK.data, layer.scale_N.data, bias_N, layer.weight.dtype)
+        return cls(layer.rows_NK.data, layer.scale_N.data, bias_of(layer), layer.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""

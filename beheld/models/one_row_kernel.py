@@ -31,6 +31,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from beheld.platform.registry import platform_of
 from beheld.quant.float8_kernel import float8_scale, in_steps
+from beheld.utils.version import numbers_of
 
 # How many weights of an output a program reads at once: all of them, up to this number.
 _MOST_AT_ONCE = 4096
@@ -45,7 +46,7 @@ _SHORT = {
 }
 # Rows of up to 2,048 weights need 76 registers, but Triton 3.8 takes 85, and then the twelfth program waits for the end
 # of the others, and a token takes 6 % longer (3B, H100). With 3.6, a bound makes small products 4 to 8 % slower.
-_BOUNDED = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)
+_BOUNDED = numbers_of(triton.__version__) >= (3, 7)
 _LONG_OUTPUTS = 4
 _LONG_AT_A_TIME = 1024
 _STAGES = 4

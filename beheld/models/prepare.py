@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,6 +124,11 @@ def _compiles(target: Target) -> bool:
 # ---------------------------------------------------------------------- what
 
 
+def _counted(words: str, change: Callable[[Target, Changes], int]) -> Callable[[Target, Changes], None]:
+    """Return an operation's `apply` that logs how often it found what it changes."""
+    return lambda target, changes: logger.debug(words, change(target, changes))
+
+
 def _exact_float32(target: Target, changes: Changes) -> None:
     target.around.append(platform_of(target.config.device).exact_float32)
     changes.undo_with(target.around.pop)
@@ -131,38 +137,6 @@ def _exact_float32(target: Target, changes: Changes) -> None:
 def _two_scales(target: Target, changes: Changes) -> None:
     model = target.model
     replace_two_scales(model.get_decoder() if hasattr(model, "get_decoder") else model, changes)
-
-
-def _latents(target: Target, changes: Changes) -> None:
-    logger.debug("%d layers pass latents on.", pass_latents_on(text_model(target.model), changes))
-
-
-def _fuse_on_cpu(target: Target, changes: Changes) -> None:
-    # Only in the text model: towers process many rows at once, so the number of calls does not matter.
-    logger.debug("Fused %d groups of linear layers.", fuse_linears(text_model(target.model), changes))
-
-
-def _take_conv1ds(target: Target, changes: Changes) -> None:
-    logger.debug("Replaced %d Conv1Ds.", take_conv1ds(target.model, changes))
-
-
-def _fuse_norms(target: Target, changes: Changes) -> None:
-    logger.debug("Replaced %d norms by compiled ones.", fuse_norms(text_model(target.model), changes))
-
-
-def _experts(target: Target, changes: Changes) -> None:
-    logger.debug(
-        "Replaced %d sets of experts by linear layers.", replace_experts(target.model, _dtype(target), changes)
-    )
-
-
-def _pack_convolutions(target: Target, changes: Changes) -> None:
-    found = pack_patch_convolutions(target.model, _dtype(target), changes)
-    logger.debug("Replaced %d convolutions by matrix products.", found)
-
-
-def _replace_elus(target: Target, changes: Changes) -> None:
-    logger.debug("Replaced %d ELUs.", replace_elus(target.model, changes))
 
 
 def _pack(target: Target, changes: Changes) -> None:
@@ -186,21 +160,9 @@ def _use_pages(target: Target, changes: Changes) -> None:
     allocator.give_back_freed()
 
 
-def _pad_rows(target: Target, changes: Changes) -> None:
-    logger.debug("Padded %d linear layers.", replace_linears(target.model, PaddedLinear, _dtype(target), changes))
-
-
 def _pad_mlps(target: Target, changes: Changes) -> None:
     spared = text_model(target.model) if target.config.max_loras else None
     logger.debug("Padded %d MLPs.", pad_mlps(target.model, changes, spared))
-
-
-def _patch_products(target: Target, changes: Changes) -> None:
-    logger.debug("Replaced %d convolutions.", replace_patch_convolutions(target.model, changes))
-
-
-def _fuse_on_gpu(target: Target, changes: Changes) -> None:
-    logger.info("Fused %d groups of linear layers.", fuse_linears(target.model, changes))
 
 
 def _one_row_linears(target: Target, changes: Changes) -> None:
@@ -308,7 +270,9 @@ OPERATIONS = (
         Stage.ADAPT,
         needs="layers of latent attention: with kv_a_proj_with_mqa, kv_b_proj and expand_kv",
         replaces="kv_b_proj and expand_kv, so that attention gets latents",
-        apply=_latents,
+        apply=_counted(
+            "%d layers pass latents on.", lambda target, changes: pass_latents_on(text_model(target.model), changes)
+        ),
     ),
     Operation(
         "parts of ranks",
@@ -324,7 +288,11 @@ OPERATIONS = (
         needs="a CPU and float32, or bfloat16 in hardware; text layers with q, k and v, gate and up, or the like, of "
         "one input",
         replaces="each group by one product, where the outputs stay the same",
-        apply=_fuse_on_cpu,
+        # Only in the text model: towers process many rows at once, so the number of calls does not matter.
+        apply=_counted(
+            "Fused %d groups of linear layers.",
+            lambda target, changes: fuse_linears(text_model(target.model), changes),
+        ),
         suits=lambda target: _packs(target) and env.FUSE(),
     ),
     Operation(
@@ -332,7 +300,7 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware; transformers' Conv1D, as GPT-2 has it",
         replaces="them, by linear layers",
-        apply=_take_conv1ds,
+        apply=_counted("Replaced %d Conv1Ds.", lambda target, changes: take_conv1ds(target.model, changes)),
         suits=_packs,
     ),
     Operation(
@@ -340,7 +308,10 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU with bfloat16 in hardware, and llvmlite; RMS norms of the text model in bfloat16",
         replaces="them, by functions compiled for this CPU, which round as they do",
-        apply=_fuse_norms,
+        apply=_counted(
+            "Replaced %d norms by compiled ones.",
+            lambda target, changes: fuse_norms(text_model(target.model), changes),
+        ),
         suits=lambda target: _packs(target) and not _float32(target) and jit.available() and env.FUSE(),
     ),
     Operation(
@@ -348,7 +319,10 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU and float32, or bfloat16 in hardware; experts of the usual form",
         replaces="them, by layers that compute only the rows that chose them",
-        apply=_experts,
+        apply=_counted(
+            "Replaced %d sets of experts by linear layers.",
+            lambda target, changes: replace_experts(target.model, _dtype(target), changes),
+        ),
         suits=_packs,
     ),
     Operation(
@@ -356,7 +330,10 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU with oneDNN and float32, or bfloat16 in hardware; convolutions that see each patch once",
         replaces="them, by matrix products with packed weights",
-        apply=_pack_convolutions,
+        apply=_counted(
+            "Replaced %d convolutions by matrix products.",
+            lambda target, changes: pack_patch_convolutions(target.model, _dtype(target), changes),
+        ),
         suits=lambda target: _packs(target) and can_pack(),
     ),
     Operation(
@@ -364,7 +341,7 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU; ELUs, as audio codecs have them",
         replaces="them, by functions that the CPU computes with vectors in float32",
-        apply=_replace_elus,
+        apply=_counted("Replaced %d ELUs.", lambda target, changes: replace_elus(target.model, changes)),
         suits=lambda target: _on_cpu(target) and env.FUSE(),
     ),
     Operation(
@@ -389,7 +366,10 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a CPU and 16 bits that it does not multiply in hardware",
         replaces="linear layers, by ones that pad rows to few distinct numbers",
-        apply=_pad_rows,
+        apply=_counted(
+            "Padded %d linear layers.",
+            lambda target, changes: replace_linears(target.model, PaddedLinear, _dtype(target), changes),
+        ),
         suits=lambda target: _on_cpu(target) and not _packs(target),
     ),
     Operation(
@@ -405,7 +385,10 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a GPU; convolutions over time and space that see each patch once",
         replaces="them, by matrix products",
-        apply=_patch_products,
+        apply=_counted(
+            "Replaced %d convolutions.",
+            lambda target, changes: replace_patch_convolutions(target.model, changes),
+        ),
         suits=_fuses_on_gpu,
     ),
     Operation(
@@ -413,7 +396,9 @@ OPERATIONS = (
         Stage.FUSE,
         needs="a GPU; layers with q, k and v, gate and up, or the like, of one input",
         replaces="each group by one product, where the outputs stay the same",
-        apply=_fuse_on_gpu,
+        apply=_counted(
+            "Fused %d groups of linear layers.", lambda target, changes: fuse_linears(target.model, changes)
+        ),
         suits=_fuses_on_gpu,
     ),
     Operation(

@@ -26,7 +26,7 @@ from beheld.models.load import model_class_of
 from beheld.models.surgery.parts import text_part
 from beheld.quant.at_load import FEWEST_OUTPUTS
 from beheld.quant.row_bytes import sources_of
-from beheld.quant.stored_entries import StoredEntries, weight_files
+from beheld.quant.stored_entries import StoredEntries, entry_files
 from beheld.quant.written import WrittenForm, int4_form, int8_form
 from beheld.quant.written_awq import AWQForm, awq_form
 
@@ -195,7 +195,7 @@ def _write_weights(
 
     by_file: dict[str, str] = {}
     before = after = 0
-    for file in weight_files(source):
+    for file in entry_files(source):
         made: dict[str, Tensor] = {}
         with safe_open(file, framework="pt", device="cpu") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)

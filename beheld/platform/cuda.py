@@ -16,6 +16,7 @@ from beheld.platform.platform import Defaults, Event, Graph, Graphs, KernelFacts
 from beheld.platform.probe import seeing, visible_accelerators
 from beheld.platform.triton import HAS_TRITON
 from beheld.utils import env
+from beheld.utils.version import numbers_of
 
 # From these compute capabilities on: bfloat16 and its grouped products (Ampere), FP8 (Ada), early starts (Hopper).
 _AMPERE, _ADA, _HOPPER = (8, 0), (8, 9), (9, 0)
@@ -109,8 +110,8 @@ class Cuda:
     @property
     def fp8_block_products(self) -> bool:
         """cuBLAS has them for Hopper alone, from CUDA 12.9 on."""
-        version = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
-        return torch.cuda.get_device_capability()[0] == _HOPPER[0] and version >= (12, 9)
+        newest = numbers_of(torch.version.cuda or "0") >= (12, 9)
+        return torch.cuda.get_device_capability()[0] == _HOPPER[0] and newest
 
     @property
     def grouped_products(self) -> bool:

@@ -22,7 +22,7 @@ def check_room(args: EngineArgs) -> None:
             fewer cores than there would be processes.
     """
     check_numbers(args)
-    ranks = args.tensor_parallel_size * args.pipeline_parallel_size
+    ranks = args.num_ranks
     engines = 1 if args.data_parallel_backend == "ray" else args.data_parallel_size
     if args.distributed_executor_backend == "external_launcher":
         return

@@ -25,7 +25,7 @@ from beheld.quant.integers import dequantized, reordered, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
 from beheld.quant.stored_as import Axis, StoredAs, group_axis
-from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
+from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries, check_group_size
 
 METHOD = "awq"
 BITS = 4
@@ -44,9 +44,7 @@ def make(stated: Mapping[str, Any], target: StorageTarget) -> DequantizingMethod
         raise ModelError(f"AWQ weights in the layout {layout!r} are not supported.", _REMEDY)
     if stated.get("zero_point", True) is not True:
         raise ModelError("AWQ weights without zero points are not supported.", _REMEDY)
-    size = stated.get("group_size", stated.get("q_group_size", 128))
-    if type(size) is not int or size == 0 or size < -1:
-        raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
+    size = check_group_size(stated.get("group_size", stated.get("q_group_size", 128)))
     read = functools.partial(open_weights, group_sizes=(size,), device=target.device)
     return DequantizingMethod(METHOD, "4-bit weights (AWQ)", read, KeptGroups(target))
 

@@ -23,7 +23,7 @@ from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import FP8, MOST
 from beheld.quant.grouped import check_greatest
 from beheld.quant.grouped_linear import fitting_group
-from beheld.quant.linear import StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 
@@ -45,16 +45,12 @@ class CodedLinear(StoredLinear):
     Attributes:
         codes_NX: what is stored of each output.
         scale_NG: float32.
-        weight: empty; gives type and device to models that ask for them.
     """
 
     def __init__(self, codes_NX: Tensor, scale_NG: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__((codes_NX.shape[0], self.inputs_of(codes_NX)), bias_N, dtype)
         self.codes_NX = nn.Parameter(codes_NX, requires_grad=False)
         self.scale_NG = nn.Parameter(scale_NG, requires_grad=False)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype)
-        self.out_features, self.in_features = codes_NX.shape[0], self.inputs_of(codes_NX)
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
@@ -70,7 +66,7 @@ class CodedLinear(StoredLinear):
             check_greatest(exact_MK.abs())
             parts.append(cls.rounded(exact_MK.float()))
         codes_NX, scale_NG = (torch.cat(each) for each in zip(*parts, strict=True))
-        return cls(codes_NX, scale_NG, None if linear.bias is None else linear.bias.data, weight_NK.dtype)
+        return cls(codes_NX, scale_NG, bias_of(linear), weight_NK.dtype)
 
     @staticmethod
     @abstractmethod
@@ -84,7 +80,7 @@ class CodedLinear(StoredLinear):
 
     @staticmethod
     @abstractmethod
-    def dequantized(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
+    def decoded(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
         """Return weights in float32, (N, K)."""
 
     @classmethod
@@ -100,13 +96,11 @@ class CodedLinear(StoredLinear):
     def part(self, outputs: slice) -> Self:
         """Return a layer of these outputs alone, sharing memory."""
         codes_NX, scale_NG = self.codes_NX.data[outputs], self.scale_NG.data[outputs]
-        bias = None if self.bias is None else self.bias.data[outputs]
-        return type(self)(codes_NX, scale_NG, bias, self.weight.dtype)
+        return type(self)(codes_NX, scale_NG, bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = torch.cat(list(self._weights()))
-        return plain(weight_NK, None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return torch.cat(list(self._weights()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""
@@ -118,7 +112,7 @@ class CodedLinear(StoredLinear):
         """Yield the dequantized weights of some outputs after the other, in the type of the activations."""
         rows = max(1, _CHUNK // self.in_features)
         for codes_MX, scale_MG in zip(self.codes_NX.split(rows), self.scale_NG.split(rows), strict=True):
-            yield self.dequantized(codes_MX, scale_MG).to(self.weight.dtype)
+            yield self.decoded(codes_MX, scale_MG).to(self.weight.dtype)
 
 
 _FIELDS = ("codes_NX", "scale_NG")
@@ -147,7 +141,7 @@ class NF4Linear(CodedLinear):
         return codes[:, ::2] | (codes[:, 1::2] << 4), scale_NG
 
     @classmethod
-    def dequantized(cls, codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
+    def decoded(cls, codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
         """Return weights in float32, (N, K)."""
         values = nn.functional.embedding(codes_NX.int(), cls._pairs).flatten(1)
         return (values.unflatten(1, (scale_NG.shape[1], -1)) * scale_NG.unsqueeze(-1)).flatten(1)
@@ -168,7 +162,7 @@ class FP8Linear(CodedLinear):
         return (weight_NK / scale_N1).clamp_(-MOST, MOST).to(FP8), scale_N1
 
     @staticmethod
-    def dequantized(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
+    def decoded(codes_NX: Tensor, scale_NG: Tensor) -> Tensor:
         """Return weights in float32, (N, K)."""
         return codes_NX.float().mul_(scale_NG)
 

@@ -24,13 +24,13 @@ from beheld.quant.compressed_schemes import FP8_ROWS, METHOD, CompressedScheme, 
 from beheld.quant.dequantize import AS_STORED, LazyWeight, are_kept, without_quantization
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear
 from beheld.quant.fp8 import check_scale
-from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks
+from beheld.quant.kept_blocks import KeptBlocks, lazy_blocks, log_kept
 from beheld.quant.kept_groups import KeptGroups
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
 from beheld.quant.stored_as import Axis, StoredAs
-from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, weight_files
+from beheld.quant.stored_entries import SCALE_TYPES, StoredEntries, entry_files
 from beheld.utils import env
 from beheld.utils.log import get_logger
 
@@ -113,14 +113,7 @@ class CompressedTensors:
             self._groups.settle(model, model_class, replace)
         if self.objection is not None:
             return
-        kept = row_bytes.settle(model, model_class, self, replace)
-        logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
-        if kept.left:
-            logger.warning(
-                "%d FP8 weights are dequantized because of their layout or size, for example %r.",
-                len(kept.left),
-                kept.left[0],
-            )
+        log_kept(row_bytes.settle(model, model_class, self, replace))
 
     def stored_bytes(
         self, path: Path, model: Any, text_of: TextOf, weights: Mapping[str, Any] | None = None
@@ -271,4 +264,4 @@ def _eight(
 
 def stored_bytes(path: Path) -> int:
     """Return the bytes that the weights in `path` take as stored."""
-    return sum(file.stat().st_size for file in weight_files(path))
+    return sum(file.stat().st_size for file in entry_files(path))

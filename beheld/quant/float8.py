@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
-from beheld.quant.linear import StoredExperts, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredExperts, StoredLinear, bias_of, joined_bias
 
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
@@ -127,16 +127,12 @@ class Float8Linear(StoredLinear):
 
     Attributes:
         rows_NK, scale_N: FP8 numbers, and each output's scale in float32.
-        weight: empty; gives type and device to models that ask for them.
     """
 
     def __init__(self, rows_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.out_features, self.in_features = rows_NK.shape
+        super().__init__(rows_NK.shape, bias_N, dtype, rows_NK.device)
         self.rows_NK = nn.Parameter(rows_NK, requires_grad=False)
         self.scale_N = nn.Parameter(scale_N, requires_grad=False)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype, device=rows_NK.device)
 
     @classmethod
     def joined(cls, layers: Sequence[Float8Linear]) -> Float8Linear:
@@ -148,13 +144,12 @@ class Float8Linear(StoredLinear):
 
     def part(self, outputs: slice) -> Float8Linear:
         """Return a layer of these outputs alone, sharing memory."""
-        bias = None if self.bias is None else self.bias.data[outputs]
-        return Float8Linear(self.rows_NK.data[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
+        rows_NK, scale_N = self.rows_NK.data[outputs], self.scale_N.data[outputs]
+        return Float8Linear(rows_NK, scale_N, bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = self.rows_NK.data.float() * self.scale_N.data.unsqueeze(1)
-        return plain(weight_NK.to(self.weight.dtype), None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return self.rows_NK.data.float() * self.scale_N.data.unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""

@@ -21,6 +21,7 @@ from beheld.quant import coded
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import ALIGNED, FP8, Float8Experts, Float8Linear, rounded_rows
 from beheld.quant.grouped import check_greatest
+from beheld.quant.linear import bias_of
 from beheld.quant.listed_experts import EXPERTS
 from beheld.quant.method import StorageTarget
 
@@ -46,8 +47,7 @@ class Float8Rounding:
 
     def linear(self, linear: nn.Linear, head: bool, alone: bool = True) -> Float8Linear:
         """Round the weights of a linear layer."""
-        bias_N = None if linear.bias is None else linear.bias.data
-        return Float8Linear(*_rounded(linear.weight.data), bias_N, linear.weight.dtype)
+        return Float8Linear(*_rounded(linear.weight.data), bias_of(linear), linear.weight.dtype)
 
     def experts(self, experts: Any) -> Float8Experts:
         """Round the weights of experts, one expert at a time; `experts` loses them."""

@@ -24,7 +24,7 @@ from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines operators)
 from beheld.quant.float8 import FP8, MOST
-from beheld.quant.linear import StoredExperts, StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredExperts, StoredLinear, bias_of, joined_bias
 
 # Sizes of groups that kernels take, and what the outputs are multiples of.
 GROUPS = (32, 64, 128)
@@ -206,16 +206,12 @@ class BlockFloat8Linear(StoredLinear):
 
     Attributes:
         rows_NK, scale_BG: see BlockNumbers.
-        weight: empty; gives type and device to models that ask for them.
     """
 
     def __init__(self, numbers: BlockNumbers, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.out_features, self.in_features = numbers.rows.shape
+        super().__init__(numbers.rows.shape, bias_N, dtype, numbers.rows.device)
         self.rows_NK = nn.Parameter(numbers.rows, requires_grad=False)
         self.scale_BG = nn.Parameter(numbers.scale, requires_grad=False)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype, device=numbers.rows.device)
 
     @property
     def numbers(self) -> BlockNumbers:
@@ -233,13 +229,11 @@ class BlockFloat8Linear(StoredLinear):
 
     def part(self, outputs: slice) -> BlockFloat8Linear:
         """Return a layer of these outputs alone, sharing the numbers' memory."""
-        bias = None if self.bias is None else self.bias.data[outputs]
-        return BlockFloat8Linear(self.numbers.outputs_alone(outputs), bias, self.weight.dtype)
+        return BlockFloat8Linear(self.numbers.outputs_alone(outputs), bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = self.numbers.dequantized().to(self.weight.dtype)
-        return plain(weight_NK, None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return self.numbers.dequantized()
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""

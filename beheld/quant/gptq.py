@@ -29,7 +29,7 @@ from beheld.quant.integers import dequantized, unpacked
 from beheld.quant.kept_groups import KeptGroups, LazyGrouped
 from beheld.quant.method import StorageTarget
 from beheld.quant.stored_as import Axis, StoredAs
-from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries
+from beheld.quant.stored_entries import REFETCH, SCALE_TYPES, StoredEntries, check_group_size
 
 METHOD = "gptq"
 BITS = (2, 3, 4, 8)
@@ -56,12 +56,10 @@ class GroupedBits:
         Raises:
             ModelError: they are not supported.
         """
-        bits, size = stated.get("bits"), stated.get("group_size", -1)
+        bits = stated.get("bits")
         if bits not in BITS:
             raise ModelError(f"GPTQ weights of {bits!r} bits are not supported.", _REMEDY)
-        if type(size) is not int or size == 0 or size < -1:
-            raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
-        return cls(bits, size)
+        return cls(bits, check_group_size(stated.get("group_size", -1)))
 
     def __str__(self) -> str:
         return f"{self.bits} bits with the group size {self.group_size}"

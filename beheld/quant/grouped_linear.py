@@ -16,7 +16,7 @@ from beheld.platform import host
 from beheld.platform.jit import ProgramStep
 from beheld.quant.byte_products import PackedWeights
 from beheld.quant.grouped import GROUP_UNIT, GroupedForm, GroupedNumbers, concatenated
-from beheld.quant.linear import StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 
 _MULTIPLIED = (torch.float32, torch.bfloat16)
 # Bytes of a weight whose file's pages are given back on the way.
@@ -27,7 +27,6 @@ class GroupedLinear(StoredLinear):
     """A linear layer that keeps its weights in groups of few bits and rounds its input to 8 bits by row and group.
 
     Attributes:
-        weight: empty; gives type and device to models that ask for them.
         packed_bytes: the bytes of the weights.
     """
 
@@ -40,13 +39,10 @@ class GroupedLinear(StoredLinear):
         dtype: torch.dtype,
         order_K: Tensor | None = None,
     ) -> None:
-        super().__init__()
         if isinstance(numbers, GroupedNumbers):
             order_K, numbers = numbers.order_K, _packed(numbers)
-        self.out_features, self.in_features = numbers.outputs, numbers.inputs
+        super().__init__((numbers.outputs, numbers.inputs), bias_N, dtype)
         self.form = GroupedForm(numbers.bits, numbers.inputs, numbers.groups)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype)
         self._order_K = order_K
         self._weights = numbers
         self._bias_of: Tensor | None = None
@@ -55,7 +51,6 @@ class GroupedLinear(StoredLinear):
     @classmethod
     def of(cls, linear: nn.Linear, bits: int, group: int, alone: bool = True) -> GroupedLinear:
         """Round the weights of a plain linear layer, in groups of this size; `alone`, all threads help."""
-        bias = None if linear.bias is None else linear.bias.data
         weight_NK = linear.weight.data
         pages = host.FilePages() if weight_NK.nbytes > _LARGE else None
 
@@ -68,7 +63,7 @@ class GroupedLinear(StoredLinear):
 
         return cls(
             PackedWeights.rounded(weight_NK, bits, group, threads=None if alone else 1, read=read),
-            bias,
+            bias_of(linear),
             linear.weight.dtype,
         )
 
@@ -96,13 +91,11 @@ class GroupedLinear(StoredLinear):
 
     def part(self, outputs: slice) -> GroupedLinear:
         """Return a layer of these outputs alone."""
-        numbers = self.numbers.outputs_alone(outputs)
-        return GroupedLinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
+        return GroupedLinear(self.numbers.outputs_alone(outputs), bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = self.numbers.dequantized().to(self.weight.dtype)
-        return plain(weight_NK, None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return self.numbers.dequantized()
 
     @property
     def plain_order(self) -> bool:
@@ -126,7 +119,7 @@ class GroupedLinear(StoredLinear):
     def _bring_bias(self) -> None:
         if self._bias_of is not self.bias:
             # Joined layers come apart by losing a bias that only the joined one needed.
-            self._weights.set_bias(None if self.bias is None else self.bias.data)
+            self._weights.set_bias(bias_of(self))
             self._bias_of = self.bias
 
     def forward(self, x: Tensor) -> Tensor:

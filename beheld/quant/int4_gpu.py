@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from beheld.platform import operators
 from beheld.platform.registry import platform_of
 from beheld.quant.grouped import GroupedForm, GroupedNumbers, concatenated, rounded
-from beheld.quant.linear import StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 
 MOST_ROWS = 192
 GROUPS = (32, 64, 128)
@@ -101,7 +101,6 @@ class Int4GPULinear(StoredLinear):
     Attributes:
         weight_NX, scale_GN: int32 in the kernel's order, and float16, or float32 if that holds no scales so small.
         low_GN: as the scales; None if each is -8 times its scale.
-        weight: empty; gives type and device to models that ask for them.
     """
 
     weight_NX: nn.Parameter
@@ -110,10 +109,9 @@ class Int4GPULinear(StoredLinear):
     order_K: Tensor | None
 
     def __init__(self, numbers: GroupedNumbers, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.out_features, self.in_features = numbers.numbers_NK.shape
-        self.form = numbers.form
         device = numbers.numbers_NK.device
+        super().__init__(numbers.numbers_NK.shape, bias_N, dtype, device)
+        self.form = numbers.form
         scale_GN, low_GN = (each.t().contiguous() for each in (numbers.scale_NG, numbers.low_NG))
         fields = {"weight_NX": packed(numbers.numbers_NK), "scale_GN": scale_GN.to(_scale_type(scale_GN))}
         for name, field in fields.items():
@@ -122,14 +120,11 @@ class Int4GPULinear(StoredLinear):
         low = None if centered else nn.Parameter(low_GN.to(_scale_type(low_GN)), requires_grad=False)
         self.register_parameter("low_GN", low)
         self.register_buffer("order_K", None if numbers.order_K is None else numbers.order_K.to(device))
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype, device=device)
 
     @classmethod
     def of(cls, linear: nn.Linear, bits: int, group: int) -> Int4GPULinear:
         """Round the weights of a plain linear layer, in groups of this size."""
-        bias = None if linear.bias is None else linear.bias.data
-        return cls(rounded(linear.weight.data, bits, group), bias, linear.weight.dtype)
+        return cls(rounded(linear.weight.data, bits, group), bias_of(linear), linear.weight.dtype)
 
     @property
     def numbers(self) -> GroupedNumbers:
@@ -154,13 +149,11 @@ class Int4GPULinear(StoredLinear):
 
     def part(self, outputs: slice) -> Int4GPULinear:
         """Return a layer of these outputs alone."""
-        numbers = self.numbers.outputs_alone(outputs)
-        return Int4GPULinear(numbers, None if self.bias is None else self.bias.data[outputs], self.weight.dtype)
+        return Int4GPULinear(self.numbers.outputs_alone(outputs), bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = self.numbers.dequantized().to(self.weight.dtype)
-        return plain(weight_NK, None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return self.numbers.dequantized()
 
     def added(self, x_K: Tensor, residual_N: Tensor) -> Tensor:
         """Return residual + product, (N,), of one row; the sum takes no launch of its own."""

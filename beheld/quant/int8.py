@@ -24,7 +24,7 @@ from beheld.quant import byte_products
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.grouped import GroupedForm, check_greatest
 from beheld.quant.grouped_linear import GroupedLinear, fitting_group
-from beheld.quant.linear import StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 from beheld.quant.listed_experts import ListedExperts
 from beheld.quant.method import StorageTarget
 from beheld.quant.row_counts import padded_rows
@@ -77,18 +77,14 @@ class Int8Linear(StoredLinear):
 
     Attributes:
         scale_N: each output's scale.
-        weight: empty; gives type and device to models that ask for them.
         packed_bytes: the bytes of the weights.
     """
 
     cuts_in_place: ClassVar[bool] = False
 
     def __init__(self, rows_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.out_features, self.in_features = rows_NK.shape
+        super().__init__(rows_NK.shape, bias_N, dtype)
         self.scale_N = nn.Parameter(scale_N, requires_grad=False)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype)
         self.packed_bytes = rows_NK.numel()
         self._packed = torch.ops.onednn.qlinear_prepack(rows_NK.contiguous(), None)
         self._zero_N = torch.zeros(self.out_features, dtype=torch.int32)
@@ -97,7 +93,7 @@ class Int8Linear(StoredLinear):
     def of(cls, linear: nn.Linear) -> Int8Linear:
         """Round the weights of a plain linear layer."""
         rows_NK, scale_N = rounded_weight(linear.weight.data)
-        return cls(rows_NK, scale_N, None if linear.bias is None else linear.bias.data, linear.weight.dtype)
+        return cls(rows_NK, scale_N, bias_of(linear), linear.weight.dtype)
 
     @property
     def rows_NK(self) -> Tensor:
@@ -113,13 +109,12 @@ class Int8Linear(StoredLinear):
 
     def part(self, outputs: slice) -> Int8Linear:
         """Return a layer of these outputs alone."""
-        bias = None if self.bias is None else self.bias.data[outputs]
-        return Int8Linear(self.rows_NK[outputs], self.scale_N.data[outputs], bias, self.weight.dtype)
+        rows_NK, scale_N = self.rows_NK[outputs], self.scale_N.data[outputs]
+        return Int8Linear(rows_NK, scale_N, bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        """Return a plain linear layer with the dequantized weights."""
-        weight_NK = self.rows_NK.float() * self.scale_N.data.unsqueeze(1)
-        return plain(weight_NK.to(self.weight.dtype), None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        """Return the weights, (N, K)."""
+        return self.rows_NK.float() * self.scale_N.data.unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N)."""

@@ -21,7 +21,7 @@ from beheld.quant.float8 import FP8
 from beheld.quant.float8_block import ALIGNED, GROUPS, BlockFloat8Experts, BlockFloat8Linear, BlockNumbers
 from beheld.quant.linear import StoredExperts, StoredLinear
 from beheld.quant.method import Replace, StorageTarget
-from beheld.quant.row_bytes import LoadedRows
+from beheld.quant.row_bytes import Kept, LoadedRows
 from beheld.quant.stored_as import Axis, StoredAs
 from beheld.utils import env
 from beheld.utils.log import get_logger
@@ -99,14 +99,7 @@ class KeptBlocks:
 
     def settle(self, model: Any, model_class: Any, replace: Replace) -> None:
         """Separate rows from their scales and insert layers that multiply them."""
-        kept = row_bytes.settle(model, model_class, self, replace)
-        logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
-        if kept.left:
-            logger.warning(
-                "%d FP8 weights are dequantized because of their layout or size, for example %r.",
-                len(kept.left),
-                kept.left[0],
-            )
+        log_kept(row_bytes.settle(model, model_class, self, replace))
 
     def stored_bytes(self, weights: Mapping[str, Any], model: Any) -> int:
         """Return the bytes of a model on the meta device whose FP8 weights are kept, of weights by name."""
@@ -138,6 +131,17 @@ class KeptBlocks:
     def experts(self, shell: nn.Module, gate_up: LoadedRows, down: LoadedRows) -> StoredExperts:
         """Make experts that multiply FP8."""
         return BlockFloat8Experts(shell, _numbers(gate_up), _numbers(down), self._dtype)
+
+
+def log_kept(kept: Kept) -> None:
+    """Log how many modules are FP8, and what is dequantized."""
+    logger.info("%d linear layers and %d blocks of experts are FP8.", len(kept.linears), len(kept.experts))
+    if kept.left:
+        logger.warning(
+            "%d FP8 weights are dequantized because of their layout or size, for example %r.",
+            len(kept.left),
+            kept.left[0],
+        )
 
 
 def _numbers(rows: LoadedRows) -> BlockNumbers:

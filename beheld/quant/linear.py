@@ -23,16 +23,24 @@ class StoredLinear(nn.Module, ABC):
 
     Attributes:
         in_features, out_features: K and N.
-        weight: empty; gives type and device to models that ask for them.
+        weight: empty; gives the type of the activations, and the device, to models that ask for them.
         bias: (N,) or None.
         cuts_in_place: `part` copies no weights.
     """
 
     cuts_in_place: ClassVar[bool] = True
-    in_features: int
-    out_features: int
-    weight: Tensor
-    bias: Tensor | None
+
+    def __init__(
+        self,
+        shape_NK: Sequence[int],
+        bias_N: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = shape_NK
+        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+        self.weight = torch.empty(0, dtype=dtype, device=device)
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -52,8 +60,12 @@ class StoredLinear(nn.Module, ABC):
         """Return a layer of these outputs alone, sharing memory where possible."""
 
     @abstractmethod
+    def dequantized(self) -> Tensor:
+        """Return the weights that the layer multiplies, (N, K)."""
+
     def restored(self) -> nn.Module:
         """Return a plain linear layer with the dequantized weights, in the type of the activations."""
+        return linear_of(self.dequantized().to(self.weight.dtype), bias_of(self))
 
 
 class StoredExperts(nn.Module, ABC):
@@ -118,7 +130,12 @@ def join(layers: Sequence[Any]) -> nn.Module:
     if isinstance(first, StoredLinear):
         return type(first).joined(layers)
     bias = joined_bias(layers)
-    return plain(torch.cat([layer.weight.data for layer in layers]), bias)
+    return linear_of(torch.cat([layer.weight.data for layer in layers]), bias)
+
+
+def bias_of(layer: Any, outputs: slice = slice(None)) -> Tensor | None:
+    """Return the bias of a layer's outputs, sharing memory; None if it has none."""
+    return None if layer.bias is None else layer.bias.data[outputs]
 
 
 def joined_bias(layers: Sequence[Any]) -> Tensor | None:
@@ -133,11 +150,11 @@ def part(layer: Any, outputs: slice) -> nn.Module:
     """Return some outputs of a linear layer, sharing its memory."""
     if isinstance(layer, StoredLinear):
         return layer.part(outputs)
-    return plain(layer.weight.data[outputs], None if layer.bias is None else layer.bias.data[outputs])
+    return linear_of(layer.weight.data[outputs], bias_of(layer, outputs))
 
 
-def plain(weight_NK: Tensor, bias_N: Tensor | None) -> nn.Linear:
-    """Return a linear layer that shares this weight and bias."""
+def linear_of(weight_NK: Tensor, bias_N: Tensor | None = None) -> nn.Linear:
+    """Return a plain linear layer that shares this weight, which may be strided, and this bias."""
     linear = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight_NK, requires_grad=False)
     if bias_N is not None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from beheld.quant.linear import StoredExperts, StoredLinear, plain
+from beheld.quant.linear import StoredExperts, StoredLinear, linear_of
 
 EXPERTS = ("gate_up_proj", "down_proj")
 
@@ -40,7 +40,7 @@ class ListedExperts(StoredExperts):
         for name in EXPERTS:
             weight_GNK = getattr(experts, name).data
             weight_GNK = weight_GNK.transpose(1, 2) if experts.is_transposed else weight_GNK
-            found.append([make(plain(weight_NK, None)) for weight_NK in weight_GNK])
+            found.append([make(linear_of(weight_NK)) for weight_NK in weight_GNK])
             setattr(experts, name, None)
         return cls(experts, *found)
 

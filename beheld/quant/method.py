@@ -10,7 +10,9 @@ are joined, and which part of it a rank reads. The loader (models/load.py) calls
       .weights(path)                      name -> weight, read on indexing
       .kept_as(parameter, weights)        for ranks: how a weight is stored, which a rank's part of it has to be too
       .loading(model_class, weights)      a class whose models have room for stored weights
-      .settle(model, text_of, replace)    replaces layers by ones that multiply stored weights
+      .settle(model, model_class, text_of, replace)
+                                          replaces layers by ones that multiply stored weights
+      .stored_bytes(path, model, text_of) the size of weights, for `plan` and before memory is taken for them
 """
 
 from __future__ import annotations

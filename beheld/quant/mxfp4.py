@@ -32,7 +32,7 @@ from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.mxfp4_experts import MOST_EXPONENT, MXFP4Experts, dequantized, fits, padded, repacked
 from beheld.quant.row_bytes import sources_of
 from beheld.quant.stored_as import Axis, StoredAs
-from beheld.quant.stored_entries import weight_files
+from beheld.quant.stored_entries import REFETCH, StoredEntries
 from beheld.utils import env
 from beheld.utils.log import get_logger
 from beheld.utils.named_as import named_as
@@ -240,39 +240,20 @@ def open_weights(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: blocks have no scales, scales no blocks, or their shapes do not fit.
     """
-    from safetensors import safe_open
-
-    slices: dict[str, Any] = {}
-    for file in weight_files(path):
-        opened = safe_open(file, framework="pt", device="cpu")
-        slices |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
-    blocked = {name.removesuffix(_BLOCKS) for name in slices if name.endswith(_BLOCKS)}
-    scaled = {name.removesuffix(_SCALES) for name in slices if name.endswith(_SCALES)}
-    if not blocked:
-        raise ModelError(
-            "config.json declares MXFP4 weights, but none of the weights is MXFP4.", "Fetch the checkpoint again."
-        )
-    for name in sorted(blocked ^ scaled):
-        there, missing = (_BLOCKS, _SCALES) if name in blocked else (_SCALES, _BLOCKS)
-        raise ModelError(f"{name + there!r} has no {name + missing!r}.", "Fetch the checkpoint again.")
-    for name in blocked:
-        blocks, scales = slices.pop(name + _BLOCKS), slices.pop(name + _SCALES)
-        _check(name, blocks, scales)
-        slices[name] = BlockedExperts(blocks, scales)
-    return slices
-
-
-def _check(name: str, blocks: Any, scales: Any) -> None:
-    kinds = blocks.get_dtype(), scales.get_dtype()
-    shape, own = list(blocks.get_shape()), list(scales.get_shape())
-    if kinds != ("U8", "U8") or len(shape) != 4 or shape[:3] != own or shape[3] != _BLOCK_BYTES:
-        raise ModelError(
-            f"{name + _BLOCKS!r} is {kinds[0]} of the shape {shape} and its scales are {kinds[1]} of {own}: expected "
-            f"bytes of the shapes [experts, outputs, groups, {_BLOCK_BYTES}] and [experts, outputs, groups].",
-            "Use openai's layout of such checkpoints, or fetch the checkpoint again.",
-        )
-    if not scales[:1].any() and not scales[...].any():
-        raise ModelError(
-            f"{name + _SCALES!r} holds nothing but zeros; such scales leave nothing of a weight.",
-            "Fetch the checkpoint again.",
-        )
+    entries = StoredEntries(path)
+    found = dict(entries.slices)
+    modules = entries.ending(_BLOCKS)
+    if not modules:
+        raise ModelError("config.json declares MXFP4 weights, but none of the weights is MXFP4.", REFETCH)
+    for name in modules:
+        blocks = name + _BLOCKS
+        scales = entries.partner(blocks, name + _SCALES)
+        shape = entries.shape(scales)
+        if len(shape) != 3:
+            raise entries.refusal(scales, f"has the shape {shape}; expected experts, outputs and groups")
+        entries.require(scales, ["U8"], shape)
+        entries.require(blocks, ["U8"], [*shape, _BLOCK_BYTES])
+        entries.refuse_zeros(scales)
+        found[name] = BlockedExperts(found.pop(blocks), found.pop(scales))
+    entries.refuse_left(found, (_SCALES,), _BLOCKS)
+    return found

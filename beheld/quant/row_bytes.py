@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from beheld.checkpoint.loader_rules import LoaderRules
 from beheld.core.errors import ModelError
-from beheld.quant.linear import StoredExperts, StoredLinear
+from beheld.quant.linear import StoredExperts, StoredLinear, bias_of
 from beheld.quant.method import Replace
 from beheld.quant.stored_entries import REFETCH
 from beheld.utils.named_as import named_as
@@ -140,8 +140,7 @@ def settle(model: Any, model_class: Any, form: RowForm, replace: Replace) -> Kep
     model.__class__ = model_class
     for name in kept.linears:
         linear = model.get_submodule(name)
-        bias = None if linear.bias is None else linear.bias.data
-        _put(model, name, form.linear(_parted(linear, "weight", kept, name), bias), replace)
+        _put(model, name, form.linear(_parted(linear, "weight", kept, name), bias_of(linear)), replace)
     for name in kept.experts:
         experts = model.get_submodule(name)
         gate_up, down = (_parted(experts, each, kept, name) for each in _EXPERTS)

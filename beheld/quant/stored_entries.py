@@ -16,6 +16,17 @@ SCALE_TYPES = ("F16", "BF16", "F32")
 _INDEX = "model.safetensors.index.json"
 
 
+def check_group_size(size: Any) -> int:
+    """Return a stated group size: a number of inputs, or -1 for all of a layer.
+
+    Raises:
+        ModelError: it is neither.
+    """
+    if type(size) is not int or size == 0 or size < -1:
+        raise ModelError(f"The checkpoint states the group_size {size!r}; expected a whole number.", REFETCH)
+    return size
+
+
 class StoredEntries:
     """The entries of a checkpoint's safetensors files, unread.
 
@@ -30,7 +41,7 @@ class StoredEntries:
         self.slices: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
         self._files: dict[str, str] = {}
-        for file in weight_files(path):
+        for file in entry_files(path):
             opened = safe_open(file, framework="pt", device="cpu")
             self.metadata |= opened.metadata() or {}
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
@@ -116,8 +127,12 @@ class StoredEntries:
         return ModelError(f"{self._files[name]}: {name!r} {words}.", remedy)
 
 
-def weight_files(path: Path) -> list[Path]:
-    """Return the model's weight files; the folder may hold others."""
+def entry_files(path: Path) -> list[Path]:
+    """Return the model's weight files; the folder may hold others.
+
+    Raises:
+        ModelError: there are none.
+    """
     index = path / _INDEX
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())

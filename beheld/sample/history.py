@@ -1,4 +1,4 @@
-"""Recent tokens of rows, kept on the device for bans that depend on them.
+"""Rules that depend on what a row has generated, and the recent tokens of rows, which the device keeps for them.
 
 Shapes: S slots, R rows of a batch, H columns.
 """
@@ -6,12 +6,34 @@ Shapes: S slots, R rows of a batch, H columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from beheld.core.params import Sampling
+
 _COLUMNS = 16
+
+
+class HistoryRule(Protocol):
+    """Forbids or forces tokens by those before them, for the rows that it concerns."""
+
+    def admit(self, params: Sampling, token_ids: Sequence[int], num_prompt: int) -> int | None:
+        """Take up a row with these tokens, if the rule concerns it; returns its slot."""
+
+    def release(self, slot: int) -> None:
+        """Free the slot."""
+
+    def gather(self, places: Sequence[int], slots: Sequence[int]) -> Any:
+        """Return what the rule needs of a batch's rows, at these places and with these slots; it has `places` too."""
+
+    def apply_(self, logits_BV: Tensor, rows: Any, lengths: Sequence[int]) -> None:
+        """Change logits in place for the tokens at positions `lengths` of these rows."""
+
+    def append(self, rows: Any, lengths: Sequence[int], ids_B: Tensor) -> None:
+        """Record the tokens that the batch sampled at positions `lengths` of these rows."""
 
 
 class History:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,34 @@ from torch import Tensor
 from beheld.core.errors import ParamsError
 from beheld.core.params import LogitsProcessor, Sampling, num_arguments
 from beheld.sample import filters
-from beheld.sample.bad_words import BadWordRows, BadWordTable
+from beheld.sample.bad_words import BadWordTable
 from beheld.sample.filters import Edits, Filters
-from beheld.sample.no_repeat_ngram import NoRepeatRows, NoRepeatTable
-from beheld.sample.no_repeat_window import NoRepeatWindowTable, WindowRows
+from beheld.sample.history import HistoryRule
+from beheld.sample.no_repeat_ngram import NoRepeatTable
+from beheld.sample.no_repeat_window import NoRepeatWindowTable
 from beheld.sample.noise import mix_seed
 from beheld.sample.penalties import Penalised, PenaltyTable
-from beheld.sample.thinking import ThinkingRows, ThinkingTable, may_close
-from beheld.sample.timestamps import TimestampRows, TimestampTable
+from beheld.sample.thinking import ThinkingTable, may_close
+from beheld.sample.timestamps import TimestampTable
+
+
+class TokenRule(Enum):
+    """The rules that depend on what a row has generated."""
+
+    BAD_WORDS = auto()
+    NO_REPEAT = auto()
+    NO_REPEAT_WINDOW = auto()
+    TIMESTAMPS = auto()
+    THINKING = auto()
+
+
+_TABLES: dict[TokenRule, Callable[[int, torch.device], HistoryRule]] = {
+    TokenRule.BAD_WORDS: BadWordTable,
+    TokenRule.NO_REPEAT: NoRepeatTable,
+    TokenRule.NO_REPEAT_WINDOW: NoRepeatWindowTable,
+    TokenRule.TIMESTAMPS: TimestampTable,
+    TokenRule.THINKING: lambda vocab_size, device: ThinkingTable(device),
+}
 
 
 @dataclass(eq=False)
@@ -32,9 +53,7 @@ class RowState:
     Attributes:
         length: number of tokens before the one sampled last.
         slot: slot in the penalty table, if the row has penalties.
-        bad_word_slot, no_repeat_slot, window_slot, timestamp_slot, thinking_slot: slots in the tables of bad words of
-            several tokens, of repetitions, of repetitions within a window, of timestamps and of budgets of reasoning,
-            if these can ban a token of the row.
+        slots: those in the tables of the rules that concern the row.
         tokens: its tokens, kept on the host only for logits processors.
         processors: callables that take (prompt, generated, logits).
     """
@@ -44,11 +63,7 @@ class RowState:
     mixed_seed: int
     length: int
     slot: int | None = None
-    bad_word_slot: int | None = None
-    no_repeat_slot: int | None = None
-    window_slot: int | None = None
-    timestamp_slot: int | None = None
-    thinking_slot: int | None = None
+    slots: dict[TokenRule, int] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     processors: tuple[Callable[[list[int], list[int], Tensor], Any], ...] = ()
 
@@ -92,6 +107,7 @@ class Composition:
 
     Attributes:
         phases: place -> its answer's phase, for rows with bans that depend on it.
+        rules: rule -> what it needs of the rows that it concerns, if there are any.
         forcing: places of rows with forced tokens.
         reporting: places of rows that report log-probabilities.
         named_LN: the ids whose log-probabilities these rows report in place of the best; -1 fills the rows that name
@@ -103,11 +119,7 @@ class Composition:
     phases: dict[int, tuple[bool, bool, bool]]
     edits: Edits | None
     penalised: Penalised | None
-    bad_words: BadWordRows | None
-    no_repeat: NoRepeatRows | None
-    windows: WindowRows | None
-    timestamps: TimestampRows | None
-    thinking: ThinkingRows | None
+    rules: dict[TokenRule, Any]
     forcing: tuple[int, ...]
     processed: tuple[int, ...]
     random: RandomRows | None
@@ -118,8 +130,7 @@ class Composition:
     @functools.cached_property
     def keeps_tokens(self) -> bool:
         """True if later choices of some row depend on its tokens."""
-        tables = (self.penalised, self.bad_words, self.no_repeat, self.windows, self.timestamps, self.thinking)
-        return bool(self.processed) or any(table is not None for table in tables)
+        return bool(self.processed or self.penalised is not None or self.rules)
 
     @functools.cached_property
     def closing(self) -> bool:
@@ -129,7 +140,8 @@ class Composition:
     @functools.cached_property
     def edited(self) -> bool:
         """True if some row's logits are changed before sampling."""
-        of_history = self.penalised or self.bad_words or self.no_repeat or self.windows or self.timestamps
+        # That of reasoning changes nothing before its budget may be used up.
+        of_history = self.penalised or self.rules.keys() - {TokenRule.THINKING}
         return bool(self.edits or of_history or self.closing or self.processed or self.forcing)
 
 
@@ -142,11 +154,7 @@ class RowTable:
         self._device = device
         self._composition: Composition | None = None
         self.penalties = PenaltyTable(vocab_size, device)
-        self.bad_words = BadWordTable(vocab_size, device)
-        self.no_repeat = NoRepeatTable(vocab_size, device)
-        self.windows = NoRepeatWindowTable(vocab_size, device)
-        self.timestamps = TimestampTable(vocab_size, device)
-        self.thinking = ThinkingTable(device)
+        self.rules = {rule: made(vocab_size, device) for rule, made in _TABLES.items()}
 
     def __getitem__(self, row: int) -> RowState:
         state = self._states[row]
@@ -168,11 +176,10 @@ class RowTable:
             state.tokens = list(token_ids)
         # Stored before taking any slot: `release` frees the slots, and admitting a row again starts with it.
         self._states[row] = state
-        state.bad_word_slot = self.bad_words.admit(params, token_ids, num_prompt)
-        state.no_repeat_slot = self.no_repeat.admit(params, token_ids, num_prompt)
-        state.window_slot = self.windows.admit(params, token_ids, num_prompt)
-        state.timestamp_slot = self.timestamps.admit(params, token_ids, num_prompt)
-        state.thinking_slot = self.thinking.admit(params, token_ids, num_prompt)
+        for rule, table in self.rules.items():
+            slot = table.admit(params, token_ids, num_prompt)
+            if slot is not None:
+                state.slots[rule] = slot
         if params.has_penalties:
             state.slot = self.penalties.admit(params, token_ids, num_prompt)
 
@@ -186,16 +193,8 @@ class RowTable:
         state = self._states[row]
         if state is None:
             return
-        if state.bad_word_slot is not None:
-            self.bad_words.release(state.bad_word_slot)
-        if state.no_repeat_slot is not None:
-            self.no_repeat.release(state.no_repeat_slot)
-        if state.window_slot is not None:
-            self.windows.release(state.window_slot)
-        if state.timestamp_slot is not None:
-            self.timestamps.release(state.timestamp_slot)
-        if state.thinking_slot is not None:
-            self.thinking.release(state.thinking_slot)
+        for rule, slot in state.slots.items():
+            self.rules[rule].release(slot)
         if state.slot is not None:
             self.penalties.release(state.slot)
         self._states[row] = None
@@ -216,11 +215,10 @@ class RowTable:
         states = tuple(self[row] for row in rows)
         params = [state.params for state in states]
         phases = [state.phase(length) for state, length in zip(states, lengths, strict=True)]
-        bad_words = [(b, s.bad_word_slot) for b, s in enumerate(states) if s.bad_word_slot is not None]
-        no_repeat = [(b, s.no_repeat_slot) for b, s in enumerate(states) if s.no_repeat_slot is not None]
-        windows = [(b, s.window_slot) for b, s in enumerate(states) if s.window_slot is not None]
-        thinking = [(b, s.thinking_slot) for b, s in enumerate(states) if s.thinking_slot is not None]
-        timestamps = [(b, s.timestamp_slot) for b, s in enumerate(states) if s.timestamp_slot is not None]
+        ruled: dict[TokenRule, list[tuple[int, int]]] = {}
+        for b, state in enumerate(states):
+            for rule, slot in state.slots.items():
+                ruled.setdefault(rule, []).append((b, slot))
         penalised = [(b, s.slot, s.params) for b, s in enumerate(states) if s.slot is not None]
         at_random = tuple(b for b, p in enumerate(params) if not p.greedy)
         reporting = tuple(b for b, p in enumerate(params) if p.logprobs is not None)
@@ -230,11 +228,7 @@ class RowTable:
             phases={b: phases[b] for b, p in enumerate(params) if p.min_tokens > 0 or p.first_forbidden or p.thinking},
             edits=filters.edits(params, [phase[:2] for phase in phases], self._vocab_size, self._device),
             penalised=self.penalties.gather(*zip(*penalised, strict=True)) if penalised else None,
-            bad_words=self.bad_words.gather(*zip(*bad_words, strict=True)) if bad_words else None,
-            no_repeat=self.no_repeat.gather(*zip(*no_repeat, strict=True)) if no_repeat else None,
-            windows=self.windows.gather(*zip(*windows, strict=True)) if windows else None,
-            timestamps=self.timestamps.gather(*zip(*timestamps, strict=True)) if timestamps else None,
-            thinking=self.thinking.gather(*zip(*thinking, strict=True)) if thinking else None,
+            rules={rule: self.rules[rule].gather(*zip(*own, strict=True)) for rule, own in ruled.items()},
             forcing=tuple(b for b, p in enumerate(params) if p.forced_ids),
             processed=tuple(b for b, s in enumerate(states) if s.processors),
             random=self._random_rows(states, at_random) if at_random else None,

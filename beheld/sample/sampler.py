@@ -32,7 +32,7 @@ from beheld.sample.filters import Masks, floor_of_row, floors
 from beheld.sample.logprobs import LogprobTensors, report, report_prompt
 from beheld.sample.noise import Noise
 from beheld.sample.penalties import Penalised
-from beheld.sample.rows import Composition, RandomRows, RowState, RowTable
+from beheld.sample.rows import Composition, RandomRows, RowState, RowTable, TokenRule
 
 # Replaces infinity in a logits processor's result, so that differences stay finite.
 _CERTAIN = 1e30
@@ -149,22 +149,8 @@ class Sampler:
         if batch.penalised is not None:
             lengths = [batch.states[b].length for b in batch.penalised.places]
             self._rows.penalties.append(batch.penalised, lengths, ids_B[batch.penalised.places_P])
-        if batch.bad_words is not None:
-            self._rows.bad_words.append(
-                batch.bad_words, [batch.states[b].length for b in batch.bad_words.places], ids_B
-            )
-        if batch.no_repeat is not None:
-            self._rows.no_repeat.append(
-                batch.no_repeat, [batch.states[b].length for b in batch.no_repeat.places], ids_B
-            )
-        if batch.windows is not None:
-            self._rows.windows.append(batch.windows, [batch.states[b].length for b in batch.windows.places], ids_B)
-        if batch.timestamps is not None:
-            self._rows.timestamps.append(
-                batch.timestamps, [batch.states[b].length for b in batch.timestamps.places], ids_B
-            )
-        if batch.thinking is not None:
-            self._rows.thinking.append(batch.thinking, [batch.states[b].length for b in batch.thinking.places], ids_B)
+        for rule, own in batch.rules.items():
+            self._rows.rules[rule].append(own, [batch.states[b].length for b in own.places], ids_B)
         if batch.processed:
             ids = ids_B.tolist()
             for b in batch.processed:
@@ -238,20 +224,22 @@ class Sampler:
     def _edit(self, logits_BV: Tensor, batch: Composition, lengths: Sequence[int], masks: Masks | None) -> Tensor:
         """A float32 copy of the logits with all changes that do not depend on temperature."""
         logits_BV = logits_BV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        if batch.bad_words is not None:
-            self._rows.bad_words.apply_(logits_BV, batch.bad_words, [lengths[b] for b in batch.bad_words.places])
-        if batch.no_repeat is not None:
-            self._rows.no_repeat.apply_(logits_BV, batch.no_repeat, [lengths[b] for b in batch.no_repeat.places])
+
+        def apply_(rule: TokenRule) -> None:
+            own = batch.rules.get(rule)
+            if own is not None:
+                self._rows.rules[rule].apply_(logits_BV, own, [lengths[b] for b in own.places])
+
+        apply_(TokenRule.BAD_WORDS)
+        apply_(TokenRule.NO_REPEAT)
         if masks is not None:
             masks.apply_(logits_BV)
         if batch.edits is not None:
             batch.edits.apply_(logits_BV)
-        if batch.timestamps is not None:
-            self._rows.timestamps.apply_(logits_BV, batch.timestamps, [lengths[b] for b in batch.timestamps.places])
+        apply_(TokenRule.TIMESTAMPS)
         for b in batch.processed:
             logits_BV[b] = self._process(logits_BV[b], batch.states[b], lengths[b])
-        if batch.windows is not None:
-            self._rows.windows.apply_(logits_BV, batch.windows, [lengths[b] for b in batch.windows.places])
+        apply_(TokenRule.NO_REPEAT_WINDOW)
         if batch.penalised is not None:
             self._penalise_(logits_BV, batch.penalised)
         for b in batch.forcing:
@@ -259,8 +247,8 @@ class Sampler:
             if token is not None:
                 logits_BV[b] = -math.inf
                 logits_BV[b, token] = 0.0
-        if batch.thinking is not None and batch.closing:
-            self._rows.thinking.apply_(logits_BV, batch.thinking, [lengths[b] for b in batch.thinking.places])
+        if batch.closing:
+            apply_(TokenRule.THINKING)
         return logits_BV
 
     def _penalise_(self, logits_BV: Tensor, penalised: Penalised) -> None:

@@ -117,7 +117,7 @@ def test_what_a_model_cannot_do_is_refused() -> None:
 def test_times_of_words_need_heads_and_one_rank(heads: Any, ranks: int, match: str) -> None:
     llm: Any = SimpleNamespace(
         info=SimpleNamespace(name="a model"),
-        config=SimpleNamespace(tensor_parallel_size=ranks, pipeline_parallel_size=1),
+        config=SimpleNamespace(num_ranks=ranks),
     )
     tokens = SpeechTokens(1, 2, {}, 3, FIRST, END, {}, alignment_heads=heads)
     order = SpeechOrder(words=True)

@@ -10,7 +10,7 @@ import torch
 from beheld.attention.backend import AttnMetadata, GroupMetadata
 from beheld.attention.context import ForwardContext, Tail, forward_context
 from beheld.attention.hook import paged_attention
-from beheld.attention.latent import LatentUp, absorbs
+from beheld.attention.latent import LatentTurn, LatentUp, absorbs, turned
 from beheld.attention.torch_ref import TorchBackend
 from beheld.core.errors import ModelError
 from tests.attention.naive import LatentCase, make_latent_case
@@ -43,6 +43,20 @@ def test_equals_naive(
     slots = case.metadata.groups[0].slots_T
     assert torch.equal(case.kv.latents.flatten(0, 1)[slots], case.latent_TW)
     assert (case.kv.latents[0] == 0).all(), "the null block stays empty"
+
+
+def test_a_row_is_turned_first() -> None:
+    """As any other backend is given one: see models/surgery/latent_row_layer.py."""
+    case, other = make_latent_case([(20, 21)]), make_latent_case([(20, 21)])
+    angles = torch.arange((case.latent_TW.shape[1] - case.kv.rank) // 2).float().repeat(2)
+    turn = LatentTurn(torch.full((case.kv.rank,), 1.5), 1e-5, angles.cos(), angles.sin(), True)
+    other.q_THC, other.latent_TW = turned(other.q_THC, other.latent_TW, turn)
+    backend = TorchBackend()
+    backend.begin(case.metadata)
+    given = case.q_THC[0], case.latent_TW[0], turn, case.up_HDR, case.kv, case.metadata, 0.3
+    out_HV = backend.attend_latent_row(*given)
+    assert torch.equal(out_HV[None], attend(other))
+    assert torch.equal(case.kv.latents.nan_to_num(), other.kv.latents.nan_to_num())
 
 
 def test_the_cheaper_way_is_taken() -> None:

@@ -113,6 +113,7 @@ def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
         {"type": "image", "image": path},
         {"type": "image", "path": str(path)},
         {"type": "image", "base64": text},
+        {"type": "image", "base64": url.replace("data:", "Data:")},
         {"type": "image", "url": path.as_uri()},
         {"type": "image_pil", "image_pil": picture},
         {"image": picture},

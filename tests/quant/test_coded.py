@@ -19,7 +19,7 @@ from beheld.models.surgery.parts import text_model
 from beheld.platform.registry import CPU
 from beheld.quant import coded, registry
 from beheld.quant.coded import NF4_VALUES, CodedLinear, FP8Linear, NF4Linear
-from beheld.quant.linear import StoredLinear, join, part, plain, same_form
+from beheld.quant.linear import StoredLinear, join, linear_of, part, same_form
 from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy, load
@@ -66,7 +66,7 @@ def test_layers_are_joined_and_cut(name: str, dtype: torch.dtype, monkeypatch: p
     kind, x = KINDS[name], torch.randn(5, 128, dtype=dtype)
     # Some outputs at a time.
     monkeypatch.setattr(coded, "_CHUNK", 1 << 11)
-    layers = [kind.of(plain(torch.randn(n, 128, dtype=dtype), torch.randn(n, dtype=dtype))) for n in (24, 40)]
+    layers = [kind.of(linear_of(torch.randn(n, 128, dtype=dtype), torch.randn(n, dtype=dtype))) for n in (24, 40)]
     apart = torch.cat([layer(x) for layer in layers], -1)
     exact = torch.cat([layer.restored()(x) for layer in layers], -1)  # type: ignore[operator]
     bound: Any = {"rtol": 2e-2, "atol": 0.2} if dtype == torch.bfloat16 else {}
@@ -82,10 +82,10 @@ def test_values_are_the_nearest() -> None:
     weight = torch.tensor([NF4_VALUES]).repeat(1, 2) * 3
     codes, scale = NF4Linear.rounded(weight)
     assert scale.unique().tolist() == [3.0]
-    assert torch.equal(NF4Linear.dequantized(codes, scale), weight)
+    assert torch.equal(NF4Linear.decoded(codes, scale), weight)
     near = torch.rand(64, 64) * 2 - 1
     near[:, 0] = 1
-    found = NF4Linear.dequantized(*NF4Linear.rounded(near))
+    found = NF4Linear.decoded(*NF4Linear.rounded(near))
     nearest = torch.tensor(NF4_VALUES)[(near.unsqueeze(-1) - torch.tensor(NF4_VALUES)).abs().argmin(-1)]
     assert torch.equal(found, nearest)
 
@@ -120,6 +120,6 @@ def test_bitsandbytes_of_plain_weights_is_nf4(caplog: pytest.LogCaptureFixture) 
 def test_what_cannot_be_is_refused() -> None:
     for kind in KINDS.values():
         with pytest.raises(ModelError, match="NaN"):
-            kind.of(plain(torch.full((4, 32), float("inf")), None))
+            kind.of(linear_of(torch.full((4, 32), float("inf")), None))
     with pytest.raises(ConfigError, match="is quantized by 'compressed-tensors'"):
         LLM(str(tiny.checkpoint("glm4v_moe_fp8")), quantization="nf4")

@@ -18,7 +18,7 @@ from beheld.quant import availability, float8_at_load, registry
 from beheld.quant.at_load import RoundedAtLoad
 from beheld.quant.float8 import Float8Experts, Float8Linear
 from beheld.quant.float8_at_load import Float8Rounding
-from beheld.quant.linear import plain
+from beheld.quant.linear import linear_of
 from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant.test_int8 import GREEDY, PROMPTS, answers, greedy, load
@@ -75,7 +75,7 @@ def test_what_is_no_number_is_refused(value: float) -> None:
     weight = torch.ones(32, 16)
     weight[3, 5] = value
     with pytest.raises(ModelError, match="NaN or infinity"):
-        Float8Rounding().linear(plain(weight, None), head=False)
+        Float8Rounding().linear(linear_of(weight, None), head=False)
 
 
 def test_a_gpu_multiplies_and_a_cpu_dequantizes(monkeypatch: pytest.MonkeyPatch) -> None:

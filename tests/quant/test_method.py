@@ -20,7 +20,7 @@ from beheld.platform.registry import CPU
 from beheld.quant import registry
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from beheld.quant.int8 import Int8Linear
-from beheld.quant.linear import StoredLinear, join, part, plain, same_form
+from beheld.quant.linear import StoredLinear, join, linear_of, part, same_form
 from beheld.quant.method import StorageTarget
 from tests import tiny
 from tests.quant import toy_int8
@@ -95,13 +95,13 @@ def test_the_option_may_name_every_method() -> None:
 def made(kind: str, outputs: int, inputs: int) -> nn.Module:
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
     if kind == "plain":
-        return plain(weight, bias)
+        return linear_of(weight, bias)
     if kind == "float8":
         return Float8Linear(*rounded_rows(weight), bias, torch.float32)
     if kind == "int8":
         if not CPU.int8_products:
             pytest.skip("this CPU has no int8 products")
-        return Int8Linear.of(plain(weight, bias))
+        return Int8Linear.of(linear_of(weight, bias))
     scale = weight.abs().amax(1, keepdim=True) / 127
     return ToyLinear((weight / scale).round().to(torch.int8), scale, bias, torch.float32)
 

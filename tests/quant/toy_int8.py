@@ -1,6 +1,6 @@
 """A method of one file: int8 numbers with a scale for each row, multiplied as they are stored.
 
-It stands for what AWQ, GPTQ, int8 and others will be: nothing outside this file knows of it but the registry's list.
+It shows the protocol in small: nothing outside this file knows of it but the registry's list.
 
 Shapes: N outputs, K inputs.
 """
@@ -21,7 +21,7 @@ from beheld.core.errors import ModelError
 from beheld.parallel.shards import Cut
 from beheld.quant import row_bytes
 from beheld.quant.dequantize import AS_STORED, are_kept, without_quantization
-from beheld.quant.linear import StoredLinear, joined_bias, plain
+from beheld.quant.linear import StoredLinear, bias_of, joined_bias
 from beheld.quant.method import Replace, StorageTarget, TextOf
 from beheld.quant.row_bytes import LoadedRows
 from beheld.quant.stored_as import Axis, StoredAs
@@ -33,12 +33,9 @@ class ToyLinear(StoredLinear):
     """y = (x q^T) s, with q in int8 and one s for each output."""
 
     def __init__(self, rows_NK: Tensor, scale_N1: Tensor, bias_N: Tensor | None, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.out_features, self.in_features = rows_NK.shape
+        super().__init__(rows_NK.shape, bias_N, dtype, rows_NK.device)
         self.rows_NK = nn.Parameter(rows_NK, requires_grad=False)
         self.scale_N1 = nn.Parameter(scale_N1, requires_grad=False)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
-        self.weight = torch.empty(0, dtype=dtype, device=rows_NK.device)
 
     @classmethod
     def joined(cls, layers: Sequence[ToyLinear]) -> ToyLinear:
@@ -46,12 +43,11 @@ class ToyLinear(StoredLinear):
         return cls(torch.cat(rows), torch.cat(scales), joined_bias(layers), layers[0].weight.dtype)
 
     def part(self, outputs: slice) -> ToyLinear:
-        bias = None if self.bias is None else self.bias.data[outputs]
-        return ToyLinear(self.rows_NK.data[outputs], self.scale_N1.data[outputs], bias, self.weight.dtype)
+        rows_NK, scale_N1 = self.rows_NK.data[outputs], self.scale_N1.data[outputs]
+        return ToyLinear(rows_NK, scale_N1, bias_of(self, outputs), self.weight.dtype)
 
-    def restored(self) -> nn.Module:
-        weight_NK = self.rows_NK.data.float() * self.scale_N1.data
-        return plain(weight_NK.to(self.weight.dtype), None if self.bias is None else self.bias.data)
+    def dequantized(self) -> Tensor:
+        return self.rows_NK.data.float() * self.scale_N1.data
 
     def forward(self, x: Tensor) -> Tensor:
         y = nn.functional.linear(x, self.rows_NK.to(x.dtype)) * self.scale_N1.squeeze(1).to(x.dtype)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from beheld.core.params import Sampling
 from beheld.sample.history import History
+from beheld.sample.rows import TokenRule
 from beheld.sample.sampler import Sampler
 from tests.sample.reference import edited
 
@@ -150,15 +151,16 @@ def test_a_history_that_grows_forgets_nothing() -> None:
 
 def test_rows_hold_no_more_than_they_can_say_and_give_it_back() -> None:
     sampler = Sampler(16, V, CPU)
-    before = sampler._rows.no_repeat._history.ids_SH.numel()
+    table: Any = sampler._rows.rules[TokenRule.NO_REPEAT]
+    before = table._history.ids_SH.numel()
     for row in range(16):
         sampler.admit(row, Sampling(max_tokens=512 - 100, no_repeat_ngram=3), [1] * 100, 100)
-    assert sampler._rows.no_repeat._history.ids_SH.numel() == 16 * 512
+    assert table._history.ids_SH.numel() == 16 * 512
     # The last position at which a token is chosen.
     out = sampler.sample(torch.randn(16, V), range(16), [511] * 16)
     sampler.append(range(16), out.ids_B)
     for row in range(16):
         sampler.release(row)
-    assert sampler._rows.no_repeat._history.ids_SH.numel() == before
+    assert table._history.ids_SH.numel() == before
     sampler.admit(3, Sampling(max_tokens=5, no_repeat_ngram=1), [1, 2], 2)
     assert sampler.sample(torch.tensor([[1.0, 9.0, 8.0, 2.0, 0.0]]), [3], [2]).ids_B.tolist() == [3]

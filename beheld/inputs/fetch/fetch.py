@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import unquote, urljoin, urlsplit
 
 from beheld.core.config import MediaLimits
@@ -62,6 +63,11 @@ class FetchRules:
         return cls(Path(root).expanduser() if root else None, allowed, limits)
 
 
+def is_data_url(source: object) -> TypeGuard[str]:
+    """Whether a source is a URL that holds its bytes itself."""
+    return isinstance(source, str) and source[:5].lower() == "data:"
+
+
 def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
     """Return the bytes of a URL, a data URL or a path.
 
@@ -73,7 +79,7 @@ def fetch(source: str | Path, modality: str, rules: FetchRules) -> Fetched:
     """
     if isinstance(source, Path):
         return Fetched(_read_file(source.expanduser(), None, rules.limits), "path")
-    if source[:5].lower() == "data:":
+    if is_data_url(source):
         return Fetched(_read_data(source, rules.limits), "data URL")
     check_length(source)
     if is_remote(source):

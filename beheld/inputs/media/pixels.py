@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from beheld.inputs.media import digest
+from beheld.utils.version import numbers_of
 
 # Pillow keeps images from 16 MiB on in several blocks; these are copied in steps of this size.
 _STRIP_BYTES = 8 << 20
@@ -147,7 +148,7 @@ def _lends() -> bool:
     """Pillow 11.2 also lends memory, but never frees what it has lent."""
     import PIL
 
-    return tuple(int(part) for part in PIL.__version__.split(".")[:2]) >= (11, 3)
+    return numbers_of(PIL.__version__) >= (11, 3)
 
 
 def _opaque(rgbx: Any) -> Any:

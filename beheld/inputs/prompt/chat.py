@@ -17,6 +17,7 @@ from beheld.core.config import MediaLimits
 from beheld.core.errors import MediaError, PromptError
 from beheld.core.media import AUDIO_IN_VIDEO, MediaRef, item_name
 from beheld.core.params import nearest
+from beheld.inputs.fetch.fetch import is_data_url
 from beheld.inputs.media import embeds
 from beheld.inputs.prompt.documents import Pages
 from beheld.inputs.prompt.special_tokens import ControlTokens, StandIns, private_letters
@@ -212,7 +213,7 @@ def _field(number: int, *path: str | int) -> str:
 
 
 def _arguments(message: Any) -> list[str]:
-    """Yield the arguments of a message's tool calls that came as JSON text."""
+    """Return the arguments of a message's tool calls that came as JSON text."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
     found = [function.get("arguments") for function in functions if isinstance(function, Mapping)]
@@ -409,7 +410,7 @@ def _embeddings(source: Any, modality: str, place: str, before: Sequence[MediaRe
 def _wrapped(name: str, value: Any, modality: str) -> Any:
     """Return bare base64 as a data URL, so that the same checks apply."""
     if name in ("base64", "data") and isinstance(value, str):
-        return value if value.startswith("data:") else f"data:{modality}/unknown;base64,{value}"
+        return value if is_data_url(value) else f"data:{modality}/unknown;base64,{value}"
     return value
 
 

@@ -28,7 +28,7 @@ from beheld.core.errors import (
     WorkerError,
 )
 from beheld.core.media import MediaRef, item_name
-from beheld.inputs.fetch.fetch import MAX_URL, Fetched, FetchRules, fetch
+from beheld.inputs.fetch.fetch import MAX_URL, Fetched, FetchRules, fetch, is_data_url
 from beheld.inputs.media import digest
 from beheld.inputs.media.document import (
     DocumentFacts,
@@ -186,7 +186,7 @@ def _source(part: Mapping[str, Any], kind: str, where: str) -> tuple[Any, str]:
             param=f"{where}.{given[1]}",
         )
     data = next((named[name] for name in ("file_data", "data") if named.get(name) is not None), None)
-    if isinstance(data, str) and data[:5].lower() != "data:":
+    if isinstance(data, str) and not is_data_url(data):
         data = f"data:{mimetypes.guess_type(filename)[0] or ''};base64,{data}"
     url = next((named[name] for name in ("file_url", "url", "path") if named.get(name) is not None), None)
     source = data if data is not None else url
@@ -204,7 +204,7 @@ def _source(part: Mapping[str, Any], kind: str, where: str) -> tuple[Any, str]:
 def _name_of(source: Any) -> str:
     if isinstance(source, Path):
         return source.name
-    if not isinstance(source, str) or source[:5].lower() == "data:":
+    if not isinstance(source, str) or is_data_url(source):
         return ""
     try:
         return urlsplit(source[:MAX_URL]).path.rpartition("/")[2]
@@ -214,7 +214,7 @@ def _name_of(source: Any) -> str:
 
 def _media_type(source: Any) -> str:
     """Return the type that a data URL names."""
-    if not isinstance(source, str) or source[:5].lower() != "data:":
+    if not is_data_url(source):
         return ""
     return source[5:128].partition(",")[0].partition(";")[0].strip().lower()
 
@@ -225,7 +225,7 @@ def _is_document(source: Any, media_type: str) -> bool:
         return kind_of(bytes(source[:1024])) in (DocumentKind.PDF, DocumentKind.TIFF)
     if media_type in _DOCUMENT_TYPES:
         return True
-    if isinstance(source, str) and source[:5].lower() == "data:":
+    if is_data_url(source):
         return source[:192].partition("base64,")[2].startswith(_BASE64)
     return isinstance(source, str | Path) and _name_of(source).lower().endswith(_ENDINGS)
 

@@ -109,7 +109,7 @@ class PromptReader:
             PromptError: it is longer than the limit, or there is no tokenizer.
         """
         most = self._config.max_model_len
-        self._tokenizer.check_size(text, most)
+        self._tokenizer.check_length(len(text), most)
         return self._tokenizer.encode(text, add_special_tokens=False, most=most)
 
     def cut(self, text: str, most: int, *, end: bool = False) -> str:
@@ -237,7 +237,7 @@ class PromptReader:
             )
         texts = self._cased(pair.first), self._cased(pair.second)
         for text in texts:
-            self._tokenizer.check_size(text, self._config.max_model_len)
+            self._tokenizer.check_length(len(text), self._config.max_model_len)
         keep = self._keep(params)
         ids, second = self._tokenizer.encode_pair(*texts, keep)
         return ReadPrompt(ids, ParsedPrompt(" ".join(texts), None, (), {}, b""), second=second)
@@ -279,7 +279,7 @@ class PromptReader:
                 return ids
             size *= 4
         if len(text.text) > _MANY_LETTERS:
-            self._tokenizer.check_size(text.text, self._config.max_model_len)
+            self._tokenizer.check_length(len(text.text), self._config.max_model_len)
         return self._encode(text, {})
 
     def _checked(
@@ -376,7 +376,7 @@ class PromptReader:
         # Templates leave out some of the messages' text, but never most of it.
         letters = chat.num_letters(asked.messages)
         if letters > _MANY_LETTERS:
-            self._tokenizer.check_letters(letters, 4 * self._config.max_model_len)
+            self._tokenizer.check_length(letters, 4 * self._config.max_model_len)
         control = self._tokenizer.control()
         template = self._templates.resolve(asked.chat_template or self._template, asked.tools)
         as_list = self._templates.takes_list(template, asked.content_format or self._content_format)
@@ -529,7 +529,7 @@ class PromptReader:
 
     def _check_size(self, text: str, params: SamplingParams | PoolingParams) -> None:
         if params.truncate_prompt_tokens is None:
-            self._tokenizer.check_size(text, self._config.max_model_len)
+            self._tokenizer.check_length(len(text), self._config.max_model_len)
 
     def _keep(self, params: SamplingParams | PoolingParams) -> int | None:
         """Return how many tokens of a prompt are kept; None for all. -1 keeps as many as leave room for the answer."""

@@ -331,28 +331,18 @@ class PromptTokenizer:
         place = self._long().last_place(text, len(text) - size)
         return None if place is None else text[place:]
 
-    def check_size(self, text: str, max_tokens: int) -> None:
-        """Refuse a text that no tokenization brings below `max_tokens`.
+    def check_length(self, num_letters: int, max_tokens: int) -> None:
+        """Refuse a text of so many characters if no tokenization brings it below `max_tokens`.
 
         It is not tokenized, which takes about a second per MiB.
 
         Raises:
             PromptTooLongError: it has more characters than `max_tokens` of the longest tokens.
         """
-        self.check_letters(len(text), max_tokens)
-
-    def check_letters(self, count: int, max_tokens: int) -> None:
-        """Refuse `count` characters that no tokenization brings below `max_tokens`; see `check_size`.
-
-        Raises:
-            PromptTooLongError: see `check_size`.
-        """
-        if count <= SHORT_TEXT or self.inner is None:
-            return
-        if count > max_tokens * self.longest():
+        if num_letters > SHORT_TEXT and self.inner is not None and num_letters > max_tokens * self.longest():
             raise PromptTooLongError(
-                f"This model's maximum context length is {max_tokens} tokens; the prompt has {count} characters, more "
-                "than so many tokens can spell.",
+                f"This model's maximum context length is {max_tokens} tokens; the prompt has {num_letters} characters, "
+                "more than so many tokens can spell.",
                 REDUCE,
                 or_engine=self.longer,
             )
@@ -567,9 +557,8 @@ def load_tokenizer(info: ModelInfo, args: EngineArgs) -> Any:
     except ModelError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"The tokenizer of {info.name!r} cannot be loaded: {reason.rstrip('.')}.",
+            f"The tokenizer of {info.name!r} cannot be loaded: {first_line(error)}.",
             "Check the folder's tokenizer files, or name another with `tokenizer`.",
         ) from error
     return extended(found, family.added)

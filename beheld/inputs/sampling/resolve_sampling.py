@@ -49,7 +49,7 @@ HABITUAL = (
     *("no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id", "num_beams"),
     *("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_new_tokens"),
 )
-"""Return the names in generation_config.json that affect every answer; see Habits."""
+"""Names in generation_config.json that affect every answer; see Habits."""
 
 
 class SamplingResolver:

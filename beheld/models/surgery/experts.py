@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.surgery.linears import linear_of, replace_children
+from beheld.models.surgery.linears import replace_children
 from beheld.models.surgery.operation import Changes
 from beheld.platform.registry import platform_of
 from beheld.quant import slots as _slots  # noqa: F401 (defines operators)
+from beheld.quant.linear import linear_of
 
 # Where the usual gate is defined: the activation of the first half, times the second half.
 _USUAL_GATE = "transformers.integrations.moe"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from beheld.attention.latent import LatentUp, expanded
 from beheld.core.errors import ModelError
 from beheld.models.surgery.operation import Changes
-from beheld.quant.linear import StoredLinear, plain
+from beheld.quant.linear import StoredLinear, linear_of
 
 _PARTS = ("kv_a_proj_with_mqa", "kv_b_proj", "expand_kv")
 _TRIED = 3
@@ -46,7 +46,7 @@ def _pass_on(attention: Any, changes: Changes) -> None:
     up = LatentUp(linear.weight.data, attention.num_heads)
     if not _is_expansion(attention, linear, up):
         raise ModelError(f"A {name} makes other keys and values of its latents than its kv_b_proj says.")
-    changes.replace(attention, "kv_b_proj", up, lambda made: plain(made.weight.data, None))
+    changes.replace(attention, "kv_b_proj", up, lambda made: linear_of(made.weight.data))
     changes.set(attention, "expand_kv", _latents)
 
 

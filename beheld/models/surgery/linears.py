@@ -20,7 +20,11 @@ from torch import Tensor, nn
 from beheld.models.one_row import StandIn
 from beheld.models.surgery.operation import Changes
 from beheld.platform import host
+from beheld.quant import linear as stored
 from beheld.quant.row_counts import MANY_ROWS, padded_rows, row_step
+
+# Families make such layers, too.
+linear_of = stored.linear_of
 
 # Up to this many rows, a library's matrix product, which tiles over rows, leaves most of the CPU idle.
 _SMALL_ROWS = 64
@@ -118,15 +122,6 @@ class PaddedLinear(StandIn):
 def _padded(x: Tensor, rows: int, padded: int) -> Tensor:
     """Return x (..., I) as rows (padded, I) with zeros at the end."""
     return nn.functional.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, padded - rows))
-
-
-def linear_of(weight_OI: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """Return a linear layer that shares this weight and bias; `weight_OI` may be strided."""
-    linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight_OI, requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias, requires_grad=False)
-    return linear
 
 
 def can_pack() -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from beheld.models.surgery.linears import PackedLinear, linear_of, replace_children
+from beheld.models.surgery.linears import PackedLinear, replace_children
 from beheld.models.surgery.operation import Changes
+from beheld.quant.linear import bias_of, linear_of
 
 _KINDS = (nn.Conv2d, nn.Conv3d)
 
@@ -29,8 +30,7 @@ class PackedPatches(nn.Module):
     def __init__(self, conv: nn.Conv2d | nn.Conv3d) -> None:
         super().__init__()
         self._sizes: tuple[int, ...] = tuple(conv.kernel_size)
-        bias = None if conv.bias is None else conv.bias.data
-        self.product = PackedLinear(linear_of(conv.weight.data.flatten(1), bias))
+        self.product = PackedLinear(linear_of(conv.weight.data.flatten(1), bias_of(conv)))
         self.weight = self.product.weight
         self._kind, self._inputs, self._padding = type(conv), conv.in_channels, conv.padding
 

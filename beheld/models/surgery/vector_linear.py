@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from beheld.models import vector_linear_ir as ir
-from beheld.models.surgery.linears import linear_of
 from beheld.platform import host, jit, pages
 from beheld.platform.pair_products_ir import LANES
+from beheld.quant.linear import linear_of
 
 # Inputs are rounded so many at a time.
 _UNIT = 16

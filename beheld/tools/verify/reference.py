@@ -18,7 +18,7 @@ from beheld.checkpoint.adapters import built_in
 from beheld.checkpoint.info import read_config, read_info
 from beheld.checkpoint.resolve import fetch_weights, resolve
 from beheld.core.config import EngineArgs, ModelInfo
-from beheld.core.errors import ModelError
+from beheld.core.errors import ModelError, first_line
 from beheld.families import registry
 from beheld.models.load import converted_weights, model_class_of
 from beheld.tools.verify import decoding, mixed_prompts
@@ -180,8 +180,7 @@ def _with_model_errors(act: Callable[[], T]) -> T:
     try:
         return act()
     except (OSError, ValueError, TypeError, AttributeError, ImportError, LookupError, RuntimeError) as error:
-        text = str(error).strip().splitlines()
-        raise ModelError(f"transformers cannot answer: {text[0] if text else type(error).__name__}") from error
+        raise ModelError(f"transformers cannot answer: {first_line(error)}.") from error
 
 
 def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]:
