@@ -18,7 +18,7 @@ from beheld.models.surgery.operation import Changes
 from beheld.platform.cpu import Cpu
 from beheld.platform.cuda import Cuda
 from beheld.platform.registry import platform_of
-from beheld.quant import compressed_tensors
+from beheld.quant import compressed_tensors, kept_blocks
 from beheld.quant.compressed_tensors import CompressedTensors, Dequantized
 from beheld.quant.float8 import FP8, Float8Experts, Float8Linear, rounded_rows
 from beheld.quant.method import StorageTarget
@@ -207,7 +207,7 @@ def test_sizes_that_no_product_takes_are_dequantized(
     tiny_quantized.quantize(tiny.checkpoint("qwen2_5_vl"), tmp_path, "float32")
     monkeypatch.setattr(compressed_tensors, "ALIGNED", 24)
     said: list[str] = []
-    monkeypatch.setattr(compressed_tensors.logger, "warning", lambda form, *given: said.append(form % given))
+    monkeypatch.setattr(kept_blocks.logger, "warning", lambda form, *given: said.append(form % given))
     model = load(tmp_path, "bfloat16")
     found = dict(model.named_parameters())
     assert len(said) == 1
