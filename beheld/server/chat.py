@@ -107,7 +107,7 @@ class ChatPlan:
         beams: the search in place of that, if there is one.
         tools: how it uses tools.
         begun: the text that the answer begins with.
-        tells_times: whether the answer's times are told.
+        tells_times: whether the answer gives its times.
     """
 
     messages: list[dict[str, Any]]

@@ -39,13 +39,15 @@ class Sessions:
         Raises:
             HttpError: there is no name of a session to end, or no such session.
         """
-        now = time.time()
-        while self._ends and (len(self._ends) >= _MOST or next(iter(self._ends.values())) < now):
+        now = time.monotonic()
+        while self._ends and next(iter(self._ends.values())) < now:
             self._ends.popitem(last=False)
         if body.request_type == "NEW_SESSION":
+            if len(self._ends) >= _MOST:
+                self._ends.popitem(last=False)
             made = secrets.token_hex(16)
             self._ends[made] = now + _LASTS_S
-            until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + _LASTS_S))
+            until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + _LASTS_S))
             return Response(headers={_NEW: f"{made}; Expires={until}"})
         if not name:
             raise HttpError(424, "There is no session to end: invalid session_id.", f"Send the header {SESSION}.")

@@ -165,7 +165,7 @@ def test_a_reward_model_scores_every_position(tmp_path: Path) -> None:
     with LLM(str(tmp_path / "c"), max_num_batched_tokens=48, **SMALL) as llm:
         for text, output in zip(TEXTS, llm.reward(TEXTS, use_tqdm=False), strict=True):
             assert torch.allclose(output.outputs.data, scores(text), atol=2e-5)
-        with pytest.raises(ParamsError, match="one of its tasks"):
+        with pytest.raises(ParamsError, match="it gives scores"):
             llm.classify(TEXTS, use_tqdm=False)
     with LLM(str(tmp_path / "c"), runner="pooling", convert="embed", **SMALL) as llm:
         assert len(llm.embed("x", use_tqdm=False)[0].outputs.embedding) == 64

@@ -161,7 +161,7 @@ def test_what_is_wrong_is_named(made: Made, llm: LLM) -> None:
         llm.embed({"prompt": "", "multi_modal_data": {"image": [picture(56, 56, 1)] * 2}}, use_tqdm=False)
     with pytest.raises(PromptTooLongError, match="maximum context length is 6"):
         llm.embed("a " * 100, use_tqdm=False)
-    with pytest.raises(ParamsError, match="not one of its tasks"):
+    with pytest.raises(ParamsError, match="it gives vectors"):
         llm.encode("a", pooling_task="token_embed", use_tqdm=False)
     (cut,) = llm.embed("a " * 100, truncate_prompt_tokens=-1, use_tqdm=False)
     assert cut.prompt_token_ids[-1] == 3

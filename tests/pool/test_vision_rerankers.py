@@ -102,7 +102,7 @@ def test_a_pair_with_media_is_not_cut(reranker: LLM) -> None:
 
 
 def test_a_reranker_gives_no_vectors(reranker: LLM) -> None:
-    with pytest.raises(ParamsError, match="scores of classes"):
+    with pytest.raises(ParamsError, match="it gives scores"):
         reranker.embed("x", use_tqdm=False)
 
 
@@ -145,7 +145,7 @@ def test_jina_reranker(tmp_path: Path) -> None:
         ids = list(alone.prompt_token_ids)
         forms: list[Any] = [{"prompt_token_ids": form(known)} for form in (list, tuple) for known in (ids, ids[:-1])]
         same = llm.classify(forms, use_tqdm=False)
-        with pytest.raises(ParamsError, match="scores of classes"):
+        with pytest.raises(ParamsError, match="it gives scores"):
             llm.embed("x", use_tqdm=False)
     for output, (document, images) in zip(outputs, written, strict=True):
         prompt = f"**Document**:\n{document}\n**Query**:\nwhat is it?"
