@@ -13,7 +13,7 @@ from beheld.engine.stats import EngineReport
 from beheld.utils.roomy_stack import roomy
 
 # A step that stands still does not end, and its thread is left.
-_CLOSE_S = 2.0
+_CLOSE_S, _LOOK_S = 2.0, 0.25
 
 
 class _QueueInbox:
@@ -81,7 +81,11 @@ class EngineThread:
         """Finish the running step, end, and free the model's memory; of an engine that has died, what can be freed."""
         if self._thread is not None:
             self.send(Close())
-            self._thread.join(_CLOSE_S if self._ended else None)
+            # An engine that dies meanwhile may be in a step that never ends.
+            left = _CLOSE_S
+            while left > 0 and self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                left -= _LOOK_S if self._ended else 0.0
             stands_still = self._thread.is_alive()
             self._thread = None
             if not stands_still:

@@ -40,13 +40,18 @@ class Patience:
     alike: bool
 
     @classmethod
-    def of(cls, *, synchronous: bool, lockstep: bool) -> Patience:
+    def of(cls, *, synchronous: bool, lockstep: bool, equal: bool = True) -> Patience:
         """Return that of ranks on such devices.
 
         A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
         may take longer for that than another.
+
+        Args:
+            synchronous: whether hosts compute, and not devices of their own.
+            lockstep: whether all ranks begin the same collectives in the same order.
+            equal: whether they do equal work between them; not if each has experts or items of its own.
         """
-        alike = synchronous and lockstep
+        alike = synchronous and lockstep and equal
         return cls(STUCK_S if alike else COMPILING_S, HOST_POSITION_S if synchronous else POSITION_S, alike)
 
 
@@ -62,6 +67,8 @@ class Hangs:
         self, own: RankProgress, others: Sequence[RankProgress], patience: Patience, *, lockstep: bool
     ) -> None:
         self._own, self._others, self._patience, self._lockstep = own, others, patience, lockstep
+        # Since when the first rank has been in steps without a pause, as far as it was looked at.
+        self._busy_since: float | None = None
         # Positions of steps that may not have been computed yet, by the ids of their plans, and their sum.
         self._positions: dict[int, int] = {}
         self._under_way = 0
@@ -99,14 +106,21 @@ class Hangs:
     def _late(self, now: float, more_s: float) -> RankProgress | None:
         """Return a rank that has not reached a collective in which another one waits.
 
-        While the first rank is in no step, such as after an interrupt, others may wait for it without end.
+        While the first rank is in no step, such as after an interrupt, others may wait for it without end. When it goes
+        on, it reaches them soon: only the time since then counts.
         """
         own = self._own
         if own.waits_since is None and own.device_since is None and own.works_since is None:
+            self._busy_since = None
             return None
+        if self._busy_since is None:
+            self._busy_since = now
+        busy_since = self._busy_since
         limit_s = self._patience.stuck_s + (0.0 if self._patience.alike else more_s)
         waits = [
-            each for each in (own, *self._others) if each.waits_since is not None and now - each.waits_since > limit_s
+            each
+            for each in (own, *self._others)
+            if each.waits_since is not None and now - max(each.waits_since, busy_since) > limit_s
         ]
         if not waits:
             return None
@@ -114,7 +128,7 @@ class Hangs:
         late = [
             each
             for each in self._others
-            if now - each.entered_at > limit_s and (each.entered < reached or not self._lockstep)
+            if now - max(each.entered_at, busy_since) > limit_s and (each.entered < reached or not self._lockstep)
         ]
         if late:
             # Of stages, one may wait for another that does not come.

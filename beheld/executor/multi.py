@@ -206,7 +206,8 @@ class MultiExecutor:
             _abandon(ranks)
             placed.ended()
             raise
-        patience = Patience.of(synchronous=platform.synchronous, lockstep=group.lockstep)
+        equal = not config.expert_parallel and config.mm_encoder_tp_mode != "data"
+        patience = Patience.of(synchronous=platform.synchronous, lockstep=group.lockstep, equal=equal)
         watchdog = Watchdog(ranks, group, patience)
         try:
             # Only now, while the other ranks import the same.

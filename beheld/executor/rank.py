@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +225,8 @@ def _run(link: Link | StreamLink, address: str | None) -> None:
             answers.send(Started(runner.config.max_model_len, runner.capacity))
             rank = Rank(runner, group, answers, start.rank)
             while not isinstance(message := link.receive(), CloseRank):
-                with clock.step():
+                # An adapter that is read from a slow disk is no step.
+                with nullcontext() if isinstance(message, AddRankLoRA) else clock.step():
                     rank.take(message)
         except BeheldError as error:
             answers.send(RankFailed(error))

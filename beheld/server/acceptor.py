@@ -153,6 +153,11 @@ class Acceptor:
         self._loop.remove_reader(self._listener)
         if self._timer is not None:
             self._timer.cancel()
+        for line in self._waiting.values():
+            for accepted in line:
+                self._drop(accepted)
+        self._waiting.clear()
+        self._num_waiting = 0
         self._counts.leave()
 
     async def wait_closed(self) -> None:
@@ -191,7 +196,9 @@ class Acceptor:
             return False
         accepted.setblocking(False)
         if isinstance(address, tuple):
-            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
+            # Not every system has it, and a client may have reset the connection.
+            with contextlib.suppress(OSError):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
         self._counts.come(1)
         peer = self._peer_of(address[0] if isinstance(address, tuple) else "")
         if self._num_waiting >= _MOST_WAITING and peer in self._waiting:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Scope
 
 from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
-from beheld.core.errors import CulpritError, EngineDeadError
+from beheld.core.errors import BeheldError, CulpritError, EngineDeadError
 from beheld.core.outputs import RequestOutput
 from beheld.core.request import LoRARequest
 from beheld.server import (
@@ -290,7 +290,7 @@ class Service:
 
     async def _report_load(self, response: Response, form: str) -> None:
         """Add the header with the engine's load, unless the engine is too busy to tell it."""
-        with contextlib.suppress(TimeoutError, EngineDeadError):
+        with contextlib.suppress(TimeoutError, BeheldError):
             async with asyncio.timeout(_REPORT_S):
                 value = load_report.report(form, await self.llm.ping())
             if value is not None:

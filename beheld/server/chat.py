@@ -156,8 +156,8 @@ def plan(llm: AsyncLLM, body: ChatRequest, options: ServerOptions, forms: Answer
     read_as(messages, body.media_io_kwargs, options)
     begun = _last_words(messages[-1]) if body.echo else ""
     shown = template_of(body, options) | {"template_kwargs": variables_of(body, llm.chat_template)}
-    # Of several answers none has times of its own.
-    tells_times = options.tells_times and (body.n or 1) == 1
+    # Of several answers none has times of its own, and a search has those of its last step.
+    tells_times = options.tells_times and (body.n or 1) == 1 and beams is None
     return ChatPlan(messages, shown | {"tools": tools.shown}, params, beams, tools, begun, tells_times)
 
 

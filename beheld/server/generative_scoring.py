@@ -44,6 +44,16 @@ async def prompts_of(body: GenerativeScoringRequest, llm: AsyncLLM, client: str)
 
     query = await ids(body.query, special=body.add_special_tokens is not False)
     items = await asyncio.gather(*(ids(item, special=False) for item in body.items))
+    # Before they are joined: each prompt has the query anew.
+    longest = len(query) + max(map(len, items), default=0)
+    if longest > llm.config.max_model_len:
+        raise HttpError(
+            400,
+            f"This model's maximum context length is {llm.config.max_model_len} tokens; the query and the longest item "
+            f"have {longest}.",
+            "Shorten them.",
+            param="query" if len(query) > llm.config.max_model_len else "items",
+        )
     return [[*item, *query] if body.item_first else [*query, *item] for item in items]
 
 

@@ -83,7 +83,7 @@ class OperatorRoutes:
             ("POST", "/v1/load_lora_adapter", _explained(self.load_lora_adapter)),
             ("POST", "/v1/unload_lora_adapter", _explained(self.unload_lora_adapter)),
             ("POST", "/adapters", _explained(self.add_adapter)),
-            ("DELETE", "/adapters/{name}", _explained(self.remove_adapter)),
+            ("DELETE", "/adapters/{name:path}", _explained(self.remove_adapter)),
         ]
 
     def of_tokenizer(self) -> Table:

@@ -47,7 +47,12 @@ class ParseTurns:
             if line:
                 self._waiting[client] = line
             self._left -= 1
-            parse()
+            try:
+                parse()
+            except Exception as error:
+                # One connection's failure must not keep the others waiting for ever.
+                context = {"message": "data of a connection could not be parsed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
         self._scheduled = bool(self._waiting)
         if self._scheduled:
             asyncio.get_running_loop().call_soon(self._next)

@@ -122,7 +122,7 @@ def work_of(
             code="not_an_embedding_model",
         )
     if isinstance(body, EmbedRequest):
-        return _embed(body, given, head)
+        return _embed(body, given, head, llm.config.max_model_len)
     if isinstance(body, RerankRequest):
         return _rerank(llm, body, info, options, head, salt, cuts)
     if sides is not None:
@@ -141,6 +141,13 @@ def work_of(
     scaled = info.activate if params.activate is None else params.activate
     if chunks is not None:
         assert isinstance(body, EmbeddingRequest)
+        if body.encoding_format in vector_bodies.FORMATS:
+            raise HttpError(
+                400,
+                f"The form {body.encoding_format!r} has no room for the places of late chunks.",
+                "Send float or base64.",
+                param="encoding_format",
+            )
         late_chunking.check(body, task or info.usual, info, llm.tokenizer)
         # The mean comes first.
         params = replace(params, use_activation=False, normalize=None, softmax=None, activation=None)
@@ -248,7 +255,7 @@ def _given_to_embed(
     ]
 
 
-def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> PoolingWork:
+def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead, longest: int) -> PoolingWork:
     """Return the work of Cohere's route. Texts are cut to what the model reads, unless the request forbids that."""
     if body.input_type not in (None, *_INPUT_TYPES):
         raise HttpError(
@@ -260,7 +267,7 @@ def _embed(body: EmbedRequest, prompts: Sequence[Asked], head: ChunkHead) -> Poo
     params = _params(body, "embed")
     params.dimensions = body.output_dimension
     if params.truncate_prompt_tokens is None and body.truncate != "NONE":
-        params.truncate_prompt_tokens = -1 if body.max_tokens is None else body.max_tokens
+        params.truncate_prompt_tokens = -1 if body.max_tokens is None else min(body.max_tokens, longest)
 
     def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer:
         vectors = np.stack([output.outputs.data.numpy() for output in outputs])

@@ -107,7 +107,17 @@ class Server(uvicorn.Server):
         own: Any = self.config.http_protocol_class
         kinds = (
             own,
-            type("PrivateProtocol", (own,), {"private": True, "places": Places(2 * self._admission.connections.most)}),
+            # What clients leave unread or unparsed does not hold up other fronts' requests.
+            type(
+                "PrivateProtocol",
+                (own,),
+                {
+                    "private": True,
+                    "places": Places(2 * self._admission.connections.most),
+                    "buffers": Places(self._admission.buffers.most),
+                    "parse_turns": ParseTurns(),
+                },
+            ),
         )
         public, private = (
             partial(kind, config=self.config, server_state=self.server_state, app_state={}, _loop=loop)

@@ -64,8 +64,9 @@ def settings(options: ServerOptions) -> dict[str, Any]:
 
 _NO_PASSWORD = " "
 
-# Seconds that a client has to take leave.
-_CLOSE_S = 5.0
+# Seconds that a client has to read the rest of an answer and to take leave; asyncio's own number. Then the
+# connection is cut, so that less would cut large answers to clients with slow links.
+_CLOSE_S = 30.0
 
 
 class Secure:

@@ -44,5 +44,6 @@ class LoopShare:
         if not self._line:
             self._loop = None
             return
-        self._line.popleft()()
+        # Also after a piece that fails, which the loop reports.
         loop.call_later(_REST_S, self._next, loop)
+        self._line.popleft()()

@@ -33,10 +33,10 @@ def device(seconds: float) -> Beat:
 class Ranks:
     """Some ranks, on a clock of the test's own."""
 
-    def __init__(self, count: int, *, synchronous: bool, lockstep: bool) -> None:
+    def __init__(self, count: int, *, synchronous: bool, lockstep: bool, equal: bool = True) -> None:
         self.now = 1000.0
         self.ranks = [RankProgress(rank, entered_at=self.now, worked_at=self.now) for rank in range(count)]
-        patience = Patience.of(synchronous=synchronous, lockstep=lockstep)
+        patience = Patience.of(synchronous=synchronous, lockstep=lockstep, equal=equal)
         self.hangs = Hangs(self.ranks[0], self.ranks[1:], patience, lockstep=lockstep)
 
     def say(self, *beats: Beat) -> None:
@@ -75,6 +75,22 @@ def test_a_first_rank_that_runs_no_step_is_not_stuck() -> None:
     """An interrupted script leaves other ranks amid a step, and may go on an hour later."""
     for lockstep in (True, False):
         assert Ranks(2, synchronous=True, lockstep=lockstep).until_found(3600, IDLE, waits)[0] is None
+
+
+def test_a_first_rank_that_goes_on_after_a_pause_is_not_stuck() -> None:
+    """Others' waits are as long as the pause then; only what comes after it counts."""
+    for lockstep, limit_s in ((True, 7), (False, 90)):
+        ranks = Ranks(3, synchronous=True, lockstep=lockstep)
+        assert ranks.until_found(3600, IDLE, IDLE, waits)[0] is None
+        paused = lambda seconds: waits(3600 + seconds)  # noqa: E731
+        assert ranks.until_found(limit_s - 1, WORKS, IDLE, paused)[0] is None
+        assert ranks.until_found(3, WORKS, WORKS, paused)[0] == "Rank 1 is stuck in a step."
+
+
+def test_ranks_with_items_or_experts_of_their_own_may_take_longer_than_others() -> None:
+    found, after_s = Ranks(2, synchronous=True, lockstep=True, equal=False).until_found(200, waits, WORKS)
+    assert found == "Rank 1 is stuck in a step."
+    assert 90 < after_s < 92
 
 
 def test_of_stages_the_one_that_no_other_keeps_waiting_is_named() -> None:

@@ -214,9 +214,13 @@ def test_64_beyond_the_bound_connections_are_told_so() -> None:
 # ---------------------------------------------------------------------- clock and loop
 
 
+# Files that show the time to clients -> how often they ask for it.
+SHOWN = {"app": 2, "sagemaker_sessions": 1, "vllm_metrics": 1}
+
+
 def test_75_no_timeout_looks_at_the_clock_on_the_wall() -> None:
-    """`time.time` and `datetime` only stand in what is shown: the time an answer was made, or that a session ends."""
-    shown = {"beheld/server/app.py": 2, "beheld/server/sagemaker_sessions.py": 1}
+    """`time.time` and `datetime` only stand in what is shown, such as the time an answer was made."""
+    shown = {f"beheld/server/{name}.py": most for name, most in SHOWN.items()}
     for folder in ("server", "api", "engine", "inputs"):
         for path in (ROOT / "beheld" / folder).rglob("*.py"):
             tree = ast.parse(path.read_text(encoding="utf-8"))
