@@ -126,6 +126,8 @@ def test_vectors_as_a_bare_body(running: Running, vectors: torch.Tensor) -> None
     ],
 )
 def test_sagemakers_route_answers_what_the_body_asks(running: Running, path: str, body: dict[str, Any]) -> None:
+    # Then the prefixes of both are found, and last bits are the same.
+    running.post(path, body)
     plain, found = running.post(path, body), running.post("/invocations", body)
     assert (plain.status_code, found.status_code) == (200, 200), found.text
     for answer in (one := plain.json()), (other := found.json()):
@@ -517,6 +519,9 @@ def test_late_chunks_are_means_of_tokens_with_their_places(of_tokens: Running, s
         {"input": "x", "truncate_prompt_tokens": 4},
         {"input": "x", "late_chunking_params": {"chunk_size": 0}},
         {"input": "x", "late_chunking_params": {"chunk_size": 2**64}},
+        # Bytes have no room for places.
+        {"input": "x", "encoding_format": "bytes"},
+        {"input": "x", "encoding_format": "bytes_only"},
     ],
 )
 def test_late_chunks_of_other_inputs_are_refused(of_tokens: Running, body: dict[str, Any]) -> None:

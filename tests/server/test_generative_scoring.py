@@ -59,6 +59,9 @@ def test_texts_are_joined_as_tokens(running: Running) -> None:
         ({"label_token_ids": None}, "label_token_ids"),
         ({"labels": ["yes"]}, "labels"),
         ({"model": "other"}, "model"),
+        # Joined, they would be as many times as large as there are items.
+        ({"query": [14] * 100_000, "items": [[14]] * 8}, "query"),
+        ({"items": [[14] * 2048]}, "items"),
     ],
 )
 def test_refusals_name_the_field_in_vllms_form(running: Running, body: dict[str, Any], param: str) -> None:

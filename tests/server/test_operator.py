@@ -193,6 +193,9 @@ def test_adapters_come_and_go_as_sagemaker_asks(run: Running, tmp_path: Path) ->
     statuses = [httpx.delete(f"{run.url}/adapters/red", headers=AUTH, trust_env=False).status_code for _ in range(2)]
     assert statuses == [200, 404]
     assert post(run, "/v1/completions", BODY | {"model": "red"}).status_code == 404
+    # Names of repositories have a slash.
+    assert post(run, "/adapters", {"name": "org/red", "src": folder}).status_code == 200
+    assert httpx.delete(f"{run.url}/adapters/org/red", headers=AUTH, trust_env=False).status_code == 200
 
 
 def test_adapters_that_change_at_the_same_time_or_while_the_engine_sleeps(run: Running, tmp_path: Path) -> None:

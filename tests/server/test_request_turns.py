@@ -19,6 +19,7 @@ from beheld.server.options import ServerOptions
 from beheld.server.parse_turns import ParseTurns
 from beheld.server.read import Reader
 from beheld.server.request_turns import RequestTurns
+from beheld.utils.loop_share import LoopShare
 from tests.server.running import Running, received, request_bytes, watched
 from tests.server.slowness import best, slowness
 
@@ -90,6 +91,30 @@ def test_in_one_turn_of_the_loop_one_body_is_parsed(
         stop.set()
     assert len(parsed) == len(set(parsed)) == 20
     running.idle()
+
+
+def test_a_connection_that_fails_keeps_no_other_waiting() -> None:
+    """Neither in the line of those that are parsed, nor in that of pieces of bodies; the loop is told of it."""
+
+    async def story() -> tuple[list[str], int]:
+        turns, share, done, errors = ParseTurns(1), LoopShare(), list[str](), list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+
+        def fails() -> None:
+            raise MemoryError
+
+        assert turns.take("a", fails)
+        turns.take("b", fails)
+        turns.take("c", lambda: done.append("parsed"))
+        share.do(fails)
+        share.do(lambda: done.append("piece"))
+        await asyncio.sleep(0.1)
+        if turns.take("d", lambda: done.append("later")):
+            done.append("later")
+        await asyncio.sleep(0.01)
+        return done, len(errors)
+
+    assert asyncio.run(story()) == (["parsed", "piece", "later"], 2)
 
 
 @pytest.mark.case(140)
