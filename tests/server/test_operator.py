@@ -66,7 +66,7 @@ def test_they_are_off_guarded_and_told(run: Running) -> None:
     section = SERVER.split("## Routes of the operator")[1].split("\n## ")[0]
     rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
     told = {path for row in rows for path in re.findall(r"`(?:[A-Z]+ )?(/[^`?]*)", row)}
-    assert told == set(found)
+    assert told == {path.replace(":path", "") for path in found}
 
 
 @pytest.mark.parametrize("level", ["0", "1", "2"])
