@@ -54,7 +54,7 @@ def measure(method: str, path: str, *, start_alone: bool = False) -> dict[str, f
     llm = LLM(path, max_model_len=2048, max_num_seqs=16, enable_prefix_caching=False, **METHODS[method])
     start = {"start_s": time.perf_counter() - started, "start_cpu_s": time.process_time() - started_cpu}
     if start_alone:
-        return start | {"peak_gib": _peak_gib()}
+        return start | {"peak_gib": peak_gib()}
     rng = np.random.default_rng(0)
 
     def run(prompts: Sequence[Any], tokens: int) -> None:
@@ -82,11 +82,12 @@ def measure(method: str, path: str, *, start_alone: bool = False) -> dict[str, f
         "image_448_ms": seen[0] * 1e3,
         "image_and_128_s": answered[0],
         **start,
-        "peak_gib": _peak_gib(),
+        "peak_gib": peak_gib(),
     }
 
 
-def _peak_gib() -> float:
+def peak_gib() -> float:
+    """Return the most memory that this process had."""
     # The greatest that `getrusage` knows is the parent's, whose memory a child has until it begins its own program.
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.cpu_methods import peak_gib
 
 _SHORT, _TOKENS = 64, 64
 # Prompts of token ids, and how many tokens to add to each.
@@ -110,7 +111,7 @@ def measure(engine: str, path: str, threads: int, prompt: int, repeats: int) -> 
         "prompt_tokens": prompt,
         "prompt_ms": whole[0] * 1e3,
         "prompt_cpu_ms": whole[1] * 1e3,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "peak_gib": peak_gib(),
     }
 
 

@@ -191,8 +191,9 @@ class _LiveRequest:
                 self.finish_reasons[answer.index] = answer.finish_reason
         counts = self.num_tokens.values()
         made = metrics_of(sum(counts), self.started, self.prepared, self.waited_s, self.first_token, time.monotonic())
-        made.num_answers, made.max_answer_tokens = len(self.request_ids), max(counts, default=0)
-        made.max_tokens, made.finish_reasons = self.max_tokens, tuple(self.finish_reasons.values())
+        if output.finished:
+            made.num_answers, made.max_answer_tokens = len(self.request_ids), max(counts, default=0)
+            made.max_tokens, made.finish_reasons = self.max_tokens, tuple(self.finish_reasons.values())
         return made
 
 

@@ -109,8 +109,8 @@ class RequestMetrics:
         queued_ts, scheduled_ts, first_token_ts, last_token_ts: by a monotonic clock: when it was prepared and handed to
             the scheduler, when its first step began, and when its first and its last token came.
         first_token_latency: from the arrival to the first token.
-        num_answers, max_answer_tokens, max_tokens, finish_reasons: of our own: how many answers there are, the tokens
-            of the longest so far, the most that one may have, and why those ended that have.
+        num_answers, max_answer_tokens, max_tokens, finish_reasons: of our own, in the last output: how many answers
+            there are, the tokens of the longest, the most that one may have, and why they ended.
     """
 
     num_generation_tokens: int

@@ -23,6 +23,7 @@ from beheld import __version__
 from beheld.api.async_llm import AsyncLLM
 from beheld.core.errors import BeheldError, CulpritError, EngineDeadError
 from beheld.core.outputs import RequestOutput
+from beheld.core.params import SamplingParams
 from beheld.core.request import LoRARequest
 from beheld.server import (
     chat,
@@ -275,7 +276,8 @@ class Service:
                 if notes.fields:
                     self.metrics.accepted(notes.fields)
                     response.headers[_WARNED] = ", ".join(notes.fields)
-                if request.method == "POST" and (form := request.headers.get(load_report.FORMAT)):
+                form = request.headers.get(load_report.FORMAT, "").upper()
+                if request.method == "POST" and form in load_report.FORMS:
                     await self._report_load(response, form)
                 return response
             except (ClientDisconnect, Gone):
@@ -292,9 +294,7 @@ class Service:
         """Add the header with the engine's load, unless the engine is too busy to tell it."""
         with contextlib.suppress(TimeoutError, BeheldError):
             async with asyncio.timeout(_REPORT_S):
-                value = load_report.report(form, await self.llm.ping())
-            if value is not None:
-                response.headers[load_report.HEADER] = value
+                response.headers[load_report.HEADER] = load_report.report(form, await self.llm.ping())
 
     # ------------------------------------------------------------------ answers
 
@@ -334,7 +334,9 @@ class Service:
         """POST /inference/v1/generate."""
         asked = await self._read(request, GenerateRequest)
         prompt, mode = asked.return_token_ids is True, asked.output_mode
-        bodies = [self._completed(generate.completion_of(asked, self.llm.config.max_model_len))]
+        states_length = self.llm.get_default_sampling_params().max_tokens != SamplingParams.max_tokens
+        longest = None if states_length else self.llm.config.max_model_len
+        bodies = [self._completed(generate.completion_of(asked, longest))]
         del asked
         return await self._complete(
             request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt, mode=mode), generate.folded
@@ -348,8 +350,8 @@ class Service:
         client = request.state.held.client
         with self.admission.admitted(client=client):
             prompts = await until_gone(generative_scoring.prompts_of(asked, self.llm, client), request.receive)
-        labels, softmax = list(dict.fromkeys(asked.label_token_ids)), asked.apply_softmax is not False
-        bodies = [generative_scoring.completion_of(asked, prompts)]
+        softmax, bodies = asked.apply_softmax is not False, [generative_scoring.completion_of(asked, prompts)]
+        labels = bodies[0].logprob_token_ids or []
         del asked, prompts
         return await self._complete(
             request,

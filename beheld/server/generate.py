@@ -11,8 +11,12 @@ from beheld.server.schema import CompletionRequest
 from beheld.server.stream import Chunk
 
 
-def completion_of(body: GenerateRequest, longest: int) -> CompletionRequest:
-    """The request as one for a completion of its ids; prompt and answer have at most `longest` tokens.
+def completion_of(body: GenerateRequest, longest: int | None) -> CompletionRequest:
+    """The request as one for a completion of its ids.
+
+    Args:
+        longest: the most tokens of prompt and answer, where the request states no length; None if the operator or the
+            checkpoint states one.
 
     Raises:
         HttpError: it asks for a text and for none.
@@ -25,9 +29,10 @@ def completion_of(body: GenerateRequest, longest: int) -> CompletionRequest:
     if given["logprob_token_ids"] and given["logprobs"] is None:
         # Here, unlike in a completion, they alone ask for a report.
         given["logprobs"] = len(given["logprob_token_ids"])
-    if given["max_tokens"] is None:
+    if given["max_tokens"] is None and longest is not None:
         # As in a chat. A prompt that leaves no room is refused for its length.
-        given["max_tokens"] = max(1, longest - len(body.token_ids))
+        length, keep = len(body.token_ids), given["truncate_prompt_tokens"] or 0
+        given["max_tokens"] = max(1, longest - (min(length, keep) if keep > 0 else length))
     return CompletionRequest.model_construct(
         **given,
         **{name: getattr(body, name) for name in ("model", "stream", "stream_options", "cache_salt", "priority")},

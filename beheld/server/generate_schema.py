@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from beheld.server import limits
-from beheld.server.schema import Body, Ids, Name, SamplingFields, StreamOptions, Whole
+from beheld.server.schema import Body, Ids, Name, Pooled, SamplingFields, StreamOptions, Whole
 
 
 class GenerateParams(SamplingFields):
@@ -56,9 +56,7 @@ class GenerateRequest(Body):
         "reasoning_parser_kwargs": (),
         "token_offsets": (),
     }
-    without_effect: ClassVar[Mapping[str, str]] = {
-        "request_id": "Answers have ids of this server, which X-Request-Id and its log show."
-    }
+    without_effect = Pooled.without_effect
 
     token_ids: Annotated[Ids, Field(min_length=1)]
     sampling_params: GenerateParams
@@ -78,9 +76,7 @@ _Lists = Annotated[list[Ids], Field(min_length=1, max_length=limits.MAX_INPUTS, 
 class GenerativeScoringRequest(Body):
     """POST /generative_scoring."""
 
-    without_effect: ClassVar[Mapping[str, str]] = {
-        "request_id": "Answers have ids of this server, which X-Request-Id and its log show."
-    }
+    without_effect = Pooled.without_effect
 
     query: str | Ids
     items: _Texts | _Lists

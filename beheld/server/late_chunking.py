@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 
 from beheld.core.outputs import PoolingRequestOutput
 from beheld.core.pooling import PoolerInfo
+from beheld.inputs.prompt.tokenizer import copy_of
 from beheld.server.errors import HttpError
 from beheld.server.schema import EmbeddingRequest
 
@@ -54,16 +54,20 @@ def chunked(
     Raises:
         HttpError: the tokens have no places in the text.
     """
-    encoded = _plain(tokenizer).encode(text, add_special_tokens=special)
+    # Of this library's calls, only those for batches release the GIL.
+    (encoded,) = _plain(tokenizer.backend_tokenizer).encode_batch([text], add_special_tokens=special)
     values, places = output.outputs.data, encoded.offsets
     if encoded.ids != list(output.prompt_token_ids) or len(values) != len(places):
         raise HttpError(400, "The tokens of this text have no places in it.", "Leave it out.", param=_NAME)
-    starts = range(0, len(places), min(size, len(places)))
-    made = values.new_zeros(len(starts), values.shape[1])
+    length = min(size, len(places))
+    whole, left = divmod(len(places), length)
+    made = values.new_empty(whole + bool(left), values.shape[1])
+    made[:whole] = values[: whole * length].unflatten(0, (whole, length)).mean(1)
+    if left:
+        made[whole] = values[-left:].mean(0)
     chunks = []
-    for row, start in enumerate(starts):
-        stop = min(start + size, len(places))
-        made[row] = values[start:stop].mean(0)
+    for start in range(0, len(places), length):
+        stop = min(start + length, len(places))
         chunks.append({"token_range": [start, stop], "char_range": _letters(places[start:stop])})
     if activate:
         made = made / made.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -71,16 +75,8 @@ def chunked(
     return replace(output, outputs=replace(output.outputs, data=made)), {"late_chunking": metadata}
 
 
-@lru_cache(maxsize=2)
-def _plain(tokenizer: Any) -> Any:
-    """Return a copy that neither cuts texts nor fills them up, as the checkpoint's own may.
-
-    Changes to the other one would change how other requests are tokenized.
-    """
-    made = copy.deepcopy(tokenizer.backend_tokenizer)
-    made.no_truncation()
-    made.no_padding()
-    return made
+# Changes to the tokenizer itself, which may cut texts or fill them up, would change how other requests are tokenized.
+_plain = lru_cache(maxsize=1)(copy_of)
 
 
 def _letters(places: Sequence[tuple[int, int]]) -> list[int] | None:

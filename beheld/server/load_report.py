@@ -12,10 +12,13 @@ FORMAT, HEADER = "endpoint-load-metrics-format", "endpoint-load-metrics"
 _NAMED = ("kv_cache_usage_perc", "num_requests_waiting")
 
 
-def report(form: str, stats: EngineStats) -> str | None:
-    """The header's value in the form TEXT or JSON; None for any other."""
+FORMS = ("TEXT", "JSON")
+
+
+def report(form: str, stats: EngineStats) -> str:
+    """The header's value in one of the forms."""
     values = values_of(stats)
     named = {name: float(values[name]) for name in _NAMED}
-    if form.upper() == "TEXT":
+    if form == "TEXT":
         return "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items())
-    return "JSON " + json.dumps({"named_metrics": named}) if form.upper() == "JSON" else None
+    return "JSON " + json.dumps({"named_metrics": named})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from beheld.core.params import SamplingParams
 from tests.server.running import ENGINE, Running
 
 GENERATE = "/inference/v1/generate"
@@ -71,6 +72,20 @@ def test_without_a_bound_an_answer_takes_the_room_that_there_is(running: Running
     assert len(found["choices"][0]["token_ids"]) == ENGINE["max_model_len"] - len(prompt)
     refused = running.post(GENERATE, asked | {"sampling_params": {"min_tokens": 100}})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "sampling_params.min_tokens")
+
+
+def test_the_room_is_that_behind_a_prompt_that_is_cut(running: Running) -> None:
+    """It was counted behind the whole one, which leaves none here."""
+    most = ENGINE["max_model_len"]
+    params = {"ignore_eos": True, "truncate_prompt_tokens": most - 30}
+    found = running.post(GENERATE, {"token_ids": IDS * (most // len(IDS) + 1), "sampling_params": params}).json()
+    assert len(found["choices"][0]["token_ids"]) == 30
+
+
+def test_a_length_that_the_operator_states_holds(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.llm, "get_default_sampling_params", lambda: SamplingParams(max_tokens=7))
+    found = running.post(GENERATE, {"token_ids": IDS, "sampling_params": {"ignore_eos": True}}).json()
+    assert len(found["choices"][0]["token_ids"]) == 7
 
 
 def test_log_probabilities_of_the_prompt(running: Running) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.data_parallel import descendants, processor_s
 from tests import tiny
 from tests.long import lasting_s
 from tests.server.running import Reachable, serving
@@ -39,7 +40,7 @@ class Served(Reachable):
 
     def spent(self) -> tuple[float, float, float]:
         """Processor seconds so far: of the server, of its engine, and of whatever else this machine did."""
-        server, engine = _spent_s(self._pid), sum(map(_spent_s, _children(self._pid)))
+        server, engine = processor_s(self._pid), sum(map(processor_s, descendants(self._pid)))
         words = Path("/proc/stat").read_text().splitlines()[0].split()
         # Of these, idle and waiting are no work; a host that gives this machine no time is.
         user, nice, system, _, _, irq, softirq, steal = (int(word) / _TICKS for word in words[1:9])
@@ -49,17 +50,6 @@ class Served(Reachable):
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def _spent_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / _TICKS
-
-
-def _children(pid: int) -> list[int]:
-    """The engine, and what prepares media; each thread has the processes that it began."""
-    found = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for each in found for child in each]
 
 
 @dataclass(frozen=True)

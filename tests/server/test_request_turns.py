@@ -94,7 +94,7 @@ def test_in_one_turn_of_the_loop_one_body_is_parsed(
 
 
 def test_a_connection_that_fails_keeps_no_other_waiting() -> None:
-    """Neither in the line of those that are parsed, nor in that of pieces of bodies; the loop is told of it."""
+    """The others are parsed, whether the failure is in a header or in a piece of a body, and the loop reports it."""
 
     async def story() -> tuple[list[str], int]:
         turns, share, done, errors = ParseTurns(1), LoopShare(), list[str](), list[object]()

@@ -240,7 +240,7 @@ class PromptTokenizer:
         _check_letters(second)
         with self._lock:
             if self._pairs is None:
-                self._pairs = _copy(tokenizer.backend_tokenizer)
+                self._pairs = copy_of(tokenizer.backend_tokenizer)
             if most is None:
                 self._pairs.no_truncation()
             else:
@@ -312,7 +312,7 @@ class PromptTokenizer:
         copied = self._copied
         if copied is None or copied[0] != size:
             with self._lock:
-                self._copied = copied = (size, _copy(backend))
+                self._copied = copied = (size, copy_of(backend))
         return copied[1]
 
     def _long(self) -> ChunkedTokenizer:
@@ -514,8 +514,11 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
     return found
 
 
-def _copy(backend: Any) -> Any:
-    """Return a tokenizer that shares the unchanging parts: copying a large vocabulary would take half a second."""
+def copy_of(backend: Any) -> Any:
+    """Return a tokenizer that neither cuts texts nor fills them up.
+
+    It shares the unchanging parts: copying a large vocabulary would take half a second.
+    """
     own = type(backend)(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(own, part, getattr(backend, part))
