@@ -791,6 +791,14 @@ class AsyncLLM:
         """The same for reading only: changes to it would change how requests are tokenized."""
         return self._inputs.tokenizer
 
+    def token_places(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text, and from where to where in it each token stands. Any thread may call this.
+
+        Raises:
+            PromptError: the tokenizer does not say that, or fails.
+        """
+        return self._inputs.reader.token_places(text, add_special_tokens=add_special_tokens)
+
     @property
     def chat_template(self) -> str | None:
         """The template for conversations with tools; None if there is none."""

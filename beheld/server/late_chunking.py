@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from beheld.core.outputs import PoolingRequestOutput
 from beheld.core.pooling import PoolerInfo
-from beheld.inputs.prompt.tokenizer import copy_of
 from beheld.server.errors import HttpError
 from beheld.server.schema import EmbeddingRequest
 
@@ -39,25 +37,21 @@ def check(body: EmbeddingRequest, task: str | None, info: PoolerInfo, tokenizer:
 
 
 def chunked(
-    output: PoolingRequestOutput, text: str, size: int, tokenizer: Any, *, special: bool, activate: bool
+    output: PoolingRequestOutput, ids: list[int], places: list[tuple[int, int]], size: int, *, activate: bool
 ) -> tuple[PoolingRequestOutput, dict[str, Any]]:
     """Return the output with the vectors of its chunks, and where they stand.
 
     Args:
         output: with the vectors of the text's tokens, not scaled.
-        text: what was sent.
+        ids, places: of the text as it was sent, and from where to where in it each token stands.
         size: tokens of a chunk.
-        tokenizer: the model's.
-        special: whether the prompt has the tokenizer's special tokens.
         activate: whether vectors are scaled to length 1.
 
     Raises:
         HttpError: the tokens have no places in the text.
     """
-    # Of this library's calls, only those for batches release the GIL.
-    (encoded,) = _plain(tokenizer.backend_tokenizer).encode_batch([text], add_special_tokens=special)
-    values, places = output.outputs.data, encoded.offsets
-    if encoded.ids != list(output.prompt_token_ids) or len(values) != len(places):
+    values = output.outputs.data
+    if ids != list(output.prompt_token_ids) or len(values) != len(places):
         raise HttpError(400, "The tokens of this text have no places in it.", "Leave it out.", param=_NAME)
     length = min(size, len(places))
     whole, left = divmod(len(places), length)
@@ -73,10 +67,6 @@ def chunked(
         made = made / made.norm(dim=-1, keepdim=True).clamp_min(1e-12)
     metadata = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(places), "chunks": chunks}
     return replace(output, outputs=replace(output.outputs, data=made)), {"late_chunking": metadata}
-
-
-# Changes to the tokenizer itself, which may cut texts or fill them up, would change how other requests are tokenized.
-_plain = lru_cache(maxsize=1)(copy_of)
 
 
 def _letters(places: Sequence[tuple[int, int]]) -> list[int] | None:

@@ -159,7 +159,9 @@ def work_of(
             texts: Any = [body.input] if isinstance(body.input, str) else body.input
             special = body.add_special_tokens is not False
             made = [
-                late_chunking.chunked(output, text, chunks.chunk_size, llm.tokenizer, special=special, activate=scaled)
+                late_chunking.chunked(
+                    output, *llm.token_places(text, add_special_tokens=special), chunks.chunk_size, activate=scaled
+                )
                 for output, text in zip(outputs, texts, strict=True)
             ]
             outputs, places = [output for output, _ in made], [metadata for _, metadata in made]

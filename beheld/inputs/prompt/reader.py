@@ -112,6 +112,10 @@ class PromptReader:
         self._tokenizer.check_length(len(text), most)
         return self._tokenizer.encode(text, add_special_tokens=False, most=most)
 
+    def token_places(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """See PromptTokenizer.token_places."""
+        return self._tokenizer.token_places(text, add_special_tokens=add_special_tokens)
+
     def cut(self, text: str, most: int, *, end: bool = False) -> str:
         """Return the beginning of a text that is `most` ids long.
 

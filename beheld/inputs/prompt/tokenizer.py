@@ -240,7 +240,7 @@ class PromptTokenizer:
         _check_letters(second)
         with self._lock:
             if self._pairs is None:
-                self._pairs = copy_of(tokenizer.backend_tokenizer)
+                self._pairs = _copy(tokenizer.backend_tokenizer)
             if most is None:
                 self._pairs.no_truncation()
             else:
@@ -285,6 +285,21 @@ class PromptTokenizer:
         start, stop = found.token_to_chars(len(found) - most if end else most - 1)
         return read[start:] if end else read[:stop]
 
+    def token_places(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text, and from where to where in it each token stands; (0, 0) for special tokens.
+
+        Raises:
+            PromptError: there is no tokenizer, it does not say where its tokens stand, the text contains a lone
+                surrogate, or the library fails.
+        """
+        tokenizer = self._require()
+        if not getattr(tokenizer, "is_fast", False):
+            raise PromptError("This tokenizer does not say where tokens stand.", "Use one with a tokenizer.json.")
+        _check_letters(text)
+        with out_of_turn(), _panics_as_errors():
+            found = self._own(tokenizer.backend_tokenizer).encode_batch([text], add_special_tokens=add_special_tokens)
+        return found[0].ids, found[0].offsets
+
     def _encoded(self, text: str, add_special_tokens: bool, most: int | None) -> list[int]:
         """Return token ids from the tokenizer's backend."""
         if len(text) > SHORT_TEXT:
@@ -312,7 +327,7 @@ class PromptTokenizer:
         copied = self._copied
         if copied is None or copied[0] != size:
             with self._lock:
-                self._copied = copied = (size, copy_of(backend))
+                self._copied = copied = (size, _copy(backend))
         return copied[1]
 
     def _long(self) -> ChunkedTokenizer:
@@ -514,11 +529,8 @@ def _encoded(backend: Any, text: str, add_special_tokens: bool) -> list[int]:
     return found
 
 
-def copy_of(backend: Any) -> Any:
-    """Return a tokenizer that neither cuts texts nor fills them up.
-
-    It shares the unchanging parts: copying a large vocabulary would take half a second.
-    """
+def _copy(backend: Any) -> Any:
+    """Return a tokenizer that shares the unchanging parts: copying a large vocabulary would take half a second."""
     own = type(backend)(backend.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         setattr(own, part, getattr(backend, part))
