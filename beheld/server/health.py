@@ -78,6 +78,14 @@ class EngineHealth:
             raise HttpError(503, "The server is shutting down.", "Try again after the restart.", code="draining")
         if not self._llm.alive:
             raise EngineDeadError(self._llm.reason, "Start it again.")
+        if self._fronts is not None and self._fronts.silence_s(0) > self._silence_s:
+            # The others are started anew; this one has the engine, whose answers it passes on.
+            raise HttpError(
+                503,
+                "The server's first process does not answer.",
+                "Try again; if this persists, the operator must restart the server.",
+                code="front_hangs",
+            )
         # It answers nothing while it reads its weights again.
         since = None if self._pinged is None else max(self._pinged, self._llm.waking_until)
         if since is not None and time.monotonic() - since > self._silence_s:
@@ -86,14 +94,6 @@ class EngineHealth:
                 "The engine does not answer.",
                 "Try again; if this persists, the operator must restart the server.",
                 code="engine_hangs",
-            )
-        if self._fronts is not None and self._fronts.silence_s(0) > self._silence_s:
-            # The others are started anew; this one has the engine.
-            raise HttpError(
-                503,
-                "The server's first process does not answer.",
-                "Try again; if this persists, the operator must restart the server.",
-                code="front_hangs",
             )
         fronts = [] if self._fronts is None else self._fronts.reports()
         engines = [

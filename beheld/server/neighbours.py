@@ -41,6 +41,8 @@ _STREAM = re.compile(r"/v1/streams/stream-([0-9]{1,4})\.")
 # What one front keeps for all: the responses that it stores, and the sums of what all count.
 _OF_FIRST = ("/v1/responses", "/metrics")
 _ASK_S = 1.0
+# At such intervals who waits for another front sees whether that one hangs.
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -185,22 +187,43 @@ class Forwarding:
             await Farewell(passing)(scope, receive, send)
 
     async def _pass_on(self, owner: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let another front answer; the client's leaving ends the request there, too."""
-        whole = asyncio.Event()
-        work = asyncio.ensure_future(self._answered(owner, scope, _body(receive, whole), receive, send))
+        """Let another front answer; the client's leaving ends the request there, too.
+
+        A front that hangs meanwhile may never end its connections: the wait for it ends here.
+        """
+        whole, begun = asyncio.Event(), asyncio.Event()
+        work = asyncio.ensure_future(self._answered(owner, scope, _body(receive, whole), begun, receive, send))
         watch = asyncio.ensure_future(_left(receive, whole))
+        hung = asyncio.ensure_future(self._hung(owner))
+        tasks = (work, watch, hung)
         try:
-            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (work, watch):
+            answered = work.done()
+            for task in tasks:
                 if not task.done():
                     task.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if not work.cancelled():
             work.result()
+        if hung.done() and not hung.cancelled() and not answered:
+            logger.warning("Front %d does not answer (it hangs).", owner)
+            if not begun.is_set():
+                await _refused(scope, receive, send)
+
+    async def _hung(self, owner: int) -> None:
+        """Wait until a front hangs."""
+        while not self._hangs(owner):
+            await asyncio.sleep(_LOOK_S)
 
     async def _answered(
-        self, owner: int, scope: Scope, body: AsyncIterator[bytes], receive: Receive, send: Send
+        self,
+        owner: int,
+        scope: Scope,
+        body: AsyncIterator[bytes],
+        begun: asyncio.Event,
+        receive: Receive,
+        send: Send,
     ) -> None:
         query = scope["query_string"]
         target = scope["raw_path"].split(b"?")[0] + (b"?" + query if query else b"")
@@ -213,7 +236,6 @@ class Forwarding:
             headers.append((b"host", b""))
         sender = {"client": scope.get("client"), "peer": self._peer_of(scope)}
         headers.append((_HEADER, json.dumps(sender).encode()))
-        begun = False
         try:
             path = self._neighbours.path(owner)
             async with aclosing(answer_of(path, scope["method"], target, headers, body)) as answer:
@@ -222,12 +244,12 @@ class Forwarding:
                         await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
                         continue
                     kept = [(k, v) for k, v in event.headers if k not in (*_OF_CONNECTIONS, b"date")]
-                    begun = True
+                    begun.set()
                     await send({"type": "http.response.start", "status": event.status_code, "headers": kept})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except PassageError as error:
             logger.warning("Front %d does not answer (%s).", owner, error)
-            if begun:
+            if begun.is_set():
                 # The cut of the connection shows that the answer is not whole.
                 return
             await _refused(scope, receive, send)

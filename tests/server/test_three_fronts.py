@@ -133,6 +133,7 @@ def test_a_front_that_hangs_is_ended_and_started_anew_while_the_others_serve(thr
 def test_the_first_front_cannot_be_replaced_so_health_says_that_it_hangs(three: ThreeFronts) -> None:
     victim = three.fronts[0]
     links = {front: three.connect(front) for front in (1, 2)}
+    early = three.connect(1)
 
     def health(front: int, path: str = "/health") -> tuple[int, str]:
         links[front].request("GET", path)
@@ -141,8 +142,14 @@ def test_the_first_front_cannot_be_replaced_so_health_says_that_it_hangs(three: 
 
     os.kill(victim, signal.SIGSTOP)
     try:
+        # Nobody knows yet that it hangs.
+        early.request("GET", "/v1/responses/x")
         three.until(lambda: '"front":0,"state":"silent"' in health(1)[1], 6)
-        three.until(lambda: health(1)[0] == health(2)[0] == 503, HANGS_S + 4)
+        # Its pings of the engine are lost, too, which may be noticed first.
+        three.until(lambda: (health(1)[1] + health(2)[1]).count("front_hangs") == 2, HANGS_S + 8)
+        early.sock.settimeout(5)
+        with early.getresponse() as answer:
+            assert (answer.status, b"does not answer" in answer.read()) == (503, True)
         # What it has to answer does not wait for it.
         status, found = health(1, "/v1/responses/x")
         assert (status, "does not answer" in found) == (503, True)
