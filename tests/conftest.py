@@ -46,6 +46,9 @@ def own_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+# Folders whose tests mostly wait: for processes that they start, for time to pass, for a server's answer.
+WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "executor", "jobs", "sandbox", "server"))
+
 # Family -> the names that documents and users have for it: `pytest -k NAME` finds its tests by these, too.
 OTHER_NAMES = {
     "blip2": ("blip-2",),
@@ -70,9 +73,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour."""
-    for item in items if LONG else ():
-        item.add_marker(pytest.mark.timeout(7200))
+    """Long forms take longer than any test may otherwise: the soak alone asks for a quarter of an hour.
+
+    Where two cores are busy, other processes may answer later than a test waits: such a test has a second attempt. The
+    report names it and shows what failed.
+    """
+    for item in items:
+        if LONG:
+            item.add_marker(pytest.mark.timeout(7200))
+        elif item.nodeid.startswith(WAITING):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 class Turns:
@@ -110,8 +120,6 @@ def one_at_a_time(request: pytest.FixtureRequest, turns: Turns | None) -> Iterat
         yield
 
 
-# Folders whose tests mostly wait: for processes that they start, for time to pass, for a server's answer.
-WAITING = tuple(f"tests/{name}/" for name in ("cluster", "compat", "examples", "executor", "jobs", "sandbox", "server"))
 # It wants the machine for itself, so it comes when nothing else is left that could run meanwhile.
 ALONE = "tests/server/test_overload.py"
 
