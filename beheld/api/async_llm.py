@@ -7,16 +7,17 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any
 
 from beheld.api import long_texts, transcribe
 from beheld.api.beam import answer_of, blaming_beams, step_of
-from beheld.api.collectors import Params, RequestCollector, collector_of
-from beheld.api.pools import Pools, has_grammar, names_remote
+from beheld.api.collectors import Params, collector_of
+from beheld.api.live_request import LiveRequest, Pieces
+from beheld.api.pools import Pools
+from beheld.api.preparation import Preparation
 from beheld.api.seeds import answers, seed_of
 from beheld.api.start import Remote, start_both, start_processes, warms_grammars
 from beheld.api.transcribe import Fallback
@@ -24,7 +25,7 @@ from beheld.api.turn_buffer import TurnBuffer
 from beheld.core.beams import BeamSearch, BeamSearchParams, checked
 from beheld.core.config import EngineArgs, EngineConfig, ModelInfo
 from beheld.core.errors import AsleepError, EngineDeadError, ParamsError, StepError
-from beheld.core.outputs import PoolingRequestOutput, RequestMetrics, RequestOutput, TokenEvent, metrics_of
+from beheld.core.outputs import PoolingRequestOutput, RequestOutput, TokenEvent
 from beheld.core.params import Alignment, Pooling, PoolingParams, RequestOutputKind, Sampling, SamplingParams
 from beheld.core.request import FinishReason, LoRARequest, Request
 from beheld.core.sleep import MEMORY, EnginePart, PauseMode, level_of, mode_of, parts_of
@@ -59,11 +60,8 @@ from beheld.engine.thread import EngineThread
 from beheld.inputs.pipeline import Chat, Pair, PromptType, RequestOrder
 from beheld.inputs.prompt.template import text_of
 from beheld.inputs.sampling import option_checks
-from beheld.inputs.stages import ReadRequest
 from beheld.platform.room import check_room
 from beheld.utils import env
-from beheld.utils.cancellation import CancelToken
-from beheld.utils.gil import quick_turns
 from beheld.utils.host_turns import HostTurns
 from beheld.utils.tally import Tally
 
@@ -79,31 +77,15 @@ __all__ = [
     "PromptType",
 ]
 
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 Messages = Sequence[Mapping[str, Any]]
-
 
 # How many parts of one text the engine has at a time.
 _PARTS_AT_ONCE = 4
-
-
-class Pieces(StrEnum):
-    """The content of each output of a generator: everything so far, the new part, or everything at the end."""
-
-    CUMULATIVE = "cumulative"
-    DELTA = "delta"
-    FINAL = "final"
-
-
 # Bounds of the seconds from token to token.
 _TOKEN_GAPS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
-# How many texts one job in a thread prepares: it takes a few milliseconds, and other clients' texts wait for it.
-_RUN = 64
-
 _KINDS = {
     RequestOutputKind.CUMULATIVE: Pieces.CUMULATIVE,
     RequestOutputKind.DELTA: Pieces.DELTA,
@@ -152,51 +134,6 @@ def _read_at_end(request: Request, params: Params) -> Request:
     return replace(request, restartable=True, at_end=not (params.stop or reports))
 
 
-@dataclass(eq=False)
-class _LiveRequest:
-    """A submitted request that has not ended."""
-
-    collector: RequestCollector
-    request_ids: tuple[str, ...]
-    pieces: Pieces
-    started: float
-    prepared: float
-    max_tokens: int | None = None
-    first_token: float | None = None
-    waited_s: float = 0.0
-    # By the number of each answer.
-    num_tokens: dict[int, int] = field(default_factory=dict)
-    finish_reasons: dict[int, str] = field(default_factory=dict)
-    # When the last tokens of each of the engine's requests came.
-    last_tokens: dict[str, float] = field(default_factory=dict)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def milliseconds(self) -> dict[str, float]:
-        now = time.monotonic()
-        first = self.first_token if self.first_token is not None else now
-        return {
-            "prepare": 1e3 * (self.prepared - self.started),
-            "queue": 1e3 * self.waited_s,
-            "prefill": max(0.0, 1e3 * (first - self.prepared - self.waited_s)),
-            "decode": 1e3 * (now - first),
-            "first_token": 1e3 * (first - self.started),
-            "total": 1e3 * (now - self.started),
-        }
-
-    def metrics(self, output: RequestOutput) -> RequestMetrics:
-        for answer in output.outputs:
-            before = self.num_tokens.get(answer.index, 0) if self.pieces is Pieces.DELTA else 0
-            self.num_tokens[answer.index] = before + len(answer.token_ids)
-            if answer.finish_reason is not None:
-                self.finish_reasons[answer.index] = answer.finish_reason
-        counts = self.num_tokens.values()
-        made = metrics_of(sum(counts), self.started, self.prepared, self.waited_s, self.first_token, time.monotonic())
-        if output.finished:
-            made.num_answers, made.max_answer_tokens = len(self.request_ids), max(counts, default=0)
-            made.max_tokens, made.finish_reasons = self.max_tokens, tuple(self.finish_reasons.values())
-        return made
-
-
 class AsyncLLM:
     """A model that answers many requests at once. Without a model name it uses the small embedded one.
 
@@ -233,13 +170,10 @@ class AsyncLLM:
         # Read once, as those of conversations.
         self._scoring_template = text_of(args.chat_template) if args.chat_template else None
         self.host = HostTurns()
-        self._pools = Pools(self.host, remote.place)
-        # Texts to be pooled come in lists: those of one turn of the loop are prepared and submitted together.
-        self._texts = TurnBuffer[tuple[RequestOrder, asyncio.Future[Request]]](self._prepare_texts)
+        self._preparation = Preparation(self._inputs, Pools(self.host, remote.place), self._check_alive)
         self._outbox = TurnBuffer[Request](lambda requests: self._engine.send(Submit(tuple(requests))))
-        self._jobs: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[str, _LiveRequest] = {}
+        self._live: dict[str, LiveRequest] = {}
         # The names of the parts of a long text that is pooled; without an entry, the text was aborted.
         self._in_parts: dict[str, list[str]] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -374,7 +308,7 @@ class AsyncLLM:
         name = str(number) if request_id is None else request_id
         order = RequestOrder(prompt, step, name, lora=lora_request, priority=priority, arrival=started, client=client)
         with blaming_beams(params, logprobs):
-            first = await self._prepared(order)
+            first = await self._preparation.prepared(order)
         # The input may be large, and the search may take long.
         del prompt, order
         prepared()
@@ -441,8 +375,7 @@ class AsyncLLM:
         """The vector of a text that may be longer than the model reads: the mean of its parts' vectors."""
         params.verify()
         name = str(next(self._numbers)) if request_id is None else request_id
-        pool = self._pools.of(prompt, params)
-        ids = await self._run_in(pool, client, self._inputs.ids_of_long, prompt, params)
+        ids = await self._preparation.run(client, self._inputs.ids_of_long, prompt, params, of=prompt)
         parts = long_texts.parts_of(prompt, ids, self.config.max_model_len)
         own = long_texts.alone(params)
         if len(parts) == 1:
@@ -554,7 +487,7 @@ class AsyncLLM:
         started = time.monotonic()
         name = str(next(self._numbers)) if request_id is None else request_id
         order = RequestOrder(prompt, self._cheapest(), name, lora=lora_request, arrival=started, client=client)
-        request = replace(await self._prepared(order), params=Pooling(alignment=alignment))
+        request = replace(await self._preparation.prepared(order), params=Pooling(alignment=alignment))
         live = self._begin(request, PoolingParams(), started)
         try:
             output = await self._ended(live)
@@ -571,12 +504,7 @@ class AsyncLLM:
             UserError: it cannot be read.
         """
         self._check_alive()
-        cancel = CancelToken()
-        try:
-            async with self._pools.media_turns.turn(client):
-                return await self._run_in(self._pools.media, client, self._inputs.waveform, audio, cancel, client)
-        finally:
-            cancel.cancel()
+        return await self._preparation.waveform(audio, client)
 
     @property
     def speech(self) -> tuple[SpeechForm, SpeechTokens | None] | None:
@@ -741,14 +669,14 @@ class AsyncLLM:
         Without `add_special_tokens`, those of the text alone; `client` as for `generate`.
         """
         if isinstance(prompt, str) and not add_special_tokens:
-            return await self._run_in(self._pools.of(prompt, None), client, self._inputs.reader.text_ids, prompt)
+            return await self._preparation.run(client, self._inputs.reader.text_ids, prompt, of=prompt)
         order = RequestOrder(prompt, self._cheapest(), "tokens", client=client)
-        return list((await self._prepared(order)).token_ids)
+        return list((await self._preparation.prepared(order)).token_ids)
 
     async def chat_token_ids(self, messages: Messages, *, client: str = "", **options: Any) -> list[int]:
         """The token ids of a conversation, including those of its media; `client` as for `generate`."""
         order = RequestOrder(Chat(messages, **options), self._cheapest(), "tokens", client=client)
-        return list((await self._prepared(order)).token_ids)
+        return list((await self._preparation.prepared(order)).token_ids)
 
     def _cheapest(self) -> Params:
         """Parameters of a request of which only the prompt is wanted."""
@@ -769,7 +697,7 @@ class AsyncLLM:
                     f"The token id {token} is out of vocabulary, which has {self.info.num_ids} ids.", param="tokens"
                 )
         ids = list(token_ids)
-        return str(await self._run_in(self._pools.text, client, tokenizer.decode, ids, False))
+        return str(await self._preparation.run(client, tokenizer.decode, ids, False))
 
     async def cut(self, text: str, most: int, *, end: bool = False, client: str = "") -> str:
         """The beginning of a text that its first `most` tokens spell; `client` as for `generate`.
@@ -780,7 +708,7 @@ class AsyncLLM:
             PromptError: there is no tokenizer, or it does not say where its tokens stand.
         """
         cut = partial(self._inputs.reader.cut, end=end)
-        return str(await self._run_in(self._pools.of(text, None), client, cut, text, most))
+        return str(await self._preparation.run(client, cut, text, most, of=text))
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer. Requests use a copy from now on, so changes to it have no effect on them."""
@@ -837,7 +765,7 @@ class AsyncLLM:
         """Abort all requests, end the engine and free its memory."""
         self._engine.close()
         self._fail_all()
-        self._pools.close()
+        self._preparation.close()
         self._inputs.close()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -897,7 +825,7 @@ class AsyncLLM:
         client: str,
         grounding: bool,
         lazy_prompt: bool,
-    ) -> _LiveRequest:
+    ) -> LiveRequest:
         self._check_alive()
         if self._lacks & MEMORY:
             # Before media are fetched and prepared.
@@ -911,14 +839,14 @@ class AsyncLLM:
         self._check_name(name)
         seed = seed_of(chosen, self.config.seed, number)
         order = RequestOrder(prompt, chosen, name, lora, priority, started, client, seed, grounding=grounding)
-        first = await self._prepared(order)
+        first = await self._preparation.prepared(order)
         if pieces is Pieces.FINAL:
             first = _read_at_end(first, chosen)
         requests = answers(first, chosen, seed)
         collector = collector_of(name, chosen, requests, self._inputs.tokenizer, marks, lazy_prompt=lazy_prompt)
         ids = tuple(request.id for request in requests)
         longest = first.params.max_tokens if isinstance(first.params, Sampling) else None
-        live = _LiveRequest(collector, ids, pieces, started, time.monotonic(), longest)
+        live = LiveRequest(collector, ids, pieces, started, time.monotonic(), longest)
         self._check_alive()
         self._live.update(dict.fromkeys(ids, live))
         if isinstance(chosen, PoolingParams) and not first.spans:
@@ -927,16 +855,16 @@ class AsyncLLM:
             self._engine.send(Submit(tuple(requests)))
         return live
 
-    def _begin(self, request: Request, params: Params, started: float) -> _LiveRequest:
+    def _begin(self, request: Request, params: Params, started: float) -> LiveRequest:
         """Submit a prepared request whose answer is read only once it is complete."""
         self._check_alive()
         collector = collector_of(request.id, params, [request], self._inputs.tokenizer)
-        live = _LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
+        live = LiveRequest(collector, (request.id,), Pieces.FINAL, started, time.monotonic())
         self._live[request.id] = live
         self._engine.send(Submit((_read_at_end(request, params),)))
         return live
 
-    async def _ended(self, live: _LiveRequest) -> Any:
+    async def _ended(self, live: LiveRequest) -> Any:
         """The whole output of a request."""
         await live.changed.wait()
         output = live.collector.output()
@@ -945,85 +873,7 @@ class AsyncLLM:
         output.milliseconds = live.milliseconds()
         return output
 
-    async def _prepared(self, order: RequestOrder) -> Request:
-        """A prepared request. Fetching waits in the event loop; all other work runs in the pools' threads.
-
-        Cancelling this cancels the order: its work ends, and the thread is free for others.
-        """
-        pool, inputs = self._pools.of(order.prompt, order.params), self._inputs
-        reading = self._pools.of_reading(order.prompt, order.params, pool)
-        try:
-            if pool is self._pools.grammar and reading is self._pools.slow:
-                # Reading takes turns, because it keeps the interpreter lock; a wait for a compiler holds no turn.
-                read = await self._run_in(reading, order.client, inputs.read, order)
-                made = await self._run_in(pool, order.client, inputs.make_items, read)
-                return await self._run_in(pool, order.client, inputs.seal, made)
-            if reading is self._pools.text and isinstance(order.params, PoolingParams):
-                prepared = asyncio.get_running_loop().create_future()
-                self._texts.add((order, prepared))
-                found: Request = await prepared
-                return found
-            if pool is not self._pools.media:
-                return await self._run_in(reading, order.client, inputs.prepare, order)
-            return await self._with_media(order, reading)
-        finally:
-            order.cancel.cancel()
-
-    async def _with_media(self, order: RequestOrder, reading: ThreadPoolExecutor) -> Request:
-        """A prepared request with media, which may have to be fetched."""
-        pools, inputs, client = self._pools, self._inputs, order.client
-        documents = inputs.documents(order)
-        grammar = has_grammar(order.params)
-        read: ReadRequest | None = None
-        if not (documents or grammar or reading is not pools.media or names_remote(order.prompt)):
-            # Most requests: one call of a thread in place of two; each costs the event loop a tenth of a millisecond.
-            async with pools.media_turns.turn(client):
-                found = await self._run_media(pools.media, client, inputs.read_and_completed, order)
-            if isinstance(found, Request):
-                return found
-            read = found
-        with inputs.fetch_room() as reserve:
-            if documents:
-                documents = await inputs.fetched_documents(documents, client, reserve)
-                async with pools.media_turns.turn(client):
-                    order = await self._run_media(pools.media, client, inputs.open_documents, order, documents)
-            if read is None:
-                read = await self._run_media(reading, client, inputs.read, order)
-            async with inputs.fetched(read, reserve) as fetched, pools.media_turns.turn(client):
-                if not grammar:
-                    return await self._run_media(pools.media, client, inputs.completed, fetched)
-                made = await self._run_media(pools.media, client, inputs.make_items, fetched)
-        return await self._run_in(pools.grammar, client, inputs.seal, made)
-
-    def _prepare_texts(self, waiting: list[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
-        """Start jobs that prepare texts, each those of one client."""
-        by_client: dict[str, list[tuple[RequestOrder, asyncio.Future[Request]]]] = {}
-        for order, prepared in waiting:
-            if not prepared.done():
-                by_client.setdefault(order.client, []).append((order, prepared))
-        for client, own in by_client.items():
-            for first in range(0, len(own), _RUN):
-                job = asyncio.ensure_future(self._prepare_run(client, own[first : first + _RUN]))
-                self._jobs.add(job)
-                job.add_done_callback(self._jobs.discard)
-
-    async def _prepare_run(self, client: str, run: Sequence[tuple[RequestOrder, asyncio.Future[Request]]]) -> None:
-        """Prepare texts in a thread. Each has its own result or error; if the job itself fails, all have its error."""
-        made: Sequence[Request | BaseException]
-        try:
-            made = await self._run_in(self._pools.text, client, self._inputs.prepare_run, [order for order, _ in run])
-        except BaseException as error:
-            made = [error] * len(run)
-        for (_, prepared), one in zip(run, made, strict=True):
-            if prepared.done():
-                # Nobody waits for it any more.
-                continue
-            if isinstance(one, BaseException):
-                prepared.set_exception(one)
-            else:
-                prepared.set_result(one)
-
-    def _forget(self, live: _LiveRequest) -> None:
+    def _forget(self, live: LiveRequest) -> None:
         """Clean up after the generator's end, for any reason; abort what still runs."""
         left = tuple(name for name in live.request_ids if self._live.pop(name, None) is not None)
         if left:
@@ -1122,20 +972,3 @@ class AsyncLLM:
             assert not self._live, "requests are live in another event loop"
             self._loop = loop
         return loop
-
-    async def _run_media(
-        self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> T:
-        # The event loop, the engine's links and the preparing threads all take the interpreter often.
-        with quick_turns():
-            return await self._run_in(pool, client, function, *args)
-
-    async def _run_in(
-        self, pool: ThreadPoolExecutor, client: str, function: Callable[[Unpack[Ts]], T], *args: *Ts
-    ) -> T:
-        try:
-            return await self._pools.run(pool, client, function, *args)
-        except RuntimeError as error:
-            if self._engine.alive:
-                raise
-            raise EngineDeadError(self._reason, "Start it again.") from error

@@ -186,13 +186,13 @@ def test_media_that_need_no_fetch_are_prepared_by_one_call_of_a_thread(
     llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    run_in = llm._pools.run
+    run_in = llm._preparation._pools.run
 
     async def noted(pool: Any, client: str, function: Any, *args: Any) -> Any:
         called.append(function.__name__)
         return await run_in(pool, client, function, *args)
 
-    monkeypatch.setattr(llm._pools, "run", noted)
+    monkeypatch.setattr(llm._preparation._pools, "run", noted)
     url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
     linked = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
     for messages in (conversation("this"), linked):
@@ -213,7 +213,7 @@ def test_remote_media_are_fetched_in_the_loop_whatever_was_guessed(
     monkeypatch.setenv("BEHELD_ALLOW_PRIVATE_FETCH", "1")
     usual, seen = sys.getswitchinterval(), list[float]()
     if guess == "wrong":
-        monkeypatch.setattr("beheld.api.async_llm.names_remote", lambda prompt: False)
+        monkeypatch.setattr("beheld.api.preparation.names_remote", lambda prompt: False)
 
     def answer(connection: socket.socket, head: bytes) -> None:
         time.sleep(0.2)
