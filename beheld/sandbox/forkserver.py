@@ -153,4 +153,13 @@ def _sendable(error: Exception) -> BeheldError:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    try:
+        main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    else:
+        code = 0
+    sys.stderr.flush()
+    # An exit of the interpreter takes seconds to unload libraries, some of which complain of what is frozen.
+    os._exit(code)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from beheld.core.errors import ConfigError
 from beheld.sandbox.sandbox import Sandbox
+from beheld.sandbox.worker_group import ForkServer
 from tests.sandbox import tasks
 from tests.sandbox.test_sandbox import Pool, gone
 
@@ -51,3 +54,16 @@ def test_one_that_nothing_needs_ends(end: object) -> None:
     end(pool.sandbox)
     assert gone([number], 5.0)
     pool.close()
+
+
+def test_libraries_do_not_speak_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some complain that what is set aside was never collected: Triton 3.9 wrote 25 lines below an answer of `ask`."""
+    (tmp_path / "beheld_says_goodbye.py").write_text("import atexit\natexit.register(print, 'goodbye')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    server = ForkServer(tasks.load, ("beheld_says_goodbye",))
+    # As when its parent has ended.
+    server._control.close()
+    assert server._process.wait(30) == 0
+    assert "goodbye" not in capfd.readouterr().out
