@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -478,15 +478,3 @@ def _classes(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerIn
     best = max(range(len(scores)), key=scores.__getitem__)
     label = labels[best] if len(labels) == len(scores) else None
     return {"label": label, "probs": scores, "num_classes": len(scores)}
-
-
-def routes() -> Iterator[tuple[str, type[Pooled]]]:
-    """Yield the routes and what they read."""
-    yield "/v1/embeddings", EmbeddingRequest
-    yield "/v2/embed", EmbedRequest
-    yield "/pooling", PoolingRequest
-    yield "/classify", ClassifyRequest
-    for path in ("/score", "/v1/score"):
-        yield path, ScoreRequest
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        yield path, RerankRequest
