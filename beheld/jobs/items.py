@@ -11,21 +11,11 @@ from typing import Any, BinaryIO
 from beheld.core.errors import ConfigError, first_line
 from beheld.jobs.remote import without_key
 from beheld.server.errors import HttpError
+from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.read import parse
 
-URLS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-    "/score",
-    "/rerank",
-    "/v2/rerank",
-    "/pooling",
-    "/classify",
-)
+# The routes that a line may name.
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", *(path for path, _ in POOLING_ROUTES))
 MAX_LINE_BYTES = 128 << 20
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 

@@ -78,10 +78,10 @@ done:
 """
 
 
-def _factor(total: str, count: str) -> str:
-    """%factor.all = 1 / sqrt(mean + eps) of a vector of squares."""
+def _factor(count: str) -> str:
+    """%factor.all = 1 / sqrt(mean + eps) of %squared.next, a vector of squares."""
     return f"""
-  %total = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} {total})
+  %total = call reassoc float @llvm.vector.reduce.fadd.v16f32(float 0.0, {_V} %squared.next)
   %count.float = uitofp i64 {count} to float
   %mean = fdiv float %total, %count.float
   %eps.short = trunc i64 %eps to i32
@@ -110,7 +110,7 @@ squares:
   %more = icmp ult i64 %c.next, %inputs
   br i1 %more, label %squares, label %scale
 scale:
-{_factor("%squared.next", "%inputs")}
+{_factor("%inputs")}
   br label %products
 products:
   %d = phi i64 [0, %scale], [%d.next, %products]
@@ -166,7 +166,7 @@ squares:
   %more = icmp ult i64 %c.next, %size
   br i1 %more, label %squares, label %scale
 scale:
-{_factor("%squared.next", "%size")}
+{_factor("%size")}
   br label %products
 products:
   %d = phi i64 [0, %scale], [%d.next, %products]

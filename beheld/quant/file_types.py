@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from beheld.checkpoint.weights import weight_files
 from beheld.platform import host
 from beheld.utils.named_as import named_as
 
@@ -34,8 +35,10 @@ def type_by_shape(path: Path, dtype: torch.dtype) -> dict[tuple[int, ...], torch
     several entries has the shape of none as a rule; if it has, loading it takes more memory, and that is all.
     """
     found: dict[tuple[int, ...], set[str]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        with file.open("rb") as opened:
+    for file in weight_files(path):
+        if not file.endswith(".safetensors"):
+            continue
+        with (path / file).open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__" and len(entry["shape"]) == 2:

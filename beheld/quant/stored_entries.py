@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from beheld.checkpoint.weights import weight_files
 from beheld.core.errors import ModelError
 
 REFETCH = "Fetch the checkpoint again, or use another one of this model."
 SCALE_TYPES = ("F16", "BF16", "F32")
-_INDEX = "model.safetensors.index.json"
 
 
 def check_group_size(size: Any) -> int:
@@ -128,17 +127,12 @@ class StoredEntries:
 
 
 def entry_files(path: Path) -> list[Path]:
-    """Return the model's weight files; the folder may hold others.
+    """Return the checkpoint's files of weights, in the loader's preference; all are safetensors.
 
     Raises:
-        ModelError: there are none.
+        ModelError: there are none, or the index that names them is damaged.
     """
-    index = path / _INDEX
-    if index.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [path / name for name in sorted(names)]
-    whole = path / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+    files = [path / name for name in weight_files(path) if name.endswith(".safetensors")]
     if not files:
         raise ModelError(
             "Quantized weights are read from safetensors files only, and there are none.", "Fetch the checkpoint again."

@@ -60,6 +60,7 @@ from beheld.server.metrics import Metrics, counted, summed
 from beheld.server.neighbours import NONE, Figures, Forwarding, Neighbours
 from beheld.server.notes import Notes
 from beheld.server.options import ServerOptions
+from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.read import ClientDisconnect, Reader
 from beheld.server.request_turns import RequestTurns
 from beheld.server.response_store import ResponseStore
@@ -180,7 +181,7 @@ class Service:
             Route("/generative_scoring", self._guarded(self.score_labels), methods=["POST"]),
             Route("/v1/audio/transcriptions", self._guarded(self.create_transcription), methods=["POST"]),
             Route("/v1/audio/translations", self._guarded(self.create_translation), methods=["POST"]),
-            *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in pooling.routes()),
+            *(Route(path, self._guarded(self._pooling(kind)), methods=["POST"]) for path, kind in POOLING_ROUTES),
             Route("/invocations", self._guarded(self.invoke), methods=["POST"]),
             Route("/v1/messages", self._guarded(self.create_message), methods=["POST"]),
             Route("/v1/messages/count_tokens", self._guarded(self.count_tokens), methods=["POST"]),

@@ -12,7 +12,7 @@ from beheld import __version__
 from beheld.server.embed_schema import EmbedRequest
 from beheld.server.generate_schema import GenerateRequest, GenerativeScoringRequest
 from beheld.server.messages_schema import CountRequest, MessagesRequest
-from beheld.server.pooling import routes
+from beheld.server.pooling_routes import POOLING_ROUTES
 from beheld.server.response_requests import ResponsesRequest
 from beheld.server.responses import RESPONSES, SHOWN, STREAMED
 from beheld.server.schema import (
@@ -57,7 +57,7 @@ _POSTS: dict[str, tuple[str, type[BaseModel]]] = {
     "/v1/completions": ("Continue a prompt.", CompletionRequest),
     "/inference/v1/generate": ("Continue token ids by token ids.", GenerateRequest),
     "/generative_scoring": ("How likely some tokens are after a query and each item.", GenerativeScoringRequest),
-    **{path: (_POOLED[kind.__name__], kind) for path, kind in routes()},
+    **{path: (_POOLED[kind.__name__], kind) for path, kind in POOLING_ROUTES},
     "/invocations": ("Answer the body of any of these routes, for SageMaker.", Invocation),
     "/v1/messages": ("Answer a conversation, in Anthropic's form.", MessagesRequest),
     "/v1/messages/count_tokens": ("Count the tokens of such a conversation.", CountRequest),

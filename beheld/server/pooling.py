@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +92,7 @@ async def cuts_of(llm: AsyncLLM, body: Pooled, client: str) -> Cuts:
 
 
 def work_of(
-    llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None, cuts: Cuts = NO_CUTS
+    llm: AsyncLLM, body: Pooled, options: ServerOptions, head: ChunkHead, salt: str | None, cuts: Cuts
 ) -> PoolingWork:
     """Return the work of a request to any of the routes.
 
@@ -128,51 +128,7 @@ def work_of(
     if sides is not None:
         return _score(llm, body, sides, info, options, head, salt, cuts)
     assert isinstance(body, ClassifyRequest)
-    vectors = "token_embed" if info.chosen == "token_embed" else "embed"
-    task = {ClassifyRequest: "classify", EmbeddingRequest: vectors}.get(type(body))
-    if isinstance(body, PoolingRequest) and body.task is not None:
-        task = pooling_task(body.task)
-    prompts = _prompts(body, options, salt)
-    if isinstance(body, EmbeddingRequest):
-        _check_bytes(body)
-        vector_bodies.check(body.encoding_format, len(prompts))
-    params = _params(body, task)
-    chunks = body.late_chunking_params if isinstance(body, EmbeddingRequest) else None
-    scaled = info.activate if params.activate is None else params.activate
-    if chunks is not None:
-        assert isinstance(body, EmbeddingRequest)
-        if body.encoding_format in vector_bodies.FORMATS:
-            raise HttpError(
-                400,
-                f"The form {body.encoding_format!r} has no room for the places of late chunks.",
-                "Send float or base64.",
-                param="encoding_format",
-            )
-        late_chunking.check(body, task or info.usual, info, llm.tokenizer)
-        # The mean comes first.
-        params = replace(params, use_activation=False, normalize=None, softmax=None, activation=None)
-    shown = {"classify": _classes, vectors: _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
-
-    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer | vector_bodies.VectorBody:
-        places: list[Answer] = [{} for _ in outputs]
-        if chunks is not None:
-            texts: Any = [body.input] if isinstance(body.input, str) else body.input
-            special = body.add_special_tokens is not False
-            made = [
-                late_chunking.chunked(
-                    output, *llm.token_places(text, add_special_tokens=special), chunks.chunk_size, activate=scaled
-                )
-                for output, text in zip(outputs, texts, strict=True)
-            ]
-            outputs, places = [output for output, _ in made], [metadata for _, metadata in made]
-        if isinstance(body, EmbeddingRequest) and body.encoding_format in vector_bodies.FORMATS:
-            description = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
-            return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), description)
-        assert shown is not None
-        data = [{"index": index, **shown(output, body, info), **places[index]} for index, output in enumerate(outputs)]
-        return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}
-
-    return PoolingWork(prompts, params, answer)
+    return _pool(llm, body, info, options, head, salt)
 
 
 async def run(
@@ -314,6 +270,57 @@ def _params(body: Pooled, task: str | None) -> PoolingParams:
         dimensions=getattr(body, "dimensions", None),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
     )
+
+
+def _pool(
+    llm: AsyncLLM, body: ClassifyRequest, info: PoolerInfo, options: ServerOptions, head: ChunkHead, salt: str | None
+) -> PoolingWork:
+    """Return the work of /v1/embeddings, /pooling and /classify: each prompt, or each chunk of it, gives an entry."""
+    vectors = "token_embed" if info.chosen == "token_embed" else "embed"
+    task = {ClassifyRequest: "classify", EmbeddingRequest: vectors}.get(type(body))
+    if isinstance(body, PoolingRequest) and body.task is not None:
+        task = pooling_task(body.task)
+    prompts = _prompts(body, options, salt)
+    if isinstance(body, EmbeddingRequest):
+        _check_bytes(body)
+        vector_bodies.check(body.encoding_format, len(prompts))
+    params = _params(body, task)
+    chunks = body.late_chunking_params if isinstance(body, EmbeddingRequest) else None
+    scaled = info.activate if params.activate is None else params.activate
+    if chunks is not None:
+        assert isinstance(body, EmbeddingRequest)
+        if body.encoding_format in vector_bodies.FORMATS:
+            raise HttpError(
+                400,
+                f"The form {body.encoding_format!r} has no room for the places of late chunks.",
+                "Send float or base64.",
+                param="encoding_format",
+            )
+        late_chunking.check(body, task or info.usual, info, llm.tokenizer)
+        # The mean comes first.
+        params = replace(params, use_activation=False, normalize=None, softmax=None, activation=None)
+    shown = {"classify": _classes, vectors: _vectors}.get(task or "") if type(body) is not PoolingRequest else _pooled
+
+    def answer(outputs: Sequence[PoolingRequestOutput]) -> Answer | vector_bodies.VectorBody:
+        places: list[Answer] = [{} for _ in outputs]
+        if chunks is not None:
+            texts: Any = [body.input] if isinstance(body.input, str) else body.input
+            special = body.add_special_tokens is not False
+            made = [
+                late_chunking.chunked(
+                    output, *llm.token_places(text, add_special_tokens=special), chunks.chunk_size, activate=scaled
+                )
+                for output, text in zip(outputs, texts, strict=True)
+            ]
+            outputs, places = [output for output, _ in made], [metadata for _, metadata in made]
+        if isinstance(body, EmbeddingRequest) and body.encoding_format in vector_bodies.FORMATS:
+            description = {**_head(head, "list"), "usage": _usage(outputs)} if body.encoding_format == "bytes" else None
+            return vector_bodies.packed([output.outputs.data for output in outputs], *_number_type(body), description)
+        assert shown is not None
+        data = [{"index": index, **shown(output, body, info), **places[index]} for index, output in enumerate(outputs)]
+        return {**_head(head, "list"), "data": data, "usage": _usage(outputs)}
+
+    return PoolingWork(prompts, params, answer)
 
 
 def _sides_of(body: ScoreRequest) -> tuple[Any, Any]:
@@ -471,15 +478,3 @@ def _classes(output: PoolingRequestOutput, body: ClassifyRequest, info: PoolerIn
     best = max(range(len(scores)), key=scores.__getitem__)
     label = labels[best] if len(labels) == len(scores) else None
     return {"label": label, "probs": scores, "num_classes": len(scores)}
-
-
-def routes() -> Iterator[tuple[str, type[Pooled]]]:
-    """Yield the routes and what they read."""
-    yield "/v1/embeddings", EmbeddingRequest
-    yield "/v2/embed", EmbedRequest
-    yield "/pooling", PoolingRequest
-    yield "/classify", ClassifyRequest
-    for path in ("/score", "/v1/score"):
-        yield path, ScoreRequest
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        yield path, RerankRequest

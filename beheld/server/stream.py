@@ -256,8 +256,8 @@ def logprobs_of(
     num_top: int,
     bytes_of: Callable[[int], bytes],
     *,
-    as_ids: bool = False,
-    named: bool = False,
+    as_ids: bool,
+    named: bool,
 ) -> list[dict[str, Any]]:
     """OpenAI's log-probability entries for chat: each token with its best `num_top` candidates.
 

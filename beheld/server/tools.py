@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from beheld.core.params import FORCED_CALLS, StructuredOutputs
 from beheld.server.errors import HttpError
-from beheld.server.schema import AllowedChoice, ChatRequest, SeenCustom, Tool, ToolChoice
+from beheld.server.schema import AllowedChoice, ChatRequest, Function, SeenCustom, Tool, ToolChoice
 from beheld.text.tools import format_named
 
 
@@ -122,31 +122,30 @@ def _tool_use(body: ChatRequest, form: ToolForm | None, max_tools: int) -> ToolU
             )
         return ToolUse()
     shown = shown_tools(body.tools, max_tools)
-    names = [tool.function.name for tool in body.tools]
+    functions = {tool.function.name: tool.function for tool in body.tools}
     if choice == "none":
         return ToolUse()
-    schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools}
+    schemas = {name: function.parameters or {} for name, function in functions.items()}
     most = 1 if body.parallel_tool_calls is False else None
     short = form is not None and format_named(form.name).short_ids
     if isinstance(choice, ToolChoice):
         wanted = choice.function.name
-        if wanted not in names:
+        if wanted not in functions:
             raise HttpError(
                 400,
                 f"tool_choice names {wanted!r}, which is not among tools.",
                 "Name one of them.",
                 param="tool_choice",
             )
-        held = [each for each in _held(body) if each["name"] == wanted]
-        grammar = _json(_parameters(body, wanted))
-        if held and held[0]["input"] is not None:
-            grammar = _forced(held, 0)
+        function = functions[wanted]
+        grammar = _json(_parameters(function)) if function.input is None else _forced([function], 0)
         return ToolUse(shown, None, wanted, grammar, short_ids=short)
     if choice == "required":
-        entries = [_call_schema(body, name, f"#/items/anyOf/{place}") for place, name in enumerate(names)]
-        grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
-        if any(each["input"] is not None for each in _held(body)):
-            grammar = _forced(_held(body), most or 16)
+        if any(function.input is not None for function in functions.values()):
+            grammar = _forced(functions.values(), most or 16)
+        else:
+            entries = [_call_schema(each, f"#/items/anyOf/{place}") for place, each in enumerate(functions.values())]
+            grammar = _json({"type": "array", "items": {"anyOf": entries}, "minItems": 1, "maxItems": most or 16})
         return ToolUse(shown, "json", None, grammar, schemas, short_ids=short)
     if form is None:
         raise HttpError(
@@ -177,16 +176,9 @@ def _strict(body: ChatRequest, form: ToolForm) -> StructuredOutputs:
     return StructuredOutputs(calls=json.dumps({"form": form.name, "tools": tools}))
 
 
-def _held(body: ChatRequest) -> list[dict[str, Any]]:
-    """The functions as grammars have them where all must be followed."""
-    return [
-        {"name": name, "schema": _parameters(body, name), "input": tool.function.input}
-        for tool in body.tools or ()
-        for name in (tool.function.name,)
-    ]
-
-
-def _forced(tools: list[dict[str, Any]], most: int) -> StructuredOutputs:
+def _forced(functions: Iterable[Function], most: int) -> StructuredOutputs:
+    """A grammar for an answer that is calls of these functions alone, or with 0 the arguments of the one."""
+    tools = [{"name": each.name, "schema": _parameters(each), "input": each.input} for each in functions]
     return StructuredOutputs(calls=json.dumps({"form": FORCED_CALLS, "tools": tools, "most": most}))
 
 
@@ -201,16 +193,15 @@ def _json(schema: dict[str, Any]) -> StructuredOutputs:
     return StructuredOutputs(json=schema)
 
 
-def _parameters(body: ChatRequest, name: str) -> dict[str, Any]:
-    found = next(tool.function for tool in body.tools or () if tool.function.name == name)
-    return found.parameters or {"type": "object", "properties": {}}
+def _parameters(function: Function) -> dict[str, Any]:
+    return function.parameters or {"type": "object", "properties": {}}
 
 
-def _call_schema(body: ChatRequest, name: str, place: str) -> dict[str, Any]:
+def _call_schema(function: Function, place: str) -> dict[str, Any]:
     """The schema of one call, which stands at `place` in the whole one."""
     properties = {
-        "name": {"const": name},
-        "arguments": _moved(_parameters(body, name), f"{place}/properties/arguments"),
+        "name": {"const": function.name},
+        "arguments": _moved(_parameters(function), f"{place}/properties/arguments"),
     }
     return {
         "type": "object",

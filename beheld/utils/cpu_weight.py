@@ -10,10 +10,10 @@ NICE = 5
 _GROUP = "/proc/self/autogroup"
 
 
-def lower_process(nice: int = NICE) -> None:
-    """Lower the calling process's priority to `nice`, if it is higher."""
+def lower_process() -> None:
+    """Lower the calling process's priority to NICE, if it is higher."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, max(nice, os.getpriority(os.PRIO_PROCESS, 0)))
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def lower_session(nice: int = NICE) -> bool:

@@ -50,6 +50,8 @@ REPOSITORIES = (
     "Qwen/Qwen3-VL-Reranker-2B",
     "vidore/colqwen2-v1.0-hf",
 )
+# GGUF files that pages name, in the page's folder.
+TEXT_FILE, VISION_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf", "SmolVLM/SmolVLM-500M-Instruct-Q8_0.gguf"
 _BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SNIPPET = re.compile(r'--8<-- "([^":]+)(?::(\w+))?"')
 
@@ -121,6 +123,22 @@ def lay(text: str, folder: Path) -> None:
             example_repositories.lay(folder / ".cache" / "hub", name)
 
 
+def lay_files(text: str, folder: Path) -> None:
+    """Lay tiny GGUF files into the page's folder, under the names that a block's text has."""
+    # They need the package gguf, which a user's environment may lack.
+    if TEXT_FILE in text and not (folder / TEXT_FILE).exists():
+        from tests import tiny_gguf
+
+        tiny_gguf.write(tiny.checkpoint("llama"), folder / TEXT_FILE, tiny_gguf.Kind.Q4_1)
+    if VISION_FILE in text and not (folder / VISION_FILE).exists():
+        from tests import tiny_gguf
+
+        named = folder / VISION_FILE
+        made = tiny_gguf.idefics3(tiny.checkpoint("idefics3"), named.parent, tiny_gguf.Kind.Q8_0)
+        made.rename(named)
+        (named.parent / "mmproj-a.gguf").rename(named.parent / "mmproj-SmolVLM-500M-Instruct-f16.gguf")
+
+
 def furnish(folder: Path) -> None:
     """Put into a folder what pages name."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
@@ -166,6 +184,7 @@ class Walk:
             AssertionError: a command failed; it says which, and what the command wrote.
         """
         lay(block.text, self._folder)
+        lay_files(block.text, self._folder)
         if block.language == "python":
             self._call([sys.executable, "-c", stand_ins(block.text)], block)
             return

@@ -64,6 +64,15 @@ def test_resuming_ten_thousand_items_takes_less_than_two_seconds(tmp_path: Path)
     assert took < 2.0
 
 
+def test_every_route_of_vectors_and_scores_may_be_named(tmp_path: Path) -> None:
+    from beheld.jobs.items import Item, read_items
+    from beheld.server.pooling_routes import POOLING_ROUTES
+
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(asked(path, path) + "\n" for path, _ in POOLING_ROUTES))
+    assert [item.url for item in read_items(source) if isinstance(item, Item)] == [path for path, _ in POOLING_ROUTES]
+
+
 def test_answers_and_errors_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from openai.types.chat import ChatCompletion
 

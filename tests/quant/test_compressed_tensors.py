@@ -234,18 +234,36 @@ def test_files_that_do_not_fit_are_refused(copied: Path, name: str) -> None:
         load(copied)
 
 
-DAMAGED: dict[str, Callable[[Path], Any]] = {
-    "cut short": lambda path: (path / "model.safetensors").write_bytes(b"\x10\0\0"),
-    "a file that is not there": lambda path: (path / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {QUERY: "gone.safetensors"}}), encoding="utf-8"
+def index(path: Path, text: str) -> None:
+    """Let an index name the weights, as it does where they are several files."""
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+
+
+def test_an_index_next_to_a_whole_file_is_not_read(copied: Path) -> None:
+    # transformers' loader takes the whole file then, and so do the checks of files and of memory.
+    (copied / "model.safetensors.index.json").write_text("{", encoding="utf-8")
+    same(copied, "float32")
+
+
+_LOADER = "could not be loaded"
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "cut short": (lambda path: (path / "model.safetensors").write_bytes(b"\x10\0\0"), _LOADER),
+    "a file that is not there": (
+        lambda path: index(path, json.dumps({"weight_map": {QUERY: "gone.safetensors"}})),
+        "1 are missing: gone.safetensors",
     ),
-    "an index cut short": lambda path: (path / "model.safetensors.index.json").write_text("{", encoding="utf-8"),
-    "groups in a list": lambda path: restate(path, lambda c: c["quantization_config"].update(config_groups=["Linear"])),
+    "an index cut short": (lambda path: index(path, "{"), "model.safetensors.index.json cannot be read"),
+    "groups in a list": (
+        lambda path: restate(path, lambda c: c["quantization_config"].update(config_groups=["Linear"])),
+        _LOADER,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_files_are_an_error_with_a_remedy(copied: Path, name: str) -> None:
-    DAMAGED[name](copied)
-    with pytest.raises(ModelError, match=r"could not be loaded.*Fetch the checkpoint again"):
+    change, reason = DAMAGED[name]
+    change(copied)
+    with pytest.raises(ModelError, match=rf"{reason}.*Fetch the checkpoint again"):
         load(copied)

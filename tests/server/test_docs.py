@@ -62,6 +62,12 @@ def test_the_tables_of_flags_and_limits_are_what_the_code_says() -> None:
     assert set(FLAG_HELP) == {field.name for field in dataclasses.fields(EngineArgs)} - SKIPPED
 
 
+def test_the_changelog_links_to_no_file() -> None:
+    # It is a page of the site, too, where the path to a file is another one.
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text) == []
+
+
 def test_every_dependency_is_told_and_no_other() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Dependencies")[1].split("\n## ")[0]

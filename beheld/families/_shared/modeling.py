@@ -45,7 +45,9 @@ class HeadedModel(PreTrainedModel, GenerationMixin):
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.logits(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+        # transformers 5.24 has given the entry its second name.
+        cache = {name: value for name, value in out.items() if name in ("past_key_values", "cache")}
+        return CausalLMOutputWithPast(logits=logits, **cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (B, positions, vocabulary) of last hidden states (B, positions, H)."""

@@ -59,7 +59,7 @@ def read(path: Path) -> Any:
 def _tokenizer(pieces: Any, named: dict[int, str], bos: str | None) -> Any:
     """Return the tokenizer of a SentencePiece model of pairs, with the tokens `named` by id."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
-    from transformers.convert_slow_tokenizer import generate_merges
+    from transformers.tokenization_utils_base import generate_merges
 
     size = pieces.get_piece_size()
     words = [named.get(index, pieces.id_to_piece(index)) for index in range(size)]

@@ -119,7 +119,7 @@ class ChunkedTokenizer:
         return ids == self._ids(_SAMPLE)
 
 
-def too_long(most: int, longer: str = "") -> PromptTooLongError:
+def too_long(most: int, longer: str) -> PromptTooLongError:
     """Return the error for a text whose tokens were not counted to the end; `longer` is what the operator can do."""
     return PromptTooLongError(f"The prompt has more than {most} tokens, the limit.", REDUCE, or_engine=longer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -369,16 +369,13 @@ class PromptTokenizer:
                 self._longest = max(map(len, self._require().get_vocab()), default=1)
             return self._longest
 
-    def encode_pieces(
-        self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]] | None = None
-    ) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[str | ItemPlace], encode: Callable[[str], list[int]]) -> list[int]:
         """Return token ids of text segments, each encoded separately, and of placeholders.
 
         Args:
             pieces: segments of text, and places of items.
-            encode: a segment -> its ids; None for trusted text.
+            encode: a segment -> its ids.
         """
-        encode = encode or partial(self.encode, add_special_tokens=False)
         ids: list[int] = []
         for piece in pieces:
             if isinstance(piece, str):

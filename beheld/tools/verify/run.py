@@ -77,11 +77,11 @@ def rounds_cache(args: EngineArgs) -> bool:
     return args.kv_cache_dtype not in ("auto", _on_cpu(args).dtype)
 
 
-def quantization_loss(args: EngineArgs, question: Question, unquantized: str | None = None) -> Loss:
+def quantization_loss(args: EngineArgs, question: Question, unquantized: str | None) -> Loss:
     """Return what the answer loses by `args.quantization` and `args.kv_cache_dtype`, computed on the CPU.
 
     Args:
-        unquantized: the model of which `args.model` is a quantized form; then that is what is measured.
+        unquantized: the model of which `args.model` is a quantized form, if that is what is measured.
 
     Raises:
         BeheldError: a model cannot be loaded or cannot answer.

@@ -119,7 +119,9 @@ class SeerForConditionalGeneration(SeerPreTrainedModel, GenerationMixin):
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, **keywords)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(out.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+        # transformers 5.24 has given the entry its second name.
+        cache = {name: value for name, value in out.items() if name in ("past_key_values", "cache")}
+        return CausalLMOutputWithPast(logits=logits, **cache)
 
     def prepare_inputs_for_generation(
         self,
