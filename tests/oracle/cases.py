@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests import tiny
+from beheld.checkpoint.info import read_info
+from beheld.core.config import EngineArgs
+from tests import long, tiny
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,17 @@ def few_calls(family: str) -> tuple[Case, ...]:
     return first, Case("all_others", tuple(rest))
 
 
+def asked(family: str, name: str) -> tuple[Case, ...]:
+    """The cases of an engine of ENGINES.
+
+    In CI, prompts that are cut are asked in few calls: what a case is alone, the engine with room has shown. Prompts
+    that are cut in another way are sixteen of every sort.
+    """
+    if long.LONG or name == "roomy":
+        return cases(family)
+    return few_calls(family) if name == "cut" else cases(family)[-1:]
+
+
 def all_asks(family: str) -> list[Ask]:
     """Every request that any test makes, each once."""
     own = (OTHER, ELSE) if family in tiny.IMAGE_FAMILIES else (LONG_ELSE,)
@@ -223,12 +236,42 @@ ENGINES: dict[str, dict[str, Any]] = {
 """Name -> options of an engine that runs every case: "cut" and "odd" compute a picture in several steps."""
 
 
-def every_time(number: int) -> tuple[str, ...]:
-    """Return the engines of CI for a family, by its number: prompts in one step and cut, cut in another way for half.
+_OF_FORMS = (
+    *("llava", "qwen2_vl", "hunyuan_vl", "qwen2_audio", "minicpmo", "qwen2_5_omni", "llama"),
+    *("mistral", "gemma2", "aya_vision", "llama4", "gemma4", "gemma4_dense", "gemma3"),
+    *("paligemma", "paligemma2", "molmo2", "phi3_v", "phi4_mm", "mllama", "florence2"),
+    *("lfm2_vl", "qwen3_next", "qwen3_5", "deepseek_v2", "deepseek_vl_v2_small"),
+)
+
+
+def of_each_form() -> tuple[str, ...]:
+    """One family of each `form`, for what the scheduler and the cache do alike in all families of a form.
+
+    Every family's cases are asked with prompts in one step, one of them sixteen at once, and with prompts that are cut.
+    What other tests add is the engine's, whatever the family: another way to cut, other orders of the same batch, and
+    blocks that are given back. The long form has every family.
+    """
+    return tuple(family for family in _OF_FORMS if family in tiny.TINY)
+
+
+def form(family: str) -> tuple[Any, ...]:
+    """All that the scheduler and the cache know of a family, and the media that `crowd` asks it about."""
+    info = read_info(tiny.checkpoint(family), EngineArgs())
+    groups = tuple(
+        (g.kind, g.window is None, bool(g.readers), bool(g.num_states), g.state is None, g.values_in_keys)
+        for g in info.kv_groups
+    )
+    rules = (info.position_axes, info.atomic_spans, info.both_ways, info.encoder_reads, info.rope_switch is None)
+    media = tuple(modality for modality in ("image", "audio") if modality in info.modalities)
+    return groups, rules, info.plain_attention == "", media
+
+
+def every_time(family: str) -> tuple[str, ...]:
+    """Return the engines of CI for a family: prompts in one step and cut, cut in another way for one of each form.
 
     The others, in the long form, have budgets between theirs.
     """
-    return ("roomy", "odd", "cut") if number % 2 else ("roomy", "cut")
+    return ("roomy", "odd", "cut") if family in _OF_FORMS else ("roomy", "cut")
 
 
 def options(family: str, name: str) -> dict[str, Any]:

@@ -25,10 +25,9 @@ from tests.oracle.cases import Ask, Case
 LOGPROB_TOLERANCE = {"gemma4": 2e-4, "gemma4_dense": 2e-4}
 RUNS = [
     (family, name, case)
-    for number, family in enumerate(tiny.TINY)
-    for name in (cases.ENGINES if LONG else cases.every_time(number))
-    # Prompts that are cut are asked in few calls in CI: what a case is alone, the engine with room has shown.
-    for case in (cases.cases(family) if LONG or name == "roomy" else cases.few_calls(family))
+    for family in tiny.TINY
+    for name in (cases.ENGINES if LONG else cases.every_time(family))
+    for case in cases.asked(family, name)
 ]
 
 
@@ -101,17 +100,17 @@ def test_equals_transformers(engines: OpenEngines, family: str, name: str, case:
     check(engines.get(family, name), family, case.asks)
 
 
-@pytest.mark.parametrize("family", [*tiny.TINY][:: 1 if LONG else 2])
+@pytest.mark.parametrize("family", tiny.TINY if LONG else cases.of_each_form())
 def test_mates_in_any_order(engines: OpenEngines, family: str) -> None:
     asks = cases.mixed(family)
     check(engines.get(family, "overlap"), family, asks[::-1])
     check(engines.get(family, "overlap"), family, asks[1::2] + asks[::2])
 
 
-# Steps that overlap, as is usual; every fourth family, and in the long form each, is preempted in step.
+# Steps that overlap, as is usual; every fourth form, and in the long form each family, is preempted in step.
 PREEMPTED = [
     (family, overlap)
-    for number, family in enumerate(tiny.TINY)
+    for number, family in enumerate(tiny.TINY if LONG else cases.of_each_form())
     for overlap in ((True, False) if LONG else (number % 4 > 0,))
 ]
 

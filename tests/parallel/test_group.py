@@ -87,7 +87,7 @@ def test_what_ranks_ask_alike_is_known_within_the_limit(tmp_path: Path) -> None:
         group._host, group._store = object(), store
     begun = time.monotonic()
     assert not groups[0].alike("this", 0.2)
-    assert 0.2 <= time.monotonic() - begun < 0.8
+    assert 0.2 <= time.monotonic() - begun < 3.0
     assert groups[1].alike("this", 5.0)
     assert groups[0].alike("this", 0.0)
     for group in groups:

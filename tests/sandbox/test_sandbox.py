@@ -23,6 +23,7 @@ from beheld.sandbox.task_type import Fault, TaskType, WorkerFault
 from beheld.utils.cancellation import Cancelled, CancelToken
 from beheld.utils.cpu_weight import NICE
 from tests.sandbox import tasks
+from tests.server.slowness import slowness
 
 MIB = 1 << 20
 
@@ -125,10 +126,10 @@ def test_31_a_fault_costs_its_task_alone(pool: Pool, name: str) -> None:
         pool.run(task, 0.4 if fault is Fault.TIME else 10)
     assert caught.value.fault is fault
     assert how in caught.value.how
-    assert fault is not Fault.TIME or time.monotonic() - begin < 1.4
+    assert fault is not Fault.TIME or time.monotonic() - begin < 5.0
     begin = time.monotonic()
     assert pool.run(("echo", 1), 10) == 1, "the pool is whole again"
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 1.0 * slowness()
     beside.join()
     assert neighbour == [None], "the task beside it never heard of it"
     assert len(pool.pids()) <= 2
@@ -155,16 +156,16 @@ def test_61_who_leaves_takes_the_work_along(task: tuple[str, Any]) -> None:
         thread.start()
         time.sleep(0.1)
     other.cancel()
-    threads[1].join(2)
+    threads[1].join(10)
     assert ended == ["other"]
     assert alive(number), "who waits has no worker to take along"
     one.cancel()
-    threads[0].join(2)
+    threads[0].join(10)
     assert ended == ["other", "one"]
-    assert gone([number], 2)
+    assert gone([number], 10)
     begin = time.monotonic()
     assert pool.run(("echo", 2), 10, CancelToken()) == 2
-    assert time.monotonic() - begin < 1.0
+    assert time.monotonic() - begin < 1.0 * slowness()
     with pytest.raises(Cancelled):
         pool.run(("echo", 3), 10, one)
     assert len(pool.pids()) == 1

@@ -25,6 +25,7 @@ from beheld.sandbox.worker_group import WorkerGroup
 from tests import tiny
 from tests.inputs import pipes
 from tests.server.running import ENGINE, Running, data_url, request_bytes, talk
+from tests.server.slowness import slowness
 
 CHAT = "/v1/chat/completions"
 # A worker may take this long for an item.
@@ -70,7 +71,7 @@ def stopped(server: Running) -> int:
     return number
 
 
-def until(what: Callable[[], Any], within_s: float = 5.0) -> None:
+def until(what: Callable[[], Any], within_s: float = 30.0) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline
@@ -94,7 +95,13 @@ def serves(server: Running) -> None:
     """It answers a picture that it has not seen, soon; the sandbox has one second, see sandbox/test_sandbox.py."""
     begin = time.monotonic()
     assert server.post(CHAT, asking(unseen())).status_code == 200
-    assert time.monotonic() - begin < 2.0, "the pool is whole again"
+    assert time.monotonic() - begin < 2.0 * slowness(), "the pool is whole again"
+
+
+@pytest.fixture
+def any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has more time than any busy machine takes, so that time ends no work of the test."""
+    monkeypatch.setattr(tasks, "_timeout_s", lambda task, limits: 50.0)
 
 
 def test_31_nothing_is_decoded_in_the_servers_own_process(
@@ -150,6 +157,7 @@ def test_31_a_decoder_that_stalls_costs_its_request_alone(small: Running) -> Non
     serves(small)
 
 
+@pytest.mark.usefixtures("any_time")
 def test_31_a_decoder_that_takes_too_much_memory_costs_its_request_alone(small: Running) -> None:
     picture = pipes.encoded(tiny.picture(64, 64, 3).resize((9000, 9000)), "JPEG")
     answer = small.post(CHAT, asking("data:image/jpeg;base64," + base64.b64encode(picture).decode()))
@@ -158,6 +166,7 @@ def test_31_a_decoder_that_takes_too_much_memory_costs_its_request_alone(small: 
     serves(small)
 
 
+@pytest.mark.usefixtures("any_time")
 @pytest.mark.parametrize("stream", [False, True])
 def test_61_who_leaves_takes_the_work_on_their_media_along(
     small: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
@@ -181,9 +190,7 @@ def test_61_who_leaves_takes_the_work_on_their_media_along(
     for link in links:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
-    # On a busy machine, the second may have ended while clients were still coming.
-    faults.clear()
-    until(lambda: small.admission.busy == 0, 1.0)
+    until(lambda: small.admission.busy == 0, 10.0)
     serves(small)
     assert not faults, "work went on to the end of its time"
     assert is_gone(worker)

