@@ -259,6 +259,8 @@ def attribute(module: str, name: str) -> Any:
 _NAMES: dict[str, Any] = {
     "MiB_bytes": 1 << 20,
     "VLLM_USE_RUST_FRONTEND": False,
+    "ChatCompletionContentPartImageParam": dict,
+    "ChatCompletionContentPartTextParam": dict,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
     "BatchRequestOutput": BatchRequestOutput,
     "MediaWithBytes": MediaWithBytes,
