@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
+from types import SimpleNamespace
 from typing import Any, Self
 
 from beheld.api.async_llm import AsyncLLM
@@ -77,6 +78,14 @@ class ScriptAsyncLLM(AsyncLLM):
     def errored(self) -> bool:
         """Whether the engine has ended."""
         return not self.alive
+
+    @property
+    def output_processor(self) -> Any:
+        """What scripts ask how many requests have not ended."""
+        return SimpleNamespace(
+            has_unfinished_requests=lambda: self.num_live > 0,
+            get_num_unfinished_requests=lambda: self.num_live,
+        )
 
     async def do_log_stats(self) -> None:
         """Nothing to do: /metrics has the figures."""

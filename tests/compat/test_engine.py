@@ -240,12 +240,15 @@ def test_an_awaited_engine_ends_several_requests() -> None:
             tasks = [asyncio.create_task(reason(name)) for name in "abc"]
             for _ in range(6):
                 await begun.acquire()
+            assert engine.output_processor.get_num_unfinished_requests() == 3
             await engine.abort(iter("ab"), internal=False)
             await asyncio.gather(*tasks[:2])
             await engine.abort("c")
             with pytest.raises(ParamsError, match="data_parallel_rank is 1"):
                 engine.generate(PROMPT, params(), "d", data_parallel_rank=1)
-            return list(await asyncio.gather(*tasks))
+            reasons = await asyncio.gather(*tasks)
+            assert not engine.output_processor.has_unfinished_requests()
+            return list(reasons)
         finally:
             engine.shutdown()
 
