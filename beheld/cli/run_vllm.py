@@ -1,4 +1,4 @@
-"""`beheld run-vllm SCRIPT.py ARGS...`: run a script that imports vllm, unmodified."""
+"""`beheld run-vllm SCRIPT.py ARGS...`: run a script that imports vllm, unmodified; or a line of vllm's own programs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import sys
 import sysconfig
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from beheld.compat.names import PROGRAMS
 from beheld.core.errors import ConfigError
 
 _COMMAND = "from beheld.cli.main import command\ncommand()\n"
@@ -40,7 +41,10 @@ _NOT_THEIRS = [
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("script", metavar="SCRIPT", help="a Python file that imports vllm")
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="run a module, as `python -m` does"
+    )
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help="a Python file that imports vllm")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="what the script is given")
     parser.set_defaults(run=run)
 
@@ -50,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Programs that the script starts find a command `vllm`, which is beheld, unless one of another Python is installed,
     and import beheld as `vllm`, as do the processes in which Ray runs the script's tasks on this host. A line such as
-    `vllm serve MODEL` itself is run by `beheld run-vllm vllm serve MODEL`.
+    `vllm serve MODEL` or `python -m vllm.entrypoints.openai.api_server --model MODEL` is run with `beheld run-vllm`
+    before it.
 
     Raises:
         ConfigError: the file does not exist.
@@ -59,21 +64,27 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from beheld.compat.finder import install
 
-    script = Path(arguments.script)
-    if arguments.script == "vllm" and not script.is_file():
+    line = _line(arguments)
+    command = _command_of(line)
+    if command is not None:
         # In place of this process, so that signals reach the command. A command does not import from the folder that it
         # was called in.
         code = f"import sys\nsys.path[:] = [*filter(None, sys.path), {str(_ROOT)!r}]\n{_COMMAND}"
-        os.execv(sys.executable, [sys.executable, "-c", code, *arguments.arguments])
-    if not script.is_file():
-        raise ConfigError(f"There is no file {arguments.script!r}.", "Name a Python file.", param="script")
+        os.execv(sys.executable, [sys.executable, "-c", code, *command])
+    module = line[0] == "-m"
+    name, *given = line[module:]
+    if not module and not Path(name).is_file():
+        raise ConfigError(f"There is no file {name!r}.", "Name a Python file.", param="script")
     install()
     words, folder = sys.argv, sys.path[:1]
-    sys.argv = [arguments.script, *arguments.arguments]
-    sys.path[:1] = [str(script.resolve().parent)]
+    sys.argv = [name, *given]
+    sys.path[:1] = [str(Path.cwd() if module else Path(name).resolve().parent)]
     try:
         with _command(), _package():
-            runpy.run_path(str(script), run_name="__main__")
+            if module:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
     except ModuleNotFoundError as error:
         _show_places(error)
         raise _absent(error) from error
@@ -83,6 +94,29 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         sys.argv, sys.path[:1] = words, folder
     return 0
+
+
+def _line(arguments: argparse.Namespace) -> list[str]:
+    """What is run: a script or `-m` and a module, and what it is given; `python` may stand before.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    line = ["-m", *arguments.module] if arguments.module is not None else [arguments.script, *arguments.arguments]
+    if line[0] in ("python", "python3") and not Path(line[0]).is_file():
+        del line[0]
+    if line in ([], [None], ["-m"]):
+        raise ConfigError("There is nothing to run.", "Name a Python file, or -m and a module.", param="script")
+    return line
+
+
+def _command_of(line: Sequence[str]) -> list[str] | None:
+    """The words of a command of beheld's that stands for one of vllm's programs; None for anything else."""
+    if line[0] == "vllm" and not Path("vllm").is_file():
+        return list(line[1:])
+    if line[0] == "-m" and line[1] in PROGRAMS:
+        return [*PROGRAMS[line[1]], *line[2:]]
+    return None
 
 
 @contextlib.contextmanager

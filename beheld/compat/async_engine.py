@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from types import SimpleNamespace
 from typing import Any, Self
 
 from beheld.api.async_llm import AsyncLLM
 from beheld.api.llm import tokenization_of, with_entries
 from beheld.core.config import EngineArgs
+from beheld.core.errors import EngineDeadError, ParamsError
 from beheld.core.outputs import RequestOutput
 from beheld.core.params import SamplingParams
 
@@ -39,10 +41,23 @@ class ScriptAsyncLLM(AsyncLLM):
         The other arguments, which say whose session it is of and which engine may answer, change no answer.
 
         Raises:
+            ParamsError: there is no engine of that number.
             UserError, EngineError: the request failed; raised by the first read or a later one.
         """
+        most = max(1, len(self.engine_reports()))
+        if data_parallel_rank is not None and not 0 <= data_parallel_rank < most:
+            raise ParamsError(
+                f"data_parallel_rank is {data_parallel_rank}, and there are {most} engines.",
+                f"Say a number below {most}, or leave it out.",
+                param="data_parallel_rank",
+            )
         made = with_entries(prompt, tokenization_of(tokenization_kwargs))
         return super().generate(made, sampling_params, request_id, **options)
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End a request or several; each generator yields a last output with the finish reason "abort"."""
+        for name in [request_id] if isinstance(request_id, str) else list(request_id):
+            await super().abort(name)
 
     async def check_health(self) -> None:
         """Ask the engine for a sign of life.
@@ -50,6 +65,8 @@ class ScriptAsyncLLM(AsyncLLM):
         Raises:
             EngineDeadError: it has ended.
         """
+        if self.errored:
+            raise EngineDeadError("The engine has ended.", "Make a new one.")
         await self.ping()
 
     @property
@@ -61,6 +78,14 @@ class ScriptAsyncLLM(AsyncLLM):
     def errored(self) -> bool:
         """Whether the engine has ended."""
         return not self.alive
+
+    @property
+    def output_processor(self) -> Any:
+        """What scripts ask how many requests have not ended."""
+        return SimpleNamespace(
+            has_unfinished_requests=lambda: self.num_live > 0,
+            get_num_unfinished_requests=lambda: self.num_live,
+        )
 
     async def do_log_stats(self) -> None:
         """Nothing to do: /metrics has the figures."""

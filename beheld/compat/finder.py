@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-from beheld.compat.names import ABSENT, MODULES
+from beheld.compat.names import ABSENT, MODULES, PROGRAMS
 from beheld.core.params import nearest
 
 ROOT = "vllm"
@@ -53,14 +53,21 @@ class AliasFinder(MetaPathFinder, Loader):
         if fullname != ROOT and not fullname.startswith(ROOT + "."):
             return None
         if fullname in MODULES:
-            # All are packages: some of vllm's modules became packages, and scripts use both forms.
-            return ModuleSpec(fullname, self, is_package=True)
+            # All but programs are packages: some of vllm's modules became packages, and scripts use both forms.
+            return ModuleSpec(fullname, self, origin=fullname, is_package=fullname not in PROGRAMS)
         home, _, name = fullname.rpartition(".")
         raise ModuleNotFoundError(f"{fullname!r} has no counterpart in beheld. {_offer(home, name)}")
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Create an empty module; its names are resolved on demand."""
         return AliasModule(spec.name, f"beheld's counterpart of {spec.name}.")
+
+    def get_code(self, fullname: str) -> CodeType:
+        """What `python -m` runs: a command of beheld's, in the first process only."""
+        words = PROGRAMS[fullname]
+        command = f"sys.argv[:1] = ['beheld', *{words!r}]\n    command()"
+        imports = "import sys\n    from beheld.cli.main import command"
+        return compile(f"if __name__ == '__main__':\n    {imports}\n    {command}\n", fullname, "exec")
 
     def exec_module(self, module: ModuleType) -> None:
         """Set `__all__`, for `from vllm import *`."""

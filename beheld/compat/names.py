@@ -80,6 +80,15 @@ _TEMPLATES = {"get_chat_template_fallback_path": "beheld.compat.templates:get_ch
 
 _TEMPLATE_FILE = {"load_chat_template": "beheld.compat.templates:load_chat_template"}
 
+# Modules that `python -m` runs -> the words of the command that does the same.
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "vllm.entrypoints.cli.main": (),
+    "vllm.entrypoints.launchers.api_server.entry": ("serve",),
+    "vllm.entrypoints.launchers.run_batch": ("run-batch",),
+    "vllm.entrypoints.openai.api_server": ("serve",),
+    "vllm.entrypoints.openai.run_batch": ("run-batch",),
+}
+
 MODULES: Mapping[str, Mapping[str, str]] = {
     "vllm": _LLM
     | _ENGINE
@@ -190,8 +199,13 @@ MODULES: Mapping[str, Mapping[str, str]] = {
             *("decode_pooling_output", "tensor2base64", "tensor2binary"),
         )
     },
+    "vllm.version": {"__version__": "beheld:__version__"},
     "vllm.v1": {},
     "vllm.v1.engine": {},
+    "vllm.v1.engine.exceptions": {
+        "EngineDeadError": "beheld.core.errors:EngineDeadError",
+        "EngineGenerateError": "beheld.core.errors:EngineError",
+    },
     "vllm.v1.engine.async_llm": {"AsyncLLM": "beheld.compat.async_engine:ScriptAsyncLLM"},
     "vllm.v1.engine.llm_engine": _ENGINE,
     "vllm.v1.metrics": {},
@@ -221,7 +235,10 @@ MODULES: Mapping[str, Mapping[str, str]] = {
         for name in (
             *("vllm.entrypoints.generate", "vllm.entrypoints.generate.base", "vllm.entrypoints.openai"),
             *("vllm.entrypoints.openai.engine", "vllm.entrypoints.openai.chat_completion"),
-            "vllm.entrypoints.openai.responses",
+            *("vllm.entrypoints.openai.responses", "vllm.entrypoints.openai.api_server"),
+            *("vllm.entrypoints.openai.run_batch", "vllm.entrypoints.launchers"),
+            *("vllm.entrypoints.launchers.api_server", "vllm.entrypoints.launchers.api_server.entry"),
+            "vllm.entrypoints.launchers.run_batch",
         )
     },
     **dict.fromkeys(

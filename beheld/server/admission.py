@@ -98,6 +98,7 @@ class AdmissionControl:
         buffers: bytes that connections keep, because they are not parsed yet or the client does not read them.
         draining: the server is about to end.
         cut: the server ends now and cancels running requests.
+        num_refused: requests that were refused because too many ran.
     """
 
     def __init__(self, options: ServerOptions, table: FrontTable | None = None) -> None:
@@ -115,6 +116,7 @@ class AdmissionControl:
         self.buffers = Places(max(1, options.max_reading_bytes // 2 // num_fronts))
         self.draining = False
         self.cut = False
+        self.num_refused = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._num_passing = 0
 
@@ -183,6 +185,7 @@ class AdmissionControl:
                 headers={"Retry-After": "30"},
             )
         if not self._answers.free(client, answers):
+            self.num_refused += 1
             raise _busy("The server has too many running requests.")
 
     def crowded(self, peer: str) -> bool:

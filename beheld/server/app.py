@@ -155,7 +155,7 @@ class Service:
         watch, table = self.front_watch, self.front_table
         operators = [path for _, path, _ in self._operators_routes()]
         figures = {
-            "/metrics": lambda: self.metrics.text(None, self.admission.busy),
+            "/metrics": lambda: self.metrics.text(None, self.admission.busy, self.admission.num_refused),
         }
         guard = FrameGuard(app, self._crowded)
         self._forwarding = Forwarding(
@@ -314,6 +314,7 @@ class Service:
         self._note_effort(body, request)
         self._note_grammars(body, request)
         self._note_priority(body, request)
+        self._note_args(body, request)
         plans = await self._planned(request, body)
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(lambda made: fold(made, "chat.completion"), lambda made: shown(made, usage=usage))
@@ -372,6 +373,7 @@ class Service:
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
         self._note_priority(body, request)
+        self._note_args(body, request)
         check_ids(body.allowed_token_ids, self.llm.info.num_ids)
         head = self._head(request, "cmpl", body.model)
         salt = self._salt(request, body.cache_salt)
@@ -688,7 +690,7 @@ class Service:
         found = await others
         if found.num_fronts > 1:
             self.metrics.asked_fronts(found.num_fronts, found.num_new)
-        text = self.metrics.text(stats, self.admission.busy)
+        text = self.metrics.text(stats, self.admission.busy, self.admission.num_refused)
         return Response(summed([text, *found.texts]) if found.texts else text, media_type=self.metrics.content_type)
 
     async def load(self, request: Request) -> Response:
@@ -799,6 +801,16 @@ class Service:
         if body.priority and self.llm.config.policy != "priority":
             words = "This engine takes requests in order. The operator may start it with --scheduling-policy priority."
             self._note(request, "priority", words)
+
+    def _note_args(self, body: ChatRequest | CompletionRequest, request: Request) -> None:
+        """Note that nothing reads the arguments that a request has for a logits processor.
+
+        Raises:
+            HttpError: fields without effect are refused.
+        """
+        if body.vllm_xargs and not self.llm.config.logits_processors:
+            words = "Nothing reads them here. The operator may load what does with --logits-processors."
+            self._note(request, "vllm_xargs", words)
 
     def _note(self, request: Request, param: str, words: str) -> None:
         if self.options.strict_fields:

@@ -149,9 +149,16 @@ class Metrics:
             for stage, milliseconds in receipt.milliseconds.items():
                 self._media_stages.labels(receipt.modality, stage).observe(milliseconds / 1e3)
 
-    def text(self, stats: EngineStats | None, busy: int) -> bytes:
-        """The metrics as text, with the engine's present state if it is available."""
+    def text(self, stats: EngineStats | None, busy: int, refused: int = 0) -> bytes:
+        """The metrics as text, with the engine's present state if it is available.
+
+        Args:
+            stats: the engine's state.
+            busy: answers in work.
+            refused: requests that were refused because too many ran.
+        """
         self._busy.set(busy)
+        self._vllm.num_refused = refused
         self._hold("server", held_bytes())
         if stats is not None:
             for report in stats.engines:

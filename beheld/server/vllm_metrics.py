@@ -67,9 +67,13 @@ class VllmMetrics(Collector):
         registry: what shows them.
         model: the served name of the model.
         llm: the model; None leaves out what only it knows.
+
+    Attributes:
+        num_refused: requests that were refused because too many ran.
     """
 
     def __init__(self, registry: CollectorRegistry, model: str, llm: AsyncLLM | None = None) -> None:
+        self.num_refused = 0
         self._model = model
         self._llm = llm
         # Engine -> its counts.
@@ -172,10 +176,18 @@ class VllmMetrics(Collector):
             for engine in values:
                 family.add_metric((self._model, engine), 0)
             yield family
+        yield self._refused()
         yield self._waiting(values)
         yield self._step_tokens()
         yield self._token_gaps()
         yield from self._of_engines()
+
+    def _refused(self) -> Metric:
+        meaning = "Requests that were refused: there were too many, or too many tokens, by which none are."
+        family = CounterMetricFamily("vllm:admission_rejections", meaning, labels=("model_name", "reason"))
+        family.add_metric((self._model, "max_num_queued_reqs"), self.num_refused)
+        family.add_metric((self._model, "max_num_queued_tokens"), 0)
+        return family
 
     def _waiting(self, values: dict[str, dict[str, float]]) -> Metric:
         meaning = "Sequences that wait: for room, or for something else, which none does."

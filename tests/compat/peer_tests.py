@@ -42,6 +42,15 @@ PARSERS = {
 ROOT = Path(__file__).parents[2]
 SHIM = Path(__file__).parent / "peer_shim"
 _INNER = ("engine", "logits_processors", "sample")
+# What processes that a test starts import as `vllm`; the test's own process has the shim.
+_PACKAGE = """import sys
+
+del sys.modules[__name__]
+from beheld.compat.finder import install
+
+install()
+import vllm
+"""
 # A file is stopped after this time; the tests that ended until then count.
 LIMIT_S = 280
 # Where most of what a server does is tested.
@@ -114,6 +123,8 @@ def lay_out(source: Path, folder: Path) -> Path:
             utils.write_text(f"{text}\nfrom peer_parsers import finishing\n\n{wrapped}", encoding="utf-8")
     for name in ("peer_plugin.py", "peer_parsers.py", "peer_runners.py"):
         shutil.copy(SHIM / name, folder / name)
+    (folder / "vllm").mkdir(exist_ok=True)
+    (folder / "vllm" / "__init__.py").write_text(_PACKAGE, encoding="utf-8")
     vectors = Path("models/language/pooling/embed_utils.py")
     (tests / vectors.parent).mkdir(parents=True, exist_ok=True)
     shutil.copy(source / "tests" / vectors, tests / vectors)

@@ -186,7 +186,7 @@ def test_an_async_engine_gives_new_parts() -> None:
     assert len(parts) > 1
 
 
-def test_an_awaited_engine_says_how_it_is() -> None:
+def test_an_awaited_engine_says_how_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         engine = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=128)
         await engine.check_health()
@@ -194,6 +194,10 @@ def test_an_awaited_engine_says_how_it_is() -> None:
         assert await engine.reset_prefix_cache()
         await engine.reset_mm_cache()
         await engine.do_log_stats()
+        with monkeypatch.context() as patched:
+            patched.setattr(ScriptAsyncLLM, "errored", True)
+            with pytest.raises(EngineDeadError):
+                await engine.check_health()
         engine.shutdown()
         assert (engine.is_running, engine.errored) == (False, True)
         with pytest.raises(EngineDeadError):
@@ -217,6 +221,38 @@ def test_a_missing_import_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     place, error = capsys.readouterr().err.splitlines()
     assert place == f"{script}:2: {line}"
     assert told in error
+
+
+def test_an_awaited_engine_ends_several_requests() -> None:
+    async def run() -> list[str | None]:
+        engine = ScriptAsyncLLM(model=str(tiny.checkpoint("llama")), dtype="float32", max_model_len=2048)
+        begun = asyncio.Semaphore(0)
+
+        async def reason(name: str) -> str | None:
+            found = None
+            long = params(max_tokens=2000, ignore_eos=True)
+            async for output in engine.generate(PROMPT, long, name, data_parallel_rank=0):
+                begun.release()
+                found = output.outputs[0].finish_reason
+            return found
+
+        try:
+            tasks = [asyncio.create_task(reason(name)) for name in "abc"]
+            for _ in range(6):
+                await begun.acquire()
+            assert engine.output_processor.get_num_unfinished_requests() == 3
+            await engine.abort(iter("ab"), internal=False)
+            await asyncio.gather(*tasks[:2])
+            await engine.abort("c")
+            with pytest.raises(ParamsError, match="data_parallel_rank is 1"):
+                engine.generate(PROMPT, params(), "d", data_parallel_rank=1)
+            reasons = await asyncio.gather(*tasks)
+            assert not engine.output_processor.has_unfinished_requests()
+            return list(reasons)
+        finally:
+            engine.shutdown()
+
+    assert asyncio.run(run()) == ["abort"] * 3
 
 
 def test_the_tokenizers_options_reach_each_way_of_asking(llm: ScriptLLM) -> None:
@@ -346,3 +382,50 @@ def test_a_line_of_the_command_itself(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT})
     assert done.returncode == 0, done.stderr
     assert "--max-model-len" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("python", "-m", "vllm.entrypoints.openai.api_server"),
+        ("-m", "vllm.entrypoints.launchers.api_server.entry"),
+        ("-m", "vllm.entrypoints.cli.main", "serve"),
+    ],
+)
+def test_a_line_that_runs_a_module_of_vllms(line: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "beheld", "run-vllm", *line, "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ROOT})
+    assert done.returncode == 0, done.stderr
+    assert "usage: beheld serve" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "usage"),
+    [
+        ("vllm.entrypoints.openai.api_server", "usage: beheld serve"),
+        ("vllm.entrypoints.openai.run_batch", "usage: beheld run-batch"),
+    ],
+)
+def test_a_script_starts_a_module_of_vllms(tmp_path: Path, module: str, usage: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pathlib, subprocess, sys\n"
+        f"done = subprocess.run([sys.executable, '-m', {module!r}, '--help'], capture_output=True, text=True)\n"
+        f"pathlib.Path({str(tmp_path / 'said')!r}).write_text(done.stdout + done.stderr)\n"
+    )
+    assert main(["run-vllm", str(script)]) == 0
+    assert (tmp_path / "said").read_text().startswith(usage)
+
+
+def test_a_module_runs_as_python_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "beside_the_folder.py").write_text("import sys, vllm\nprint(__name__, sys.argv[1:], vllm.__name__)\n")
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    assert main(["run-vllm", "python", "-m", "beside_the_folder", "-m", "x"]) == 0
+    assert capsys.readouterr().out == "__main__ ['-m', 'x'] vllm\n"
+    assert sys.path == path
+    for words in (["run-vllm"], ["run-vllm", "-m"], ["run-vllm", "python"]):
+        assert main(words) == 1
+        assert "Name a Python file, or -m and a module." in capsys.readouterr().err

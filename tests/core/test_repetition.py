@@ -138,6 +138,10 @@ def test_a_family_does_not_write_what_its_card_bans(monkeypatch: pytest.MonkeyPa
     assert all(token not in repeating(banned[:place], 2, 6) - {7} for place, token in enumerate(banned))
     assert any(token in repeating(free[:place], 2, 6) - {7} for place, token in enumerate(free))
     assert all(len(set(other[place : place + 3])) == 3 for place in range(22))
+    # Without a class that reads them, the extra arguments lift no ban.
+    with LLM(str(tiny.checkpoint("llama")), dtype="float32", seed=0, **ROOMY) as llm:
+        (output,) = llm.generate([prompt], [own], use_tqdm=False)
+    assert list(output.outputs[0].token_ids) == banned
 
 
 ADVISED = {

@@ -132,6 +132,14 @@ def test_changed_fields_are_checked_again() -> None:
         pipes.shared(FAMILY)._sampling.resolve(params, (1,), 0)
 
 
+def test_extra_args_that_nothing_reads_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = pipes.make(FAMILY)
+    for _ in range(2):
+        pipe._sampling.resolve(SamplingParams(extra_args={"ngram_size": 3}), (1,), 0)
+    (told,) = (record.getMessage() for record in caplog.records if "extra_args" in record.getMessage())
+    assert told.startswith("extra_args ('ngram_size') of a request are not read")
+
+
 def test_what_is_not_built_is_refused() -> None:
     pipe = pipes.make(FAMILY, max_logprobs=3)
     with pytest.raises(ParamsError, match="max_logprobs=3"):
@@ -140,8 +148,6 @@ def test_what_is_not_built_is_refused() -> None:
         pipes.make(FAMILY, {"logits_processors": (dict,)})
     with pytest.raises(ConfigError, match="The logits processor 'nowhere:Nothing' cannot be loaded"):
         pipes.make(FAMILY, {"logits_processors": ("nowhere:Nothing",)})
-    with pytest.raises(ParamsError, match="would not be read"):
-        seal(extra_args={"ngram_size": 3})
     bare = pipes.make(FAMILY, skip_tokenizer_init=True)
     for params in (SamplingParams(stop=["x"]), SamplingParams(bad_words=["x"])):
         with pytest.raises(ParamsError, match="tokenizer"):

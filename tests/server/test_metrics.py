@@ -73,7 +73,7 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
     )
     metrics.generated(ended, 2)
     for _ in range(2):
-        text = metrics.text(EngineStats(counts, 1, 0), 0).decode()
+        text = metrics.text(EngineStats(counts, 1, 0), 0, refused=3).decode()
     found = {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
@@ -113,6 +113,8 @@ def test_figures_have_the_names_that_vllm_gives_them() -> None:
         f'vllm:prompt_tokens_by_source_total{{{labels},source="local_compute"}} 2.0',
         f'vllm:prompt_tokens_by_source_total{{{labels},source="local_cache_hit"}} 1.0',
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}} 3.0',
+        'vllm:admission_rejections_total{model_name="mine",reason="max_num_queued_reqs"} 3.0',
+        'vllm:admission_rejections_total{model_name="mine",reason="max_num_queued_tokens"} 0.0',
     ):
         assert line in text.splitlines()
 

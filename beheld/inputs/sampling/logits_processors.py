@@ -15,6 +15,9 @@ from typing import Any
 from beheld.core.config import EngineConfig
 from beheld.core.errors import ConfigError, ParamsError
 from beheld.core.params import LogitsProcessor, SamplingParams, num_arguments
+from beheld.utils.log import get_logger
+
+logger = get_logger(__name__)
 
 
 class EngineProcessors:
@@ -27,6 +30,7 @@ class EngineProcessors:
     def __init__(self, given: Sequence[Any], config: EngineConfig) -> None:
         self._functions: list[LogitsProcessor] = []
         self._makers: list[Any] = []
+        self._told = False
         for entry in given:
             entry = _named(entry) if isinstance(entry, str) else entry
             if isinstance(entry, type):
@@ -49,18 +53,23 @@ class EngineProcessors:
         """True if requests that bring none have the same."""
         return not self._makers
 
+    @property
+    def reads_extra_args(self) -> bool:
+        """True if there are classes, which may read them."""
+        return bool(self._makers)
+
     def of(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
         """Return all processors of one request: the engine's, then its own.
 
         Raises:
-            ParamsError: extra_args are given but no class reads them, a class refuses them, or its function takes
-            other arguments.
+            ParamsError: a class refuses the request, or its function takes other arguments.
         """
-        if params.extra_args and not self._makers:
-            raise ParamsError(
-                f"extra_args ({', '.join(map(repr, params.extra_args))}) would not be read.",
-                "Load a class that reads them with LLM(logits_processors=[...]), or with --logits-processors.",
-                param="extra_args",
+        if params.extra_args and not self.reads_extra_args and not self._told:
+            self._told = True
+            logger.warning(
+                "extra_args (%s) of a request are not read: no class is loaded that does. LLM(logits_processors=[...]) "
+                "and --logits-processors load one.",
+                ", ".join(repr(name)[:64] for name in params.extra_args),
             )
         made = [self._for_request(maker, params) for maker in self._makers]
         return (*self._functions, *(one for one in made if one is not None), *(params.logits_processors or ()))

@@ -206,8 +206,8 @@ class SamplingResolver:
 
     def _bans_repetition(self, params: SamplingParams) -> NoRepeatWindow | None:
         """Return the ban that the family's cards advise, unless the request says otherwise."""
-        own = params.repetition_detection is not None or _OWN_BAN in (params.extra_args or {})
-        return None if own else self._no_repeat
+        read = (params.extra_args or {}) if self._processors.reads_extra_args else {}
+        return None if params.repetition_detection is not None or _OWN_BAN in read else self._no_repeat
 
     def _thinking(
         self, params: SamplingParams, reasoning: ReasoningFormat | None, longest: int

@@ -118,6 +118,25 @@ class HfRunner:
         states = self.model(**inputs).last_hidden_state[0]
         return torch.nn.functional.normalize(states.mean(0), dim=0).tolist()
 
+    def wrap_device(self, inputs: Any, *_: Any) -> Any:
+        """The inputs; the model is where they are."""
+        return inputs
+
+    @torch.inference_mode()
+    def get_prompt_embeddings(self, prompts: Sequence[str]) -> list[torch.Tensor]:
+        """The embeddings of each prompt's tokens, (positions, width)."""
+        table = self.model.get_input_embeddings()
+        return [table(self.tokenizer(prompt, return_tensors="pt")["input_ids"])[0] for prompt in prompts]
+
+    def generate_greedy(self, prompts: Sequence[str], max_tokens: int, **_: Any) -> list[tuple[list[int], str]]:
+        """The ids and the text of the likeliest answers, each with the prompt before it."""
+        found = []
+        for prompt in prompts:
+            inputs = self.tokenizer(prompt, return_tensors="pt")
+            ids = self.model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)[0].tolist()
+            found.append((ids, self.tokenizer.decode(ids, skip_special_tokens=True)))
+        return found
+
     @torch.inference_mode()
     def generate_beam_search(
         self, prompts: Sequence[str], beam_width: int, max_tokens: int
@@ -258,6 +277,9 @@ def attribute(module: str, name: str) -> Any:
 
 _NAMES: dict[str, Any] = {
     "MiB_bytes": 1 << 20,
+    "VLLM_USE_RUST_FRONTEND": False,
+    "ChatCompletionContentPartImageParam": dict,
+    "ChatCompletionContentPartTextParam": dict,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
     "BatchRequestOutput": BatchRequestOutput,
     "MediaWithBytes": MediaWithBytes,
