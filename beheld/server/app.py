@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     # Classes of bodies take milliseconds each: those of these routes are made by the first request.
     from beheld.server import messages
     from beheld.server.messages_schema import CountRequest
-    from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -467,12 +466,17 @@ class Service:
 
         notes, owner = request.state.notes, self._owner(request) or ""
 
-        def made(given: ResponsesRequest) -> ResponseAsked:
-            name = given.previous_response_id
-            earlier = () if name is None else self._store.ended(name, owner).history
-            return response_requests.asked(given, earlier, notes)
-
-        ask = await self._reader.read(request, response_requests.ResponsesRequest, request.state.held, notes, made)
+        held = request.state.held
+        given = await self._reader.read(request, response_requests.ResponsesRequest, held, notes, lambda body: body)
+        earlier: tuple[tuple[dict[str, Any], ...], int] = (), 0
+        if given.previous_response_id is not None:
+            found = self._store.ended(given.previous_response_id, owner)
+            earlier = found.history, found.history_bytes
+            # It is checked anew, and counts like a conversation that is sent.
+            held.read(found.history_bytes)
+        ask = await self._reader.work(held, response_requests.asked, given, earlier[0], notes, earlier[1])
+        # The engine takes the media out of `ask`, and nothing else may hold them.
+        del given, earlier
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
