@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,20 +201,27 @@ def unread_tls(running: Running, context: ssl.SSLContext) -> ssl.SSLSocket:
     return context.wrap_socket(link, server_hostname="127.0.0.1")
 
 
-LONG = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
-
-
-def test_a_request_that_comes_before_its_turn_is_counted(small: Running) -> None:
+def test_a_request_that_comes_before_its_turn_is_counted(small: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """h11 keeps what comes before the answer to the last request; only headers that were not whole were counted."""
-    buffers = small.admission.buffers
-    first = request_bytes("/v1/completions", LONG).replace(b"Connection: close\r\n", b"")
+    buffers, loop = small.admission.buffers, small.server._loop
+    assert loop is not None
+    asked, may_go_on = threading.Event(), asyncio.Event()
+
+    async def waits(*_: object, **__: object) -> list[int]:
+        asked.set()
+        await may_go_on.wait()
+        return [1]
+
+    monkeypatch.setattr(small.llm, "token_ids", waits)
+    first = request_bytes("/tokenize", {"prompt": "x"}).replace(b"Connection: close\r\n", b"")
     second = b"GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + b"x" * 20_000 + b"\r\n\r\n"
     with small.connect(20.0) as link:
         link.sendall(first)
-        until(lambda: small.admission.busy == 1)
+        assert asked.wait(20)
         assert buffers.taken == 0
         link.sendall(second)
         until(lambda: buffers.taken == len(second))
+        loop.call_soon_threadsafe(may_go_on.set)
         assert received(link).count(b"HTTP/1.1 200") == 2
     until(lambda: buffers.taken == 0)
     small.idle()
