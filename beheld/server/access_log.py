@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beheld.server.errors import DIALECT, REQUEST, dialect_of
+from beheld.server.errors import DIALECT, LOGGED, REQUEST, dialect_of
 from beheld.server.metrics import Metrics
 from beheld.utils.log import get_logger
 
@@ -90,6 +90,7 @@ class AccessLogMiddleware:
         own = self._access_log.named(scope["headers"])
         state |= {"number": own.number, "route": NO_ROUTE, "outcome": None, "streamed": False}
         REQUEST.set(own.shown)
+        LOGGED.set(own.logged)
         DIALECT.set(dialect_of(scope["path"]))
         status = GONE
         logged = False

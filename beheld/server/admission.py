@@ -285,6 +285,15 @@ class Hold:
         self._admission.give(self.counted, self.client)
         self.counted = 0
 
+    def read(self, num_bytes: int) -> None:
+        """Count `num_bytes` more, which are checked with the body.
+
+        Raises:
+            HttpError: 503 if all bodies together are too large.
+        """
+        self.grow(num_bytes)
+        self.slow = self.slow or num_bytes > limits.INLINE_BYTES
+
     def resize(self, num_bytes: int) -> None:
         """Count `num_bytes` in all, until `release`.
 

@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     # Classes of bodies take milliseconds each: those of these routes are made by the first request.
     from beheld.server import messages
     from beheld.server.messages_schema import CountRequest
-    from beheld.server.response_requests import ResponseAsked, ResponsesRequest
 
 logger = get_logger(__name__)
 B = TypeVar("B", bound=BaseModel)
@@ -338,10 +337,15 @@ class Service:
         prompt, mode = asked.return_token_ids is True, asked.output_mode
         states_length = self.llm.get_default_sampling_params().max_tokens != SamplingParams.max_tokens
         longest = None if states_length else self.llm.config.max_model_len
+        is_open = longest is not None and asked.sampling_params.max_tokens is None
         bodies = [self._completed(generate.completion_of(asked, longest))]
         del asked
         return await self._complete(
-            request, bodies.pop(), lambda made: generate.chunks(made, tells_prompt=prompt, mode=mode), generate.folded
+            request,
+            bodies.pop(),
+            lambda made: generate.chunks(made, tells_prompt=prompt, mode=mode),
+            generate.folded,
+            is_open=is_open,
         )
 
     async def score_labels(self, request: Request) -> Response:
@@ -368,8 +372,13 @@ class Service:
         body: CompletionRequest,
         turned: Callable[[AsyncGenerator[Chunk, None]], AsyncGenerator[Chunk, None]],
         folded: Callable[[AsyncGenerator[Chunk, None]], Awaitable[dict[str, Any]]],
+        *,
+        is_open: bool = False,
     ) -> Response:
-        """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream."""
+        """A completion, its chunks `turned` into those of the route, and `folded` if there is no stream.
+
+        With `is_open` its client does not say how long it may be, and log-probabilities have room as they come.
+        """
         body = with_all(body, self.llm.info.vocab_size)
         body = fill_in.filled(body, self.llm.tokenizer, self.options.max_body_bytes)
         self._note_priority(body, request)
@@ -379,8 +388,13 @@ class Service:
         salt = self._salt(request, body.cache_salt)
         prompts = completions.prompts_of(body, self.options)
         usual = self.llm.get_default_sampling_params().max_tokens
-        most = completions.columns_bytes(body, prompts, self.llm.config.max_model_len, usual)
-        answers = len(prompts) * (body.n or 1)
+        longest = self.llm.config.max_model_len
+        count, answers = len(prompts), len(prompts) * (body.n or 1)
+
+        def of_answers(asked: CompletionRequest, come: int | None) -> int:
+            return completions.answer_columns_bytes(asked, count, longest, usual, come=come)
+
+        most = completions.prompt_columns_bytes(body, prompts, longest) + of_answers(body, 0 if is_open else None)
         # Taken out when the chunks are made, which let its prompts go as soon as they are prepared.
         bodies = [body]
 
@@ -391,6 +405,10 @@ class Service:
         usage = body.stream_options is not None and body.stream_options.include_usage
         form = AnswerForm(folded, lambda made: shown(made, usage=usage))
         columns, stream = self._answers.columns(most, body, head.client), body.stream is True
+        if is_open:
+            asked = completions.without_prompts(body)
+            most -= of_answers(asked, 0)
+            head = replace(head, grown=lambda tokens: columns.resize(most + of_answers(asked, tokens)))
         del body, prompts
         return await self._answers.send(
             request, chunks, answers, form, stream=stream, owner=self._owner(request), columns=columns
@@ -470,12 +488,17 @@ class Service:
 
         notes, owner = request.state.notes, self._owner(request) or ""
 
-        def made(given: ResponsesRequest) -> ResponseAsked:
-            name = given.previous_response_id
-            earlier = () if name is None else self._store.ended(name, owner).history
-            return response_requests.asked(given, earlier, notes)
-
-        ask = await self._reader.read(request, response_requests.ResponsesRequest, request.state.held, notes, made)
+        held = request.state.held
+        given = await self._reader.read(request, response_requests.ResponsesRequest, held, notes, lambda body: body)
+        earlier: tuple[tuple[dict[str, Any], ...], int] = (), 0
+        if given.previous_response_id is not None:
+            found = self._store.ended(given.previous_response_id, owner)
+            earlier = found.history, found.history_bytes
+            # It is checked anew, and counts like a conversation that is sent.
+            held.read(found.history_bytes)
+        ask = await self._reader.work(held, response_requests.asked, given, earlier[0], notes, earlier[1])
+        # The engine takes the media out of `ask`, and nothing else may hold them.
+        del given, earlier
         check_ids(ask.body.allowed_token_ids, self.llm.info.num_ids)
         ask = replace(ask, body=with_all(self._completed(ask.body), self.llm.info.vocab_size))
         request.state.names = ask.names
@@ -575,7 +598,8 @@ class Service:
             if pooling.is_cut(body):
                 with self.admission.admitted(client=head.client):
                     cuts = await until_gone(pooling.cuts_of(self.llm, body, head.client), request.receive)
-            work = pooling.work_of(self.llm, body, self.options, head, salt, cuts)
+            made_of = (self.llm, body, self.options, head, salt, cuts)
+            work = await self._reader.work(request.state.held, pooling.work_of, *made_of)
             window = min(len(work.prompts), self.options.max_answers)
             with self.admission.admitted(window, head.client):
                 try:

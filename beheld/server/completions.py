@@ -64,22 +64,37 @@ def prompts_of(body: CompletionRequest, options: ServerOptions) -> list[Prompt]:
     return prompts
 
 
-def columns_bytes(
-    body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int, usual_tokens: int | None
+def prompt_columns_bytes(body: CompletionRequest, prompts: Sequence[Prompt], max_model_len: int) -> int:
+    """The most bytes that the log-probabilities of the prompts take."""
+    num_top = _num_prompt_logprobs(body)
+    if num_top is None:
+        return 0
+    positions = sum(min(max_model_len, _most_tokens(prompt) + 1) for prompt in prompts)
+    return positions * PromptLogprobs.position_bytes(max(0, num_top))
+
+
+def answer_columns_bytes(
+    body: CompletionRequest,
+    num_prompts: int,
+    max_model_len: int,
+    usual_tokens: int | None,
+    *,
+    come: int | None = None,
 ) -> int:
-    """The most bytes that the log-probabilities of the prompts and answers take.
+    """The most bytes that the log-probabilities of the answers take.
 
     Args:
         usual_tokens: the most tokens of an answer if the request does not say; None for no limit.
+        come: as in answer_bytes.
     """
     longest = usual_tokens if body.max_tokens is None else body.max_tokens
     most = max_model_len if longest is None else max(0, min(longest, max_model_len))
-    answers = answer_bytes(body, body.logprobs, most, len(prompts))
-    num_top = _num_prompt_logprobs(body)
-    if num_top is None:
-        return answers
-    positions = sum(min(max_model_len, _most_tokens(prompt) + 1) for prompt in prompts)
-    return answers + positions * PromptLogprobs.position_bytes(max(0, num_top))
+    return answer_bytes(body, body.logprobs, most, num_prompts, come=come)
+
+
+def without_prompts(body: CompletionRequest) -> CompletionRequest:
+    """The request without its prompts, which may be large."""
+    return body.model_copy(update={"prompt": "", "prompt_embeds": None})
 
 
 def _most_tokens(prompt: Prompt) -> int:
@@ -189,8 +204,7 @@ def chunks(
     if body.echo:
         echo = Echo(shown, llm.text_of, body.logprobs, as_ids=body.return_tokens_as_token_ids is True)
     # Prompts may be large, and the answers may take long: each prompt is let go when it is prepared.
-    without_prompts = body.model_copy(update={"prompt": "", "prompt_embeds": None})
-    return _chunks(streams, without_prompts, head, many, echo, turns)
+    return _chunks(streams, without_prompts(body), head, many, echo, turns)
 
 
 def _only_echo(body: CompletionRequest) -> bool:
@@ -296,7 +310,7 @@ async def _chunks(
 ) -> AsyncGenerator[Chunk, None]:
     base = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
     totals = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    cached = 0
+    cached = total = 0
     counts: dict[int, int] = {}
     offsets: dict[int, int] = {}
     prompts: dict[int, tuple[str, EchoedTokens | None]] = {}
@@ -324,6 +338,8 @@ async def _chunks(
                 if _only_echo(body):
                     answer = replace(answer, text="", token_ids=[], logprobs=[], finish_reason="length")
                 counts[number] = counts.get(number, 0) + len(answer.token_ids)
+                total += len(answer.token_ids)
+                head.grown(total)
                 choice = _choice(answer, index, before, shown, offsets, body)
                 if body.return_token_ids:
                     first = {} if begun else {"prompt_token_ids": list(output.prompt_token_ids or ())}

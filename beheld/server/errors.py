@@ -28,8 +28,9 @@ from beheld.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-# Name of the current request in the log and in X-Request-Id.
+# Name of the current request in X-Request-Id, and the beginning of its lines in the log.
 REQUEST: ContextVar[str] = ContextVar("request", default="A request")
+LOGGED: ContextVar[str] = ContextVar("logged", default="A request")
 
 _NO_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE))
 _TYPES = {
@@ -217,7 +218,7 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
             param=names.param(error),
             code=_code(error, error.stage),
         )
-    name = REQUEST.get()
+    name = LOGGED.get()
     if lacks_memory(error):
         # Without a traceback: writing it takes memory, too.
         logger.error("%s failed: the server has not enough memory for it.", name)
@@ -229,7 +230,7 @@ def http_error(error: Exception, names: FieldNames = NO_NAMES) -> HttpError:
         logger.error("%s failed: the server has too many open files and connections.", name)
         reason = "The server has too many open files and connections."
         return HttpError(503, reason, "Try again later.", code="no_descriptors", headers={"Retry-After": "1"})
-    where = f"The log has the reason under {name}, for the operator."
+    where = f"The log has the reason under {REQUEST.get()}, for the operator."
     if isinstance(error, BeheldError):
         logger.error("%s failed: %s", name, error)
         reason = "The computation of this request failed; other requests continue."

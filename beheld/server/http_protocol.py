@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -18,8 +19,12 @@ from beheld.server.admission import Places
 from beheld.server.errors import HttpError, http_error
 from beheld.server.keys import OPEN_PATHS
 from beheld.server.parse_turns import ParseTurns
+from beheld.server.slowest import Slowest
 from beheld.server.write_coalescing import CoalescingTransport
+from beheld.utils.log import get_logger, once
 from beheld.utils.loop_share import LoopShare
+
+logger = get_logger(__name__)
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 << 10
@@ -29,6 +34,8 @@ MAX_TINY_CHUNKS = 4096
 MIN_CHUNK_BYTES = 128
 # Events that one connection parses before others have their turn: about a millisecond.
 _EVENTS = 48
+# Bytes of a body of known length that come with one turn: they are copied and hardly parsed. TLS gives 32 KiB at once.
+_BYTES_IN_TURN = 256 << 10
 _CLOSE = {"Connection": "close"}
 # Interval of the checks whether a client that has closed its sending side is still there, until its response starts.
 _PROBE_S = 0.2
@@ -152,6 +159,11 @@ class BoundedConnection(h11.Connection):
     _chunks = 0
     _content = 0
 
+    @property
+    def num_kept(self) -> int:
+        """Bytes that are received and in no event yet: of headers that are not whole, or of a next request."""
+        return len(self._receive_buffer)
+
     def next_event(self) -> Any:
         """The next event; h11.NEED_DATA at the end of a turn."""
         if not self.left:
@@ -189,6 +201,7 @@ class DeadlineProtocol(H11Protocol):
         parse_turns: likewise; when the first of what has come may be parsed.
         places: the places of all connections of a server.
         buffers: the bytes that they keep, parsed too late or read too late by their clients.
+        unread: those whose clients do not read.
         peer_of: returns who has opened a connection, by its address; empty if all are to be one.
         header_s: seconds from a connection's start, or a request's first byte, to the end of its headers.
         send_s: seconds that the client may leave sent data unread.
@@ -201,6 +214,7 @@ class DeadlineProtocol(H11Protocol):
     parse_turns: ParseTurns
     places: Places
     buffers: Places
+    unread: Slowest[DeadlineProtocol]
     peer_of: Callable[[str], str]
     conn: BoundedConnection
     transport: CoalescingTransport
@@ -219,9 +233,9 @@ class DeadlineProtocol(H11Protocol):
         own = {"private": self.private, "drop_body": self._drop_body, "write_piece": self._write_piece}
         self.app_state = {**self.app_state, **own}
         self._unparsed = bytearray()
-        # Bytes of a request whose headers are not whole, of an answer that is not read, and all that is counted.
-        self._begun = self._unread = self._kept = 0
-        self._waiting = False
+        # Bytes of an answer that is not read, and all that is counted; those of a body that need no turn.
+        self._unread = self._kept = self._granted = 0
+        self._waiting = self._lost = False
         self._dropping: asyncio.Event | None = None
         self._came_at = 0.0
         self._peer = ""
@@ -250,9 +264,11 @@ class DeadlineProtocol(H11Protocol):
             self._drop(data)
             return
         self._unset_keepalive_if_required()
-        if not self._waiting and not self.parse_turns.take(self._peer, self._parse):
-            self._waiting = True
-            self.transport.hold_reading()
+        if not self._waiting and not self._goes_on(len(data)):
+            self._granted = max(0, _BYTES_IN_TURN - len(data))
+            if not self.parse_turns.take(self._peer, self._parse):
+                self._waiting = True
+                self.transport.hold_reading()
         if self._waiting:
             self._unparsed += data
         elif self._unparsed or len(data) > max(MAX_HEADER_BYTES, self.conn.remaining):
@@ -269,23 +285,28 @@ class DeadlineProtocol(H11Protocol):
             words = "You have sent more than the server can look at now."
             self._refuse(HttpError(503, words, "Try again.", code="busy", headers={"Retry-After": "1"}))
 
+    def _goes_on(self, size: int) -> bool:
+        """Whether so many bytes go on with a body of known length, and come with the last turn."""
+        if size > min(self.conn.remaining, self._granted):
+            return False
+        self._granted -= size
+        return True
+
     def _give(self, piece: bytes) -> None:
         """Let h11 parse a piece, or keep what is not a whole header."""
-        self._begun += len(piece)
         self.conn.receive_data(piece)
         self.handle_events()
 
     def _look_at_headers(self, *, come: bool) -> None:
         """Stop the timer for the headers if they are whole; otherwise start it, if something has come."""
         if self.conn.their_state is not h11.IDLE:
-            self._begun = 0
             self._header_timer = _cancelled(self._header_timer)
         elif come and self._header_timer is None:
             self._header_timer = self.loop.call_later(self.header_s, self._cut_headers)
 
     def _keep(self) -> bool:
         """Count what this connection keeps; False if there is no room for it."""
-        kept = len(self._unparsed) + self._begun + self._unread
+        kept = 0 if self._lost else len(self._unparsed) + self.conn.num_kept + self._unread
         if kept == self._kept:
             return True
         if kept < self._kept:
@@ -360,6 +381,7 @@ class DeadlineProtocol(H11Protocol):
         else:
             self._drop(self.conn.trailing_data[0] + bytes(self._unparsed))
             self._unparsed.clear()
+            self._keep()
             self.flow.resume_reading()
             self.transport.release_reading()
         return self._dropped(self._dropping)
@@ -400,6 +422,8 @@ class DeadlineProtocol(H11Protocol):
         super().on_response_complete()
         if self._unparsed or not self.conn.left:
             self._parse()
+        else:
+            self._keep()
         if self._half_closed and not self.transport.is_closing():
             if self.cycle.response_complete:
                 self.transport.close()
@@ -414,19 +438,39 @@ class DeadlineProtocol(H11Protocol):
         self._probe_timer = self.loop.call_later(_PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
-        """The client does not read: start the timer, unless it leaves too much unread."""
+        """The client does not read: start the timer, and make room for what it leaves unread."""
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
-        if not self._keep():
-            self.transport.abort()
-        elif self._send_timer is None:
+        self.unread.begin(self._peer, self)
+        while not self._keep():
+            # This one is among them.
+            slowest = self.unread.of(self._peer) or self
+            slowest.cut_unread()
+            if slowest is self:
+                return
+        if self._send_timer is None:
             self._send_timer = self.loop.call_later(self.send_s, self.transport.abort)
+
+    def cut_unread(self) -> None:
+        """Close the connection, because there is no room for what its client leaves unread."""
+        once(
+            logger,
+            logging.WARNING,
+            "Clients leave more of their answers unread than there is room for; those that "
+            "have done so for longest are cut off. --max-reading-mib makes room.",
+        )
+        self.transport.abort()
+        self._read_all()
+
+    def _read_all(self) -> None:
+        self.unread.end(self._peer, self)
+        self._unread = 0
+        self._keep()
 
     def resume_writing(self) -> None:
         """The client reads again: stop the timer."""
         super().resume_writing()
-        self._unread = 0
-        self._keep()
+        self._read_all()
         self._send_timer = _cancelled(self._send_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -439,8 +483,8 @@ class DeadlineProtocol(H11Protocol):
             for name in ("drop_body", "write_piece"):
                 self.scope["state"].pop(name, None)
         self._unparsed.clear()
-        self._begun = self._unread = 0
-        self._keep()
+        self._lost = True
+        self._read_all()
         if self._dropping is not None:
             self._dropping.set()
         self._header_timer = _cancelled(self._header_timer)

@@ -428,8 +428,10 @@ _SAME = (
 )
 
 
-def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Notes) -> ResponseAsked:
-    """The request as one of chat's; `earlier` is the conversation that it goes on with.
+def asked(
+    given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Notes, earlier_bytes: int = 0
+) -> ResponseAsked:
+    """The request as one of chat's; `earlier` is the conversation that it goes on with, and `earlier_bytes` its size.
 
     Raises:
         HttpError: there are too many messages, or a format has no schema.
@@ -498,8 +500,10 @@ def asked(given: ResponsesRequest, earlier: Sequence[dict[str, Any]], notes: Not
     held = {tool.name: tool.held() for tool in given.tools or () if isinstance(tool, FreeformTool)}
     for each in body.tools or ():
         each.function.hold_to(held.get(each.function.name))
-    history = [] if given.store is False else items.messages
-    return ResponseAsked(kept, body, names, history, size_of(history))
+    if given.store is False:
+        return ResponseAsked(kept, body, names, [], 0)
+    added = items.messages[len(earlier) :]
+    return ResponseAsked(kept, body, names, items.messages, earlier_bytes + size_of(added))
 
 
 def _chosen(choice: str | NamedFunction | AllowedNames | None) -> Any:

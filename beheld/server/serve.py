@@ -26,6 +26,7 @@ from beheld.server.neighbours import NONE, Neighbours
 from beheld.server.options import ServerOptions
 from beheld.server.parse_turns import ParseTurns
 from beheld.server.root_path import RootPath
+from beheld.server.slowest import Slowest
 from beheld.server.tls import Secure
 from beheld.utils.gil import quick_turns
 from beheld.utils.log import get_logger
@@ -206,6 +207,7 @@ def make(
         "parse_turns": ParseTurns(),
         "places": service.admission.connections,
         "buffers": service.admission.buffers,
+        "unread": Slowest[DeadlineProtocol](),
         "peer_of": staticmethod(service.clients.peer_of),
     }
     early = EarlyHealth(app, service.engine_health, service.access_log, service.seen)

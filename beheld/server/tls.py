@@ -15,6 +15,7 @@ from uvicorn.config import create_ssl_context
 from beheld.core.errors import ConfigError
 from beheld.server.admission import Places
 from beheld.server.options import ServerOptions
+from beheld.server.slowest import Slowest
 
 
 def settings(options: ServerOptions) -> dict[str, Any]:
@@ -67,13 +68,16 @@ _NO_PASSWORD = " "
 # Seconds that a client has to read the rest of an answer and to take leave; asyncio's own number. Then the
 # connection is cut, so that less would cut large answers to clients with slow links.
 _CLOSE_S = 30.0
+# Bytes that the socket's transport takes before it says that it has enough; asyncio's own number.
+_MOST_UNSENT = 64 << 10
 
 
 class Secure:
     """Begins TLS on accepted connections.
 
     A connection counts among the server's only when its handshake is over. Before, it has one of `most` places, of
-    which a client has a part as of those, and `seconds`.
+    which a client has a part as of those, and `seconds`. Of a client that has its part, the handshake that has lasted
+    longest ends for the next one.
 
     Args:
         context: of the server.
@@ -89,6 +93,7 @@ class Secure:
     def __init__(self, context: ssl.SSLContext, peer_of: Callable[[str], str], seconds: float) -> None:
         self._context = context
         self._places = Places(self.most)
+        self._begun = Slowest[asyncio.Future[None]]()
         self._peer_of = peer_of
         self._seconds = seconds
 
@@ -105,24 +110,33 @@ class Secure:
             raise
         peer = self._peer_of(address[0] if isinstance(address, tuple) else "")
         if not self._places.free(peer, 1):
-            accepted.close()
-            return
+            slowest = self._begun.of(peer)
+            if slowest is None:
+                accepted.close()
+                return
+            self._begun.end(peer, slowest)
+            # It gives its place back in the next turn of the loop.
+            slowest.cancel()
+        over = asyncio.get_running_loop().create_future()
         self._places.take(peer)
+        self._begun.begin(peer, over)
         try:
-            await self._shake_hands(protocol, accepted)
+            await self._shake_hands(protocol, accepted, over)
         finally:
+            self._begun.end(peer, over)
             self._places.give(peer)
 
-    async def _shake_hands(self, protocol: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
+    async def _shake_hands(
+        self, protocol: Callable[[], asyncio.Protocol], accepted: socket.socket, over: asyncio.Future[None]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        over = loop.create_future()
         made = _Connection(
             loop,
             protocol(),
             self._context,
             over,
             server_side=True,
-            ssl_handshake_timeout=self._seconds,  # type: ignore[arg-type]  # asyncio takes any number
+            ssl_handshake_timeout=self._seconds,
             ssl_shutdown_timeout=_CLOSE_S,
         )
         transport, _ = await loop.connect_accepted_socket(lambda: made, accepted)
@@ -134,6 +148,21 @@ class Secure:
 
 
 class _Connection(sslproto.SSLProtocol):
-    """asyncio's TLS with less memory for each connection: it receives into a buffer that is as large from the start."""
+    """asyncio's TLS with less memory for each connection.
+
+    It receives into a buffer that is as large from the start. What the transport below has not sent yet counts as
+    unsent: asyncio leaves it out, so that a client that does not read a large answer is neither counted nor timed.
+    """
 
     max_size = 32 << 10
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # The transport below says when it has sent most of what is more than this, and says nothing of less: who waited
+        # for less would wait for ever.
+        self._set_write_buffer_limits(_MOST_UNSENT + 1, _MOST_UNSENT)  # type: ignore[attr-defined]
+
+    def _get_write_buffer_size(self) -> int:
+        below = self._transport
+        unsent = below.get_write_buffer_size() if isinstance(below, asyncio.Transport) else 0
+        return int(super()._get_write_buffer_size()) + unsent  # type: ignore[misc]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,6 +50,25 @@ def vectors() -> torch.Tensor:
 @pytest.fixture
 def client(running: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/pooling", "/v1/embeddings"])
+def test_conversations_of_many_messages_are_made_in_a_thread(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """As a chat's are: 24,000 parts held the event loop."""
+    threads: list[str] = []
+    work_of = pooling.work_of
+
+    def seen(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return work_of(*arguments)
+
+    monkeypatch.setattr(pooling, "work_of", seen)
+    for number in (1, 900):
+        running.post(path, {"messages": [{"role": "user", "content": "a"}] * number})
+    assert not threads[0].startswith("beheld-read")
+    assert threads[1].startswith("beheld-read")
 
 
 def test_openais_client(client: openai.OpenAI, vectors: torch.Tensor) -> None:

@@ -143,9 +143,10 @@ def test_clients_begin_by_turns_and_those_that_have_left_do_not_begin(
         now, made = 0, []
 
         async def connect(accepted: socket.socket) -> None:
-            begun.append(accepted.getpeername()[0])
+            # One that has left has no name.
             turns.append(now)
             made.append(accepted)
+            begun.append(accepted.getpeername()[0])
 
         monkeypatch.setattr(acceptor, "_BEGUN_IN_TURN", 2)
         links = [socket.create_connection(listener.getsockname(), 5) for _ in range(20)]
@@ -169,7 +170,7 @@ def test_clients_begin_by_turns_and_those_that_have_left_do_not_begin(
         asyncio.run(run())
     assert begun.index("127.0.0.2") <= 2
     assert max(turns.count(turn) for turn in turns) == 2
-    assert len(begun) == 15
+    assert len(begun) == len(turns) == 15
 
 
 @pytest.mark.case(140)

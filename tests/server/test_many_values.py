@@ -157,3 +157,24 @@ def test_136_a_grammar_that_is_too_large_is_not_written(asked: StructuredOutputs
 def test_136_the_largest_grammar_is_written() -> None:
     text = json.dumps({"enum": ["x" * 1000] * 100})
     assert json.loads(grammar_of(StructuredOutputs(json=json.loads(text))).text) == json.loads(text)
+
+
+def test_136_a_long_history_is_checked_where_it_holds_nobody_up(running: Running) -> None:
+    """A request of some bytes that goes on with one of 24,000 parts held the loop for 300 ms."""
+    parts = [{"role": "user", "content": [{"type": "input_text", "text": "a"}] * 2000}] * 12
+    asked = {"max_output_tokens": 1, "truncate_prompt_tokens": 8}
+    first = running.post(RESPONSES, {**asked, "input": parts})
+    assert first.status_code == 200, first.text
+    sent = request_bytes(RESPONSES, {**asked, "input": "b", "previous_response_id": first.json()["id"], "store": False})
+
+    def late_s() -> float:
+        with watched(running) as late:
+            answer = running.raw(sent, 20.0)
+            assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
+            time.sleep(0.05)
+        return max(late)
+
+    bound = 0.05 * slowness()
+    assert best(late_s, bound) < bound
+    running.idle()
+    assert running.admission.held_bytes == 0

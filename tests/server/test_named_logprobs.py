@@ -161,10 +161,10 @@ def test_usual_candidates_count_where_there_are_many() -> None:
     for more, num_answers in (({}, 1), ({"n": 60}, 60)):
         body = CompletionRequest.model_validate(asked | more)
         expected = max(0, 5 * limits.CANDIDATE_BYTES * 2000 * num_answers - limits.FREE_COLUMN_BYTES)
-        assert completions.columns_bytes(body, ["x"], 4096, None) == expected
+        assert completions.answer_columns_bytes(body, 1, 4096, None) == expected
         # Each of several prompts does not have its own.
         body = body.model_copy(update={"n": 1})
-        assert completions.columns_bytes(body, ["x"] * num_answers, 4096, None) == expected
+        assert completions.answer_columns_bytes(body, num_answers, 4096, None) == expected
     assert expected > 0
     talk = ChatRequest.model_validate(HI | {"n": 60, "max_tokens": 2000, "logprobs": True, "top_logprobs": 5})
     assert chat.columns_bytes(talk, 4096) == expected
@@ -194,6 +194,22 @@ def test_usual_candidates_of_an_open_answer_count_as_they_come(
         # One that is too long is refused when it has come.
         found = served.post(path, body | {"ignore_eos": True})
         assert (found.status_code, found.headers.get("retry-after")) == (503, "1"), found.text[:300]
+    served.idle()
+    assert served.admission.held_bytes == 0
+
+
+def test_room_of_an_open_answer_of_ids_is_taken_as_it_comes(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for the longest answer that there may be, also where the model soon ends it."""
+    monkeypatch.setattr(limits, "FREE_COLUMN_BYTES", 0)
+    params = {"logprobs": 20, "temperature": 0}
+    for more in ({}, {"stream": True}):
+        short = {"token_ids": IDS, "sampling_params": {**params, "structured_outputs": {"choice": ["yes"]}}, **more}
+        assert served.post(GENERATE, short).status_code == 200
+    stated = {"token_ids": IDS, "sampling_params": {**params, "max_tokens": 500}}
+    assert served.post(GENERATE, stated).status_code == 400
+    # One that is too long is refused when it has come.
+    long = served.post(GENERATE, {"token_ids": IDS, "sampling_params": {**params, "ignore_eos": True}})
+    assert (long.status_code, long.headers.get("retry-after")) == (503, "1"), long.text[:300]
     served.idle()
     assert served.admission.held_bytes == 0
 

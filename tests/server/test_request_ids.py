@@ -55,3 +55,22 @@ def test_what_is_no_name_is_left(naming: Running, given: str, caplog: pytest.Log
     assert answer.json()["id"] == f"chatcmpl-{number}"
     assert any(line.startswith(f"req-{number} chat 200 ") for line in caplog.messages)
     assert re.fullmatch("[0-9a-f]{32}", naming.get("/health").headers["x-request-id"])
+
+
+def test_a_line_of_an_error_has_the_servers_own_name(
+    naming: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had the client's alone, which any number of requests may have."""
+
+    async def fails(*_: object, **__: object) -> list[int]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(naming.llm, "token_ids", fails)
+    with caplog.at_level(logging.INFO, "beheld"):
+        answer = naming.post("/tokenize", {"prompt": "x"}, headers={"X-Request-Id": "mine"})
+    assert answer.status_code == 500
+    assert "under mine," in answer.json()["error"]["message"]
+    (error,) = [line for line in caplog.messages if "internal error" in line]
+    (ended,) = [line for line in caplog.messages if " tokenize 500 " in line]
+    assert re.match(r"req-[0-9a-f]{32} \(mine\) failed", error)
+    assert error.split()[:2] == ended.split()[:2]

@@ -147,6 +147,51 @@ def test_some_connections_are_parsed_in_each_turn_of_the_loop_and_clients_take_t
 
 
 @pytest.mark.case(140)
+def test_a_body_of_known_length_takes_a_turn_for_so_many_bytes(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each piece took one: with TLS, whose pieces have 32 KiB, 24 clients sent at a third of their speed. Pieces of
+    chunks take one each, as before."""
+    turns: list[str] = []
+    take = ParseTurns.take
+
+    def counted(self: ParseTurns, *arguments: Any) -> bool:
+        turns.append("")
+        return take(self, *arguments)
+
+    monkeypatch.setattr(ParseTurns, "take", counted)
+    loop, piece = running.server._loop, b" " * (32 << 10)
+    assert loop is not None
+
+    async def hand_over(protocol: Any, one: bytes) -> None:
+        protocol.data_received(one)
+
+    def sent(head: bytes, pieces: list[bytes]) -> int:
+        """Turns of these pieces."""
+        before = set(running.server.server_state.connections)
+        with running.connect() as link:
+            link.sendall(head)
+            while not (opened := set(running.server.server_state.connections) - before):
+                time.sleep(0.001)
+            time.sleep(0.1)
+            (protocol,) = opened
+            turns.clear()
+            for one in pieces:
+                come = asyncio.run_coroutine_threadsafe(hand_over(protocol, one), loop)
+                come.result(10)
+            assert received(link)[9:12] == b"200"
+            return len(turns)
+
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    body = b'{"prompt": "a"}'
+    whole = [*[piece] * 32, body]
+    length = b"Content-Length: %d\r\n\r\n" % sum(map(len, whole))
+    assert sent(head + length, whole) == 4
+    chunks = [b"1\r\n \r\n"] * 32
+    assert sent(head + b"Transfer-Encoding: chunked\r\n\r\n", [*chunks, b"f\r\n" + body + b"\r\n0\r\n\r\n"]) == 33
+
+
+@pytest.mark.case(140)
 def test_a_thousand_connections_that_ask_at_once_keep_nobody_waiting(running: Running) -> None:
     """Each had its turn in the same turn of the loop, which took as long as all of them."""
     sent = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
