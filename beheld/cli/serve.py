@@ -95,7 +95,9 @@ def _serve_all(
     """Serve with several fronts, of which this process is one; `leaving` is as of _ended_by_signal."""
     from beheld.cli.fronts import Fronts
     from beheld.core.config import EngineArgs
-    from beheld.server.listen import listen
+
+    with paused_collector():
+        from beheld.server.listen import listen
 
     share_arenas()
     listener = listen(server)
@@ -176,7 +178,8 @@ def several_fronts(count: int, arguments: argparse.Namespace, server: ServerOpti
 
 
 def _serve(model: str | None, options: dict[str, Any], server: ServerOptions, where: str) -> int:
-    from beheld.server.listen import listen
+    with paused_collector():
+        from beheld.server.listen import listen
 
     listener = listen(server)
     place: str | list[Spawned] = where
