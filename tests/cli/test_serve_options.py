@@ -264,6 +264,22 @@ def test_a_server_whose_copy_is_the_engine_computes_on_one_thread_itself(given: 
     assert _asked(_ASKED + _COPIED + _RUN, "process", given) == told
 
 
+def test_no_collection_walks_what_the_listener_imports() -> None:
+    watched = """
+import gc
+
+class Watched(types.ModuleType):
+    def __getattr__(self, name):
+        if name != "listen":
+            raise AttributeError(name)
+        print("collects" if gc.isenabled() else "waits", end=" ")
+        return lambda server: None
+
+sys.modules["beheld.server.listen"] = Watched("beheld.server.listen")
+"""
+    assert _asked(_ASKED + watched + _RUN, "thread", None) == "waits thread None False"
+
+
 def test_an_engine_that_cannot_be_a_copy_starts_before_the_server_loads_libraries() -> None:
     apart = """
 import threading
