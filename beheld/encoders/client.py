@@ -7,7 +7,8 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ _CONNECT_S = 2.0
 _ANSWER_S = 30.0
 # An encoder that did not answer is not asked again for so long.
 _AWAY_S = 5.0
+# A question and its answer may take so long in all, and longer by the time that their bytes take over a slow link.
+_WHOLE_S, _BYTES_A_SECOND = 60.0, 1 << 20
 _KEPT_BYTES = 256 << 20
 _MOST_BYTES = 2 << 30
 
@@ -160,8 +163,10 @@ class RemoteEncoders:
         return self._answered(encoder, connection, body)
 
     def _answered(self, encoder: _Encoder, connection: http.client.HTTPConnection, body: bytes) -> bytearray:
-        connection.request("POST", urlsplit(encoder.url).path + PATH, body, self._headers)
-        response = connection.getresponse()
+        until = time.monotonic() + _WHOLE_S + len(body) / _BYTES_A_SECOND
+        with _cut_at(connection, until):
+            connection.request("POST", urlsplit(encoder.url).path + PATH, body, self._headers)
+            response = connection.getresponse()
         if response.status in (401, 409):
             self._drop(encoder)
             what = "refuses the token" if response.status == 401 else "has other weights, or another dtype"
@@ -177,12 +182,13 @@ class RemoteEncoders:
             raise _Away(f"its answer has {size} bytes")
         found = bytearray(size)
         view, got = memoryview(found), 0
-        while got < size:
-            count = response.readinto(view[got:])
-            if not count:
-                raise _Away("its answer is cut off")
-            got += count
-        response.read()
+        with _cut_at(connection, until + size / _BYTES_A_SECOND):
+            while got < size:
+                count = response.readinto(view[got:])
+                if not count:
+                    raise _Away("its answer is cut off")
+                got += count
+            response.read()
         return found
 
     def _connections(self) -> dict[str, http.client.HTTPConnection]:
@@ -196,6 +202,24 @@ class RemoteEncoders:
         connection = self._connections().pop(encoder.url, None)
         if connection is not None:
             connection.close()
+
+
+@contextmanager
+def _cut_at(connection: http.client.HTTPConnection, until: float) -> Iterator[None]:
+    """Within the block, the connection is cut at a time of time.monotonic: the socket's own limit is for each piece."""
+    sock = connection.sock
+
+    def cut() -> None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, until - time.monotonic()), cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _connected(url: str) -> http.client.HTTPConnection:

@@ -26,6 +26,8 @@ logger = get_logger(__name__)
 
 _MOST_BYTES = 2 << 30
 _IDLE_S = 60.0
+# Each connection has a thread and a descriptor, before it has shown the token, too.
+_MOST_CONNECTIONS = 512
 
 
 class Encoder:
@@ -112,6 +114,20 @@ class EncoderServer(ThreadingHTTPServer):
     def __enter__(self) -> EncoderServer:
         return self
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Take no more connections than there may be; others are closed at once."""
+        return len(self.open) < _MOST_CONNECTIONS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Count the connection before its thread starts."""
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Count it no more, and close it."""
+        self.open.discard(request)
+        super().shutdown_request(request)
+
     def begin(self) -> None:
         """Count a request that is being answered."""
         with self._changed:
@@ -139,14 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE_S
     disable_nagle_algorithm = True
     wbufsize = -1
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.open.add(self.connection)
-
-    def finish(self) -> None:
-        self.server.open.discard(self.connection)
-        super().finish()
 
     def do_GET(self) -> None:
         self._send(200 if self.path == "/health" else 404)

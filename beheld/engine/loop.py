@@ -138,12 +138,19 @@ class _Death:
 
     def expect(self) -> None:
         """Wake the loop, whose executor is lost; if the loop does not come, tell it here. Any thread may call this."""
+        with self._turn:
+            if self._over:
+                return
+            self._timer = threading.Timer(_FAILS_S, self._late)
+            self._timer.daemon = True
+            self._timer.start()
+        # Last: the loop may come, and call the timer off, at once.
         self._inbox.put(Lost())
-        self._timer = threading.Timer(_FAILS_S, self._late)
-        self._timer.daemon = True
-        self._timer.start()
 
     def _late(self) -> None:
+        with self._turn:
+            if self._over:
+                return
         try:
             self._core.executor.check()
         except EngineDeadError as error:

@@ -1,7 +1,8 @@
 """Finds the rank that hangs: others wait for it, or it has been in one step for too long, or the devices stand still.
 
 A long prompt and a compiler are no hang. So ranks that do equal work are compared; where they cannot be, the limit
-grows with the number of positions under way, by many times what the slowest device takes for one.
+grows with the number of positions under way, by many times what the slowest device takes for one. BEHELD_HANG_FACTOR
+multiplies all limits, for machines that something slows down.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ class Patience:
         stuck_s: for one that has not reached a collective.
         position_s: further, for each position under way.
         alike: ranks do equal work on the host's cores, so nothing is added to `stuck_s`.
+        factor: by which every limit is multiplied.
     """
 
     stuck_s: float
     position_s: float
     alike: bool
+    factor: float = 1.0
 
     @classmethod
-    def of(cls, *, synchronous: bool, lockstep: bool, equal: bool = True) -> Patience:
+    def of(cls, *, synchronous: bool, lockstep: bool, equal: bool = True, factor: float = 1.0) -> Patience:
         """Return that of ranks on such devices.
 
         A stage computes all of its layers without a sign of life. On a device of its own, ranks also compile, and one
@@ -50,9 +53,11 @@ class Patience:
             synchronous: whether hosts compute, and not devices of their own.
             lockstep: whether all ranks begin the same collectives in the same order.
             equal: whether they do equal work between them; not if each has experts or items of its own.
+            factor: how many times as long as on a machine that nothing slows down.
         """
         alike = synchronous and lockstep and equal
-        return cls(STUCK_S if alike else COMPILING_S, HOST_POSITION_S if synchronous else POSITION_S, alike)
+        stuck_s = STUCK_S if alike else COMPILING_S
+        return cls(factor * stuck_s, factor * (HOST_POSITION_S if synchronous else POSITION_S), alike, factor)
 
 
 class Hangs:
@@ -91,15 +96,17 @@ class Hangs:
         stuck = self._in_one_step(now, more_s) or self._late(now, more_s) or self._late_on_device(now, more_s)
         if stuck is not None:
             return f"Rank {stuck.rank} is stuck in a step."
+        if self._all_in_one_collective(now, more_s):
+            return "All ranks are in the same collective, which does not end."
         still_s = self._still_s(now)
-        if still_s > DEVICE_S + more_s:
+        if still_s > self._patience.factor * DEVICE_S + more_s:
             return f"The devices have not finished a step {still_s:.0f} s after all ranks had launched it."
         return None
 
     def _in_one_step(self, now: float, more_s: float) -> RankProgress | None:
         """Return a rank whose host does not come back from a step."""
         for each in (self._own, *self._others):
-            if each.works_since is not None and now - each.works_since > WORKING_S + more_s:
+            if each.works_since is not None and now - each.works_since > self._patience.factor * WORKING_S + more_s:
                 return each
         return None
 
@@ -135,7 +142,20 @@ class Hangs:
             return next((each for each in late if each.waits_since is None), late[0])
         if own.works_since is None or (self._lockstep and own.entered >= reached):
             return None
-        return own if now - own.works_since > COMPILING_S + more_s else None
+        return own if now - own.works_since > self._patience.factor * COMPILING_S + more_s else None
+
+    def _all_in_one_collective(self, now: float, more_s: float) -> bool:
+        """Whether ranks that begin the same collectives have all begun one, and none comes out.
+
+        Such as one whose connection between hosts neither delivers nor breaks.
+        """
+        every = (self._own, *self._others)
+        limit_s = self._patience.stuck_s + more_s
+        return (
+            self._lockstep
+            and len({each.entered for each in every}) == 1
+            and all(each.waits_since is not None and now - each.entered_at > limit_s for each in every)
+        )
 
     def _late_on_device(self, now: float, more_s: float) -> RankProgress | None:
         """Return a rank whose host has not launched all that the first rank's device may wait for."""
@@ -143,7 +163,10 @@ class Hangs:
         if since is None:
             return None
         for each in self._others:
-            if each.works_since is not None and now - max(since, each.works_since) > COMPILING_S + more_s:
+            if (
+                each.works_since is not None
+                and now - max(since, each.works_since) > self._patience.factor * COMPILING_S + more_s
+            ):
                 return each
         return None
 

@@ -55,7 +55,7 @@ from beheld.parallel.shared_items import owners_of, shares_items
 from beheld.parallel.stages import cuts
 from beheld.platform.registry import platform_of
 from beheld.sandbox.link import Link, pair
-from beheld.utils import working_directory
+from beheld.utils import env, working_directory
 from beheld.utils.exit_hook import ExitHook
 from beheld.utils.log import get_logger
 
@@ -207,7 +207,9 @@ class MultiExecutor:
             placed.ended()
             raise
         equal = not config.expert_parallel and config.mm_encoder_tp_mode != "data"
-        patience = Patience.of(synchronous=platform.synchronous, lockstep=group.lockstep, equal=equal)
+        patience = Patience.of(
+            synchronous=platform.synchronous, lockstep=group.lockstep, equal=equal, factor=env.HANG_FACTOR()
+        )
         watchdog = Watchdog(ranks, group, patience)
         try:
             # Only now, while the other ranks import the same.

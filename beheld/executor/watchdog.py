@@ -89,6 +89,7 @@ class Watchdog:
     def __init__(self, ranks: Sequence[RankProcess], group: RankGroups, patience: Patience) -> None:
         self._ranks, self._group = ranks, group
         self.clock, self._own = StepClock(group), RankProgress(0)
+        self._silent_s = SILENT_S * patience.factor
         self.hangs = Hangs(self._own, [each.progress for each in ranks], patience, lockstep=group.lockstep)
         self._turn = threading.Lock()
         self._closing = False
@@ -209,7 +210,7 @@ class Watchdog:
             elif now - at > _SAME_S:
                 self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
         for each in self._ranks:
-            if each.started and now - each.beat_at > SILENT_S:
+            if each.started and now - each.beat_at > self._silent_s:
                 self.end(EngineDeadError(f"The process of rank {each.rank} does not answer.", _RESTART))
         if all(each.started for each in self._ranks):
             self._own.note(self.clock.beat(), now)

@@ -74,6 +74,13 @@ def _count(text: str) -> int:
     return count
 
 
+def _factor(text: str) -> float:
+    factor = float(text)
+    if not 1 <= factor <= 1000:
+        raise ValueError(text)
+    return factor
+
+
 def _secret(text: str) -> str:
     if len(text) < 16 or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(text)
@@ -199,4 +206,10 @@ PEER_SUMS = _variable(
     _switch,
     True,
     "0 leaves small sums over GPUs to NCCL, where GPUs could write to one another's memory",
+)
+HANG_FACTOR = _variable(
+    ("BEHELD_HANG_FACTOR",),
+    _factor,
+    1.0,
+    "from 1 to 1000: how many times as long as usual other ranks are waited for before they count as hanging",
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from beheld.core.plan import EncodeItem
 from beheld.encoders import client
 from beheld.encoders.client import RemoteEncoders
 from beheld.encoders.messages import MODEL_HEADER, PATH, Ask, Found, packed, unpacked
+from beheld.engine import encoder_server
 from beheld.engine.encoder_server import Encoder, EncoderServer, load
 from beheld.executor.local import LocalExecutor
 from tests import tiny
@@ -162,6 +165,53 @@ def test_an_encoder_that_goes_away_leaves_the_features_and_comes_back(monkeypatc
     assert ENCODED in remote.replaced([item_of(2)])[0].features
     server.drain(5.0)
     server.server_close()
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"])
+def test_an_encoder_that_sends_byte_after_byte_is_away(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece of its answer comes late, but the whole never comes."""
+    monkeypatch.setattr(client, "_WHOLE_S", 0.5)
+    ended = threading.Event()
+
+    def trickle(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while not ended.is_set():
+                end, _ = listener.accept()
+                with end, suppress(OSError):
+                    end.sendall(head)
+                    while not ended.wait(0.02):
+                        end.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20.0)
+        thread = threading.Thread(target=trickle, args=(listener,))
+        thread.start()
+        begun = time.monotonic()
+        remote = RemoteEncoders([f"http://127.0.0.1:{listener.getsockname()[1]}"], TOKEN, "m", "float32")
+        assert "pixel_values" in remote.replaced([item_of(1)])[0].features
+        took_s = time.monotonic() - begun
+        ended.set()
+        thread.join()
+    assert took_s < 5.0
+
+
+def test_connections_that_ask_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a thread, also of who does not know the secret."""
+    monkeypatch.setattr(encoder_server, "_MOST_CONNECTIONS", 4)
+    with serving(Counts()) as url:
+        address = "127.0.0.1", int(url.rsplit(":", 1)[1])
+        idle = [socket.create_connection(address, 5.0) for _ in range(4)]
+        with socket.create_connection(address, 5.0) as one_more:
+            assert one_more.recv(1) == b""
+        for each in idle:
+            each.close()
+        until = time.monotonic() + 5.0
+        while True:
+            try:
+                RemoteEncoders([url], TOKEN + "x", "m", "float32")
+            except ConfigError:
+                break
+            assert time.monotonic() < until
 
 
 @pytest.mark.parametrize("made", [torch.ones(3, 4), torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(8), None])

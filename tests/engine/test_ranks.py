@@ -37,9 +37,9 @@ def weights(device: str = "cuda") -> int:
     return LocalExecutor.size(hf_config, model, pipes.config(model, device=device)).num_bytes
 
 
-def ask(asked: int, available: int, monkeypatch: pytest.MonkeyPatch, device: str = "cuda") -> None:
+def ask(asked: int, available: int, monkeypatch: pytest.MonkeyPatch, device: str = "cuda", **more: int) -> None:
     """Check `asked` GPUs on a machine whose device has so many bytes."""
-    args = EngineArgs(model=str(tiny.checkpoint(FAMILY)), tensor_parallel_size=asked)
+    args = EngineArgs(model=str(tiny.checkpoint(FAMILY)), tensor_parallel_size=asked, **more)  # type: ignore[arg-type]
     model = pipes.info(FAMILY)
     monkeypatch.setattr(LocalExecutor, "available_bytes", lambda config: available)
     check_ranks(args, model, pipes.config(model, device=device), read_config(resolve(args), args), LocalExecutor)
@@ -75,6 +75,17 @@ def test_a_cpu_is_not_split(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         ask(2, 0, monkeypatch, "cpu")
     assert ["has no effect on a CPU" in line for line in caplog.messages] == [True]
+
+
+def test_a_cpu_holds_no_stages(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The options are named as they were asked for."""
+    with caplog.at_level(logging.WARNING):
+        ask(1, 0, monkeypatch, "cpu", pipeline_parallel_size=3)
+        ask(2, 0, monkeypatch, "cpu", pipeline_parallel_size=3)
+    assert [line.partition(" no effect")[0] for line in caplog.messages] == [
+        "pipeline_parallel_size=3 has",
+        "tensor_parallel_size=2 and pipeline_parallel_size=3 have",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -221,6 +222,9 @@ class Walk:
 
     @contextmanager
     def _serving(self, text: str, port: str) -> Iterator[None]:
+        # It would answer in place of the page's own server, which may not even start.
+        with socket.socket() as trial:
+            assert trial.connect_ex(("127.0.0.1", int(port))) != 0, f"another program listens at port {port}"
         log = (self._folder / "server.log").open("w", encoding="utf-8")
         # A session of its own, so that its end reaches the server and all its workers.
         server = subprocess.Popen(
@@ -238,6 +242,8 @@ class Walk:
                 except httpx.HTTPError:
                     pass
                 time.sleep(0.2)
+            else:
+                raise AssertionError(f"{text}: it does not serve within 120 s")
             yield
         finally:
             if server.poll() is None:

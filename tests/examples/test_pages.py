@@ -6,6 +6,8 @@ import ast
 import builtins
 import re
 import shlex
+import socket
+from contextlib import ExitStack
 from importlib.util import find_spec
 from itertools import dropwhile
 from pathlib import Path
@@ -120,6 +122,15 @@ def test_there_are_pages_enough_and_all_are_listed() -> None:
     for page in pages:
         assert f"({page.name})" in listed, f"docs/how-to/index.md does not list {page.name}"
         assert f"how-to/{page.name}" in site, f"mkdocs.yml does not list {page.name}"
+
+
+def test_a_page_is_not_followed_with_another_programs_server(tmp_path: Path) -> None:
+    """Its answers were taken for those of the page's own, which could not listen."""
+    with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as stack:
+        port = other.getsockname()[1]
+        block = follow.Block("bash", f"beheld serve --port {port}\n", 1)
+        with pytest.raises(AssertionError, match=f"another program listens at port {port}"):
+            follow.Walk(tmp_path, stack).run(block)
 
 
 def test_the_readme_runs_as_it_stands(

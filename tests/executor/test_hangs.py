@@ -33,10 +33,12 @@ def device(seconds: float) -> Beat:
 class Ranks:
     """Some ranks, on a clock of the test's own."""
 
-    def __init__(self, count: int, *, synchronous: bool, lockstep: bool, equal: bool = True) -> None:
+    def __init__(
+        self, count: int, *, synchronous: bool, lockstep: bool, equal: bool = True, factor: float = 1.0
+    ) -> None:
         self.now = 1000.0
         self.ranks = [RankProgress(rank, entered_at=self.now, worked_at=self.now) for rank in range(count)]
-        patience = Patience.of(synchronous=synchronous, lockstep=lockstep, equal=equal)
+        patience = Patience.of(synchronous=synchronous, lockstep=lockstep, equal=equal, factor=factor)
         self.hangs = Hangs(self.ranks[0], self.ranks[1:], patience, lockstep=lockstep)
 
     def say(self, *beats: Beat) -> None:
@@ -69,6 +71,60 @@ def test_on_cpus_all_others_may_wait_for_the_first_rank() -> None:
     found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(200, WORKS, waits, waits)
     assert found == "Rank 0 is stuck in a step."
     assert 90 < after_s < 91
+
+
+def test_a_collective_that_all_ranks_are_in_and_none_leaves_is_found() -> None:
+    """Nobody is late: what they send does not arrive."""
+    found, after_s = Ranks(3, synchronous=True, lockstep=True).until_found(60, waits, waits, waits)
+    assert found == "All ranks are in the same collective, which does not end."
+    assert 7 < after_s < 8
+
+
+def test_a_collective_of_many_positions_may_take_long() -> None:
+    ranks = Ranks(2, synchronous=True, lockstep=True)
+    ranks.hangs.launched(5, 100)
+    assert ranks.until_found(100, waits, waits)[0] is None
+
+
+def test_ranks_that_are_in_one_collective_after_another_are_not_stuck() -> None:
+    ranks = Ranks(2, synchronous=True, lockstep=True)
+    many = lambda seconds: waits(5.0, entered=int(seconds))  # noqa: E731
+    assert ranks.until_found(200, many, many)[0] is None
+
+
+def test_ranks_that_were_stopped_amid_a_collective_are_not_stuck() -> None:
+    """A machine that was stopped for an hour: their waits are as long, and they come out of it soon."""
+    ranks = Ranks(2, synchronous=True, lockstep=True)
+    ranks.say(waits(0), waits(0))
+    ranks.now += 3600
+    for each in ranks.ranks:
+        each.excuse(ranks.now)
+    assert ranks.until_found(5, waits(3600), waits(3600))[0] is None
+
+
+@pytest.mark.parametrize(
+    ("form", "beats", "usual_s"),
+    [
+        ({"synchronous": True, "lockstep": True}, (waits, WORKS), 7),
+        ({"synchronous": True, "lockstep": True}, (waits, waits), 7),
+        ({"synchronous": True, "lockstep": True}, (WORKS, waits), 90),
+        ({"synchronous": True, "lockstep": False}, (waits, WORKS), 90),
+        ({"synchronous": False, "lockstep": True}, (device, IDLE), 7),
+        ({"synchronous": False, "lockstep": True}, (device, WORKS), 90),
+        ({"synchronous": True, "lockstep": True}, (WORKS, IDLE), 600),
+    ],
+)
+def test_a_factor_lengthens_every_limit(form: dict[str, bool], beats: tuple[Any, ...], usual_s: int) -> None:
+    for factor in (1.0, 3.0):
+        found, after_s = Ranks(2, factor=factor, **form).until_found(2000, *beats)
+        assert found is not None
+        assert factor * usual_s < after_s < factor * usual_s + 1.5
+
+
+def test_a_factor_lengthens_what_is_added_for_positions() -> None:
+    ranks = Ranks(2, synchronous=False, lockstep=True, factor=3.0)
+    ranks.hangs.launched(5, 1000)
+    assert 3 * 17 < ranks.until_found(100, device, IDLE)[1] < 3 * 17 + 1
 
 
 def test_a_first_rank_that_runs_no_step_is_not_stuck() -> None:

@@ -609,6 +609,28 @@ def test_a_rank_that_does_not_reach_a_collective_is_stuck(watched: Any) -> None:
     assert "stuck" in cause_of(made, 3.0)
 
 
+def test_a_factor_lengthens_how_long_a_process_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that swaps, say."""
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.3)
+    monkeypatch.setattr(watchdog, "_POLL_S", 0.05)
+    group = SimpleNamespace(waits_since=None, entered=0, lockstep=True, abort=lambda: None)
+    for factor, within in ((1.0, True), (20.0, False)):
+        ours, theirs = pair()
+        process = SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda timeout=None: -9)
+        rank = RankProcess(1, process, Link(ours, CODEC))  # type: ignore[arg-type]
+        rank.started = True
+        made = Watchdog([rank], group, Patience(60.0, 0.01, alike=True, factor=factor))  # type: ignore[arg-type]
+        assert ("does not answer" in cause_of(made, 1.5)) == within
+        made.close(0.1)
+        Link(theirs, CODEC).close()
+
+
+def test_the_factor_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_HANG_FACTOR", "2.5")
+    with start() as llm:
+        assert executor_of(llm)._watchdog.hangs._patience.factor == 2.5
+
+
 def test_an_error_of_another_rank_keeps_its_type(watched: Any) -> None:
     made, _, other, _ = watched
     other.send(RankFailed(ModelError("It lacks weights.", "Fetch it again.")))
