@@ -139,6 +139,8 @@ class ReferenceOptions:
         wants_frame_rate: whether its processor assumes a rate of the sampled frames unless it receives one.
         lists_images: whether its processor takes a prompt's images as a flat list, and no prompt without an image.
         nests_videos: whether its processor, before transformers 5.23, counts the entries of a prompt's list.
+        asks_of_text: entries that the whole model reads from the output of its language model, which has none of them
+            in some versions of transformers.
     """
 
     attention: str | None = "sdpa"
@@ -151,6 +153,7 @@ class ReferenceOptions:
     wants_frame_rate: bool = False
     lists_images: bool = False
     nests_videos: bool = False
+    asks_of_text: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

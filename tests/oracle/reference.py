@@ -27,6 +27,7 @@ from beheld.checkpoint.info import read_config, read_info
 from beheld.core.config import EngineArgs
 from beheld.families import registry
 from beheld.models.load import converted_weights
+from beheld.tools.verify.reference import fill_outputs
 from tests import tiny
 from tests.long import LONG
 from tests.oracle.cases import Ask
@@ -92,6 +93,7 @@ def load_model(family: str, folder: Path, dtype: torch.dtype = torch.float32) ->
         own.update(num_beams=1, early_stopping=False, eos_token_id=None)
         loaded.generation_config = own
         return loaded
+    fill_outputs(loaded, registry.facts(_package(folder)).reference.asks_of_text)
     for part in (loaded, getattr(loaded, "language_model", None)):
         if hasattr(part, "generation_config"):
             part.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)

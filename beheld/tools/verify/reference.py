@@ -209,7 +209,20 @@ def _model(hf_config: Any, info: ModelInfo, args: EngineArgs) -> tuple[Any, str]
     for part in parts:
         if hasattr(part, "generation_config"):
             part.generation_config = plain
+    fill_outputs(model, registry.facts(info.family).reference.asks_of_text)
     return model.eval(), words
+
+
+def fill_outputs(model: Any, names: Sequence[str]) -> None:
+    """Let None stand for entries that a model reads from its language model's output, where that has none of them."""
+
+    def fill(module: Any, given: Any, output: Any) -> None:
+        for name in names:
+            if not hasattr(output, name):
+                setattr(output, name, None)
+
+    if names:
+        model.language_model.register_forward_hook(fill)
 
 
 def _features(made: Sequence[Mapping[str, Any]]) -> dict[str, list[Tensor]]:
