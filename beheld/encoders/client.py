@@ -163,8 +163,12 @@ class RemoteEncoders:
         return self._answered(encoder, connection, body)
 
     def _answered(self, encoder: _Encoder, connection: http.client.HTTPConnection, body: bytes) -> bytearray:
-        until = time.monotonic() + _WHOLE_S + len(body) / _BYTES_A_SECOND
-        with _cut_at(connection, until):
+        sending_s = len(body) / _BYTES_A_SECOND
+        until = time.monotonic() + _WHOLE_S + sending_s
+        # An answer that ends with its connection takes the socket from it.
+        sock = connection.sock
+        sock.settimeout(_ANSWER_S + sending_s)
+        with _cut_at(sock, until):
             connection.request("POST", urlsplit(encoder.url).path + PATH, body, self._headers)
             response = connection.getresponse()
         if response.status in (401, 409):
@@ -182,7 +186,7 @@ class RemoteEncoders:
             raise _Away(f"its answer has {size} bytes")
         found = bytearray(size)
         view, got = memoryview(found), 0
-        with _cut_at(connection, until + size / _BYTES_A_SECOND):
+        with _cut_at(sock, until + size / _BYTES_A_SECOND):
             while got < size:
                 count = response.readinto(view[got:])
                 if not count:
@@ -205,9 +209,8 @@ class RemoteEncoders:
 
 
 @contextmanager
-def _cut_at(connection: http.client.HTTPConnection, until: float) -> Iterator[None]:
+def _cut_at(sock: socket.socket, until: float) -> Iterator[None]:
     """Within the block, the connection is cut at a time of time.monotonic: the socket's own limit is for each piece."""
-    sock = connection.sock
 
     def cut() -> None:
         with suppress(OSError):

@@ -190,6 +190,11 @@ class MultiExecutor:
         hf_config = config_of(hf_class, hf_text)
         quiet = replace(config, show_progress=False, logits_processors=())
         platform = platform_of(config.device)
+        try:
+            # A script's environment was not looked at before.
+            factor = env.HANG_FACTOR()
+        except ValueError as error:
+            raise ConfigError(f"{error}.", "Set another number, or leave it out.") from error
         placed = cls.place(config)
         ranks = placed.ranks
         try:
@@ -207,9 +212,7 @@ class MultiExecutor:
             placed.ended()
             raise
         equal = not config.expert_parallel and config.mm_encoder_tp_mode != "data"
-        patience = Patience.of(
-            synchronous=platform.synchronous, lockstep=group.lockstep, equal=equal, factor=env.HANG_FACTOR()
-        )
+        patience = Patience.of(synchronous=platform.synchronous, lockstep=group.lockstep, equal=equal, factor=factor)
         watchdog = Watchdog(ranks, group, patience)
         try:
             # Only now, while the other ranks import the same.
@@ -324,7 +327,7 @@ class MultiExecutor:
             try:
                 self._tell_all(Sync(self._syncs))
                 for each in self._ranks:
-                    synced = _answer(each, Synced, self._watchdog, _SYNC_S)
+                    synced = _answer(each, Synced, self._watchdog, _SYNC_S * self._watchdog.factor)
                     if self._group.lockstep and synced.entered != self._group.entered:
                         raise TimeoutError
             except TimeoutError:

@@ -84,12 +84,13 @@ class Watchdog:
     Attributes:
         clock: of the first rank, which this process is.
         hangs: what finds a rank that hangs.
+        factor: by which its limits of time are multiplied.
     """
 
     def __init__(self, ranks: Sequence[RankProcess], group: RankGroups, patience: Patience) -> None:
         self._ranks, self._group = ranks, group
         self.clock, self._own = StepClock(group), RankProgress(0)
-        self._silent_s = SILENT_S * patience.factor
+        self.factor = patience.factor
         self.hangs = Hangs(self._own, [each.progress for each in ranks], patience, lockstep=group.lockstep)
         self._turn = threading.Lock()
         self._closing = False
@@ -207,10 +208,10 @@ class Watchdog:
                 self._failed_there = None
             elif message.id in self.not_begun:
                 self._failed_there = now, where, message
-            elif now - at > _SAME_S:
+            elif now - at > _SAME_S * self.factor:
                 self.end(EngineDeadError(f"A step failed on rank {where.rank} alone ({message.reason}).", _RESTART))
         for each in self._ranks:
-            if each.started and now - each.beat_at > self._silent_s:
+            if each.started and now - each.beat_at > SILENT_S * self.factor:
                 self.end(EngineDeadError(f"The process of rank {each.rank} does not answer.", _RESTART))
         if all(each.started for each in self._ranks):
             self._own.note(self.clock.beat(), now)

@@ -167,7 +167,14 @@ def test_an_encoder_that_goes_away_leaves_the_features_and_comes_back(monkeypatc
     server.server_close()
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-", b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 200 OK\r\nX-",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n",
+    ],
+)
 def test_an_encoder_that_sends_byte_after_byte_is_away(head: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """No piece of its answer comes late, but the whole never comes."""
     monkeypatch.setattr(client, "_WHOLE_S", 0.5)

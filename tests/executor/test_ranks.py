@@ -19,7 +19,7 @@ import torch
 
 from beheld import LLM, SamplingParams
 from beheld.cluster.remote import RemoteProcess
-from beheld.core.errors import EngineDeadError, ModelError, StepError
+from beheld.core.errors import ConfigError, EngineDeadError, ModelError, StepError
 from beheld.core.params import Sampling
 from beheld.core.plan import Admission, EncodeItem, SeqSlice, StepPlan
 from beheld.engine import ranks as engine_ranks
@@ -629,6 +629,14 @@ def test_the_factor_is_the_environments(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("BEHELD_HANG_FACTOR", "2.5")
     with start() as llm:
         assert executor_of(llm)._watchdog.hangs._patience.factor == 2.5
+
+
+@pytest.mark.parametrize("value", ["0.5", "nan", "2,5"])
+def test_a_factor_that_is_none_starts_nothing(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BEHELD_HANG_FACTOR", value)
+    monkeypatch.setattr(MultiExecutor, "place", lambda config: pytest.fail("processes start"))
+    with pytest.raises(ConfigError, match="BEHELD_HANG_FACTOR"):
+        start()
 
 
 def test_an_error_of_another_rank_keeps_its_type(watched: Any) -> None:

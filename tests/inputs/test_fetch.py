@@ -260,14 +260,14 @@ def test_who_goes_away_takes_its_fetches_along(serve: Any) -> None:
 def test_a_host_that_hangs_holds_only_its_own_up(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "_MAX_PER_HOST", 2)
     monkeypatch.setattr(fetcher, "_MAX_AT_ONCE", 3)
-    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "1.5")
+    monkeypatch.setenv("BEHELD_IMAGE_FETCH_TIMEOUT", "3")
 
     def hold(connection: socket.socket, _: bytes) -> None:
         connection.recv(1)
 
     silent, good = serve(hold), serve(plain(DATA))
 
-    async def both() -> tuple[list[Any], float]:
+    async def both() -> tuple[list[Any], int]:
         fetcher = Fetcher(SMALL)
 
         async def one(url: str) -> Any:
@@ -276,13 +276,12 @@ def test_a_host_that_hangs_holds_only_its_own_up(serve: Any, monkeypatch: pytest
 
         hung = [asyncio.ensure_future(one(silent.url(f"/{n}"))) for n in range(4)]
         await asyncio.sleep(0.1)
-        begin = time.perf_counter()
         assert (await one(good.url(host="localhost"))).data == DATA
-        waited = time.perf_counter() - begin
-        return await asyncio.gather(*hung, return_exceptions=True), waited
+        still = sum(not task.done() for task in hung)
+        return await asyncio.gather(*hung, return_exceptions=True), still
 
-    errors, waited = asyncio.run(both())
-    assert waited < 1.0 * slowness()
+    errors, still = asyncio.run(both())
+    assert still == 4
     assert [type(error) for error in errors] == [FetchError] * 4
     assert sum("waiting" in str(error) for error in errors) <= 2
 
